@@ -5,7 +5,7 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 by them, checked by them and described by them, so that a new input is a line here.
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention;
+logits, attention; pooled, start and end, what heads give besides logits;
 cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
 and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
 they have there.
@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from export.search.settings import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
-from mlx_transformer.generation.options import ID_FIELDS, PENALTY_OFFSETS, Options
 
 Axis = str | int
 """A name: any extent, equal wherever it stands; a number: this one."""
@@ -36,9 +36,11 @@ ENCODER, DECODER_FIRST = "encoder_model", "decoder_model"
 DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"
 MODEL = "model"
 ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
+ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
+"""What a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
 SEARCH = "search_model"
-CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, DECODER_COREML)
+CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
 CROSS_ATTENTION = "cross_attention"
@@ -49,6 +51,7 @@ INPUTS_EMBEDS = "inputs_embeds"
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
+SPANS = ("start", "end")
 PARTS, STATE = ("key", "value"), "state"
 """What a layer of a cache has: keys and values, or the state of an SSRU."""
 
@@ -217,7 +220,17 @@ def memory(r: Request, *axes: Axis, name: str = "last_hidden_state") -> Port:
 
 
 def logits(r: Request, *axes: Axis) -> Port:
-    return Port("logits", "logits", "float32", (*axes, r.config.vocab_size))
+    return Port("logits", "logits", "float32", (*axes, r.config.outputs))
+
+
+def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
+    """What the head of an encoder alone gives."""
+    c = r.config
+    if c.head.kind == "spans":
+        return tuple(Port(value, f"{value}_logits", "float32", (rows, length)) for value in SPANS)
+    if c.head.classifies:
+        return (logits(r, *((rows,) if c.head.per_row else (rows, length))),)
+    return (Port("pooled", "pooler_output", "float32", (rows, c.d_model)),) if c.head.kind == "pooled" else ()
 
 
 def encoder(r: Request) -> Ports:
@@ -245,7 +258,7 @@ def alone(r: Request) -> Ports:
     """model.onnx: an encoder, or a decoder with its cache."""
     now, past = "sequence_length", "past_sequence_length"
     if r.config.has_encoder:
-        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), logits(r, BATCH, now)))
+        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now)))
     total = f"{past} + {now}"
     inputs = (
         Port("target_ids", "input_ids", "int64", (BATCH, now)),
@@ -263,7 +276,32 @@ def encoder_cpu(r: Request) -> Ports:
 
 def decoder_cpu(r: Request) -> Ports:
     """One step of decoding, in place. What no other graph has is explained in `targets/cpu/graphs.py`."""
+    return _decoder_cpu(r, r.config.vocab_size)
 
+
+def rows_cpu(r: Request) -> Ports:
+    """What of the classifier belongs to given ids; of int8 there are `SCALES`, too."""
+    return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
+
+
+def listed_cpu(r: Request) -> Ports:
+    """The same step, with the logits of given ids alone, by their places among these."""
+    ports = _decoder_cpu(r, LISTED)
+    unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
+    return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)
+
+
+LISTED = "listed"
+"""The axis of given ids."""
+ROWS, BIASES, SCALES = "classifier_rows", "classifier_biases", "classifier_scales"
+
+
+def _rows_cpu(r: Request) -> tuple[Port, ...]:
+    rows = Port(ROWS, ROWS, "float32", (r.config.d_model, LISTED))
+    return (rows, Port(BIASES, BIASES, "float32", (LISTED,))) if r.config.output_bias else (rows,)
+
+
+def _decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
@@ -273,7 +311,7 @@ def decoder_cpu(r: Request) -> Ports:
         named("past_length", "int32", 1),
         *(() if r.config.recurrent else beams),
         named("source_mask", "int32", SENTENCES, LENGTH),
-        named("bans", "float32", r.config.vocab_size),
+        named("bans", "float32", vocabulary),
         named("candidates", "int64", 1),
         named("by_sentence", "int64", 2),
         named("extensions", "int64", 1),
@@ -286,7 +324,8 @@ def decoder_cpu(r: Request) -> Ports:
         named("candidate_tokens", "int64", "choices", "candidates"),
     )
     after = layer_by_layer(cache(r, "present.{}", "rows", "positions", operator_shape))
-    return Ports(inputs, (*choice, logits(r, "rows"), *after, *attention(r, "rows", LENGTH)))
+    scores = Port("logits", "logits", "float32", ("rows", vocabulary))
+    return Ports(inputs, (*choice, scores, *after, *attention(r, "rows", LENGTH)))
 
 
 def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
@@ -297,7 +336,7 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
 def encoder_coreml(r: Request) -> Ports:
     assert r.shape is not None
     axes = r.shape.rows, r.shape.source
-    read = layer_by_layer(cross(r, "present.{}.encoder", *axes)) if r.config.has_decoder else (logits(r, *axes),)
+    read = layer_by_layer(cross(r, "present.{}.encoder", *axes)) if r.config.has_decoder else head(r, *axes)
     return Ports(source(r, *axes), (memory(r, *axes), *read))
 
 
@@ -316,33 +355,6 @@ def decoder_coreml(r: Request) -> Ports:
     )
     after = layer_by_layer(cache(r, f"present.{part}", rows, length))
     return Ports(inputs, (logits(r, rows, 1), *after, *attention(r, rows, 1, source_length)))
-
-
-class Setting(NamedTuple):
-    """A setting of a search that is an input of its graph, with the default that the file has."""
-
-    dtype: str
-    default: Any
-    axes: tuple[str, ...] = ()
-    shape: tuple[int, ...] = ()
-    """The shape of the default; each of its axes may be longer in a run."""
-
-
-_USUAL = Options()
-KINDS = {
-    "int64": ("beam", "n_best", "min_new_tokens", "top_k", "seed", "no_repeat_ngram"),
-    "float32": ("length_penalty", "temperature", "top_p", "repetition_penalty"),
-    "bool": ("early_stopping", "sample", "heuristic_stop", "forced_end"),
-}
-SETTINGS = {
-    **{name: Setting(dtype, getattr(_USUAL, name)) for dtype, names in KINDS.items() for name in names},
-    **{name: Setting("int64", getattr(_USUAL, name), (name,), (0,)) for name in ID_FIELDS},
-    "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
-    "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
-    "rows": Setting("int64", -1, ("rows",), (1,)),
-    "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
-}
-"""Their meaning is in `search/options.py`."""
 
 
 def search(r: Request) -> Ports:
@@ -369,6 +381,8 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     MODEL: alone,
     ENCODER_CPU: encoder_cpu,
     DECODER_CPU: decoder_cpu,
+    ROWS_CPU: rows_cpu,
+    LISTED_CPU: listed_cpu,
     ENCODER_COREML: encoder_coreml,
     DECODER_COREML: decoder_coreml,
     SEARCH: search,
@@ -383,6 +397,7 @@ HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
         "encoder_attention_mask": "source_mask",
         "encoder_hidden_states": "memory",
     },
-    {"last_hidden_state": "memory", "logits": "logits"},
+    {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled"}
+    | {f"{value}_logits": value for value in SPANS},
 )
 """{name: value} of the inputs and of the outputs that graphs by other exporters have."""

@@ -9,6 +9,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 from onnxscript import nn
@@ -18,11 +19,17 @@ from mlx_transformer.core.parameters import output_weight_name, source_embedding
 
 from .attention import Attention, MakeAttention
 from .cache import Cache
+from .feedforward import ACTIVATIONS
 from .layers import Decoder, Encoder
 from .masks import padding_mask
+from .norms import make_norm
 from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, Role, name_parameters, size
+from .rows import Rows, take
 from .taps import Tap, no_tap, within
+
+Among = Callable[[Op, ir.Value], ir.Value]
+"""What gives the logits of chosen ids (..., C) of what the classifier reads (..., D)."""
 
 
 class Transformer(nn.Module):
@@ -49,8 +56,12 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
+        if config.head.activation:
+            self.head_proj = Linear(config.d_model, config.d_model, config.head.bias)
+        if config.head.norm:
+            self.head_norm = make_norm(config)
         if config.own_classifier:
-            self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias, Role.CLASSIFIER)
+            self.output_proj = Linear(config.d_model, config.outputs, config.output_bias, Role.CLASSIFIER)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
         name_parameters(self)
@@ -73,25 +84,58 @@ class Transformer(nn.Module):
         position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
-    def step(self, op: Op, ids: ir.Value, cache: Cache, *, tap: Tap = no_tap) -> ir.Value:
-        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L."""
+    def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
+        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: those of chosen
+        ids alone, (B, L, C)."""
         x = self.embed_target(op, ids)
         position_ids = cache.position_ids(op, ids)
         mask = cache.self_mask(op, position_ids)
         scope = within(tap, "decoder")
         x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
-        return self.logits(op, x, tap=tap)
+        return self.logits(op, x, among=among, tap=tap)
 
-    def logits(self, op: Op, hidden: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
+    def transformed(self, op: Op, memory: ir.Value, weights: ir.Value | None = None, *, tap: Tap = no_tap) -> ir.Value:
+        """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
+        say how much of each position there is in a row's vector."""
+        head = self.config.head
+        x = memory if weights is None else op.Reshape(op.MatMul(weights, memory), [0, -1])
+        if head.activation is None:
+            return x
+        x = ACTIVATIONS[head.activation](op, self.head_proj(op, x))
+        x = self.head_norm(op, x) if head.norm else x
+        tap("head", x)
+        return x
+
+    def logits(self, op: Op, hidden: ir.Value, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        classifier, what it would read."""
         hidden = self._scaled(op, hidden)
-        if self.config.own_classifier:
+        if among is not None:
+            y = among(op, hidden)
+        elif not self.config.head.classifies:
+            y = hidden
+        elif self.config.own_classifier:
             y = self.output_proj(op, hidden)
         else:
             y = self._output().as_linear(op, hidden)
             y = self.output_proj(op, y) if self.config.output_bias else y
         tap("logits", y)
         return y
+
+    def output_rows(self, op: Op, ids: ir.Value) -> Rows:
+        """The part of the classifier that gives the logits of these ids (C,), taken once."""
+        weight = take(op, self.output_weight, ids)
+        if not self.config.output_bias:
+            return Rows(weight, None)
+        bias = self.output_proj.bias
+        assert bias is not None
+        bias._realize(op.builder)
+        return Rows(weight, op.Gather(bias, ids, axis=0))
+
+    @property
+    def output_weight(self) -> Parameter:
+        """(V, D), tied or not."""
+        return self._output().weight
 
     def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
         """(..., D), times logit_scale."""
@@ -135,7 +179,7 @@ class OutputBias(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.bias = Parameter([config.vocab_size])
+        self.bias = Parameter([config.outputs])
 
     def forward(self, op: Op, y: ir.Value) -> ir.Value:
         return op.Add(y, self.bias)

@@ -15,12 +15,17 @@ from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
+from mlx_transformer.families.marian_files.shortlist import open_shortlist
+from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 
 from .quality import LIMITS
 
 LARGEST_TABLE = 1 << 28
 """Bytes of the constant table of positions in each graph."""
+
+SHORTLIST_FILE = "shortlist.bin"
+"""What a shortlist is called in a package that was given one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,10 @@ class Plan:
     fixed_shape: str | None
     """The text that asks for the request's shape."""
     request: Request
+    generation: Settings
+    """How the model generates unless told otherwise."""
+    named: dict[str, Path]
+    """{name: file} of what those settings name."""
 
     @classmethod
     def of(cls, checkpoint: str | Path, settings: ExportSettings) -> Plan:
@@ -57,7 +66,10 @@ class Plan:
         if settings.inputs_embeds:
             target.check_vectors(opened.config)
         target.for_model(opened.config)
+        generation, named = _generation(opened, settings.shortlist)
         return cls(
+            generation=generation,
+            named=named,
             checkpoint=opened,
             tokenizer=tokenizer,
             target=target,
@@ -88,6 +100,18 @@ class Plan:
         """The plan of a portable package that the quality gate reads logits from: float32, and what is judged."""
         precisions, request = ("float32", *self.judged), Request(config=self.config)
         return replace(self, target=target_of("portable"), precisions=precisions, fixed_shape=None, request=request)
+
+
+def _generation(opened: Checkpoint, shortlist: Path | str | None) -> tuple[Settings, dict[str, Path]]:
+    """The model's own settings, with another shortlist where one is given, and the files that they name."""
+    settings = read_settings(opened.folder, opened.config)
+    if shortlist is None:
+        return settings, named_files(settings, opened.folder)
+    settings = {name: value for name, value in settings.items() if name != SHORTLIST}
+    if str(shortlist) == NO_SHORTLIST:
+        return settings, {}
+    open_shortlist(shortlist, opened.config)
+    return {**settings, SHORTLIST: SHORTLIST_FILE}, {SHORTLIST_FILE: Path(shortlist)}
 
 
 def check_scales(settings: ExportSettings, precisions: list[str]) -> None:

@@ -27,8 +27,9 @@ Shapes: D width in, O width out, V entries of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -36,7 +37,9 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
-from export.nn.primitives import extent
+from export.interface import LISTED, SCALES
+from export.nn.primitives import ROLE, Role, extent
+from export.nn.rows import ROWS_OF
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
 from mlx_transformer.system.errors import UserError
 
@@ -61,7 +64,8 @@ BY_ROW = Int8Scales({})
 
 def int8(model: ir.Model, fused: bool, scales: Int8Scales = BY_ROW) -> None:
     """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
-    to_int8(model, linears(model), lookups(model), fused, scales)
+    chosen = chosen_rows(model, scales)
+    to_int8(model, linears(model), lookups(model), fused, scales, chosen)
     RemoveUnusedNodesPass()(model)
 
 
@@ -71,8 +75,9 @@ def to_int8(
     looked_up: Sequence[Lookup],
     fused: bool,
     scales: Int8Scales = BY_ROW,
+    chosen: Mapping[ir.Value, ir.Value] = MappingProxyType({}),
 ) -> None:
-    """Change these products and lookups alone."""
+    """Change these products and lookups alone. chosen: the scales (C,) of chosen rows, integers by now."""
     tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str, ProductScales], Activations] = {}
     for lookup in looked_up:
@@ -84,7 +89,14 @@ def to_int8(
         if key not in quantised:
             quantised[key] = _by_row(add, linear.x) if fixed.activation is None else _fixed(add, linear.x, fixed)
             add.before()
-        _multiply(add, linear, quantised[key], fused, linear.weight.name in tables, fixed)
+        if linear.chosen is None:
+            shared = linear.weight.name in tables
+            weight, scale = _integers(add, linear.weight, linear.rows, shared, quantised[key].steps, fixed)
+            if shared:
+                weight = add("Transpose", weight, perm=[1, 0])
+        else:
+            weight, scale = linear.chosen, chosen[linear.chosen]
+        _multiply(add, linear, quantised[key], fused, (weight, scale), fixed)
 
 
 @dataclass(frozen=True)
@@ -130,13 +142,18 @@ def unit_of(fixed: ProductScales) -> np.float32:
     return np.float32(1) / fixed.activation
 
 
-def _multiply(add: Nodes, linear: Linear, x: Activations, fused: bool, shared: bool, fixed: ProductScales) -> None:
-    """Multiply with integers. `shared`: the integers stay (O, D), as the lookup needs them; otherwise (D, O), as the
-    product does."""
-    weight, scale = _weight(add, linear, shared, x.steps, fixed)
-    if shared:
-        weight = add("Transpose", weight, perm=[1, 0])
-    bias = linear.addend if fixed.activation is not None and is_vector(linear.addend) else None
+def _multiply(
+    add: Nodes,
+    linear: Linear,
+    x: Activations,
+    fused: bool,
+    integers: tuple[ir.Value, ir.Value],
+    fixed: ProductScales,
+) -> None:
+    """Multiply with integers (D, O) and scales (O,)."""
+    weight, scale = integers
+    is_bias = is_vector(linear.addend) or linear.chosen is not None
+    bias = linear.addend if fixed.activation is not None and is_bias else None
     if fused and bias is not None:
         add.replace(add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, None, bias, domain=CONTRIB))
         return
@@ -178,13 +195,57 @@ def _late(weight: ir.Value, rows: bool, fixed: ProductScales, turned: bool = Fal
     return derived(weight, make, f"int8_{steps}{'_turned' * turned}")
 
 
-def _weight(add: Nodes, linear: Linear, shared: bool, steps: int, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
-    out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
-    late = _late(linear.weight, linear.rows, fixed, not shared, steps)
+def chosen_rows(model: ir.Model, scales: Int8Scales) -> dict[ir.Value, ir.Value]:
+    """Make the rows of chosen ids integers, where they are taken and where they come in: {rows: their scales (C,)}.
+
+    From graph to graph the scales go as `SCALES`.
+    """
+    graph, found = model.graph, {}
+    for value in graph.inputs:
+        if ROWS_OF in value.meta:
+            value.type = ir.TensorType(ir.DataType.INT8)
+            found[value] = ir.Value(name=SCALES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([LISTED]))
+    graph.inputs.extend(found.values())
+    for node in [node for node in graph if ROWS_OF in node.outputs[0].meta]:
+        rows, scale = _taken(model, node, scales.of(str(node.outputs[0].meta[ROWS_OF].name)))
+        found[rows] = scale
+        if rows.is_graph_output():
+            scale.name = SCALES
+            graph.outputs.append(scale)
+    return found
+
+
+def _taken(model: ir.Model, node: ir.Node, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
+    """Put integers (D, C) and their scales (C,) in the place of a Transpose of a Gather. An embedding lies as its
+    lookup needs it, (V, D), a classifier's own matrix as its product does, (D, V)."""
+    rows, taken = node.outputs[0], node.inputs[0]
+    gather = None if taken is None else taken.producer()
+    assert gather is not None
+    parameter, ids = rows.meta[ROWS_OF], gather.inputs[1]
+    table, steps = parameter.meta[ROLE] is Role.EMBEDDING, ROUNDED if fixed.activation is None else 1
+    add = Nodes(model, node, "int8")
+    q, scale = _integers(add, parameter, True, table, steps, fixed)
+    integers = add("Gather", q, ids, axis=0 if table else 1)
+    integers = add("Transpose", integers, perm=[1, 0]) if table else integers
+    chosen = add("Gather", scale, ids, axis=0)
+    add.replace(integers)
+    integers.type, chosen.type = ir.TensorType(ir.DataType.INT8), ir.TensorType(ir.DataType.FLOAT)
+    integers.shape, chosen.shape = ir.Shape([extent(parameter, 1), LISTED]), ir.Shape([LISTED])
+    integers.meta[ROWS_OF] = parameter
+    return integers, chosen
+
+
+def _integers(
+    add: Nodes, weight: ir.Value, rows: bool, shared: bool, steps: int, fixed: ProductScales
+) -> tuple[ir.Value, ir.Value]:
+    """Return the integers of a matrix, (O, D) if `shared` with a lookup, else (D, O), and their scales (O,) over the
+    steps of activations. `rows`: the matrix is (O, D)."""
+    out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
+    late = _late(weight, rows, fixed, not shared, steps)
     shape = (out, width) if shared else (width, out)
     kind, scales = "int8_rows" if shared else "int8", WHOLE if steps == 1 else f"{IN_STEPS}{steps}"
-    q = late_initializer(f"{linear.weight.name}.{kind}", late, 0, shape, ir.DataType.INT8)
-    scale = late_initializer(f"{linear.weight.name}.{scales}", late, 1, (out,), ir.DataType.FLOAT)
+    q = late_initializer(f"{weight.name}.{kind}", late, 0, shape, ir.DataType.INT8)
+    scale = late_initializer(f"{weight.name}.{scales}", late, 1, (out,), ir.DataType.FLOAT)
     return add.initializer(q), add.initializer(scale)
 
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from export.graph.edit import Nodes
 from export.nn.primitives import ROLE, Role
+from export.nn.rows import ROWS_OF
 
 MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
 
@@ -27,6 +28,8 @@ class Linear:
     node: ir.Node
     weight: ir.Value
     rows: bool
+    chosen: ir.Value | None = None
+    """(D, C): the rows of chosen ids, which are multiplied with in place of all."""
 
     @property
     def is_table(self) -> bool:
@@ -69,6 +72,8 @@ def _lookups(model: ir.Model) -> Iterator[Lookup]:
     for node in model.graph.all_nodes():
         if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
             table, ids = node.inputs
+            if any(ROWS_OF in user.node.outputs[0].meta for user in node.outputs[0].uses()):
+                continue
             if table is not None and ids is not None and _is_matrix(table, Role.EMBEDDING):
                 yield Lookup(node, table, ids)
 
@@ -76,6 +81,8 @@ def _lookups(model: ir.Model) -> Iterator[Lookup]:
 def _linear(node: ir.Node) -> Linear | None:
     if node.op_type == "MatMul" and node.domain == "":
         x, weight = node.inputs
+        if weight is not None and ROWS_OF in weight.meta:
+            return Linear(node, weight.meta[ROWS_OF], True, weight)
         producer = None if weight is None else weight.producer()
         transposed = producer is not None and producer.op_type == "Transpose"
         weight = producer.inputs[0] if transposed and producer is not None else weight
@@ -83,6 +90,8 @@ def _linear(node: ir.Node) -> Linear | None:
             return Linear(node, weight, transposed)
     if node.op_type == "Gemm":
         x, weight = node.inputs[:2]
+        if weight is not None and ROWS_OF in weight.meta:
+            return Linear(node, weight.meta[ROWS_OF], True, weight)
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
         plain = plain and not node.attributes.get_int("transA", 0)
         if x is not None and weight is not None and _is_matrix(weight, *MULTIPLIED) and plain:

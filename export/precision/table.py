@@ -174,3 +174,8 @@ def arithmetic(precision: str, activations: str | None) -> str:
     """Say in a few words what is multiplied."""
     label = PRECISIONS[precision].label if precision in IN_BLOCKS else precision
     return label if activations is None else f"{label}; {activations} activations"
+
+
+def takes_rows(precision: str) -> bool:
+    """Whether some rows of the classifier can be taken alone: not of weights in blocks, nor of packed ones."""
+    return PRECISIONS[precision].form in ("floats", "integers")

@@ -23,7 +23,9 @@ from export.interface import (
     ENCODER_COREML,
     ENCODER_CPU,
     GRAPHS,
+    LISTED_CPU,
     MODEL,
+    ROWS_CPU,
     Request,
 )
 from export.precision.table import (
@@ -39,6 +41,7 @@ from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError
@@ -57,7 +60,7 @@ OLD_GRAPH_NAMES = {
 }
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
-READ = (SPEC, "config.json", SETTINGS, *NAMES)
+READ = (SPEC, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
 """What is read of the files beside the graphs' folder."""
 
 
@@ -69,6 +72,8 @@ class OnnxFolder:
     request: Request
     """The model, and what its graphs take and return."""
     graphs: dict[str, Path]
+    listed: dict[str, Path]
+    """Those that a search among given ids needs besides, if it has them."""
     precision: str = "float32"
     activations: str | None = None
     """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if the folder
@@ -99,7 +104,7 @@ class OnnxFolder:
     def verify_graphs(self) -> None:
         """`UserError` if a graph, or what else is read, isn't as a manifest says, or anything that one lists is missing
         or of another size."""
-        verify_files(self.place, [file.name for file in self.graphs.values()])
+        verify_files(self.place, [file.name for file in (*self.graphs.values(), *self.listed.values())])
         if self.path != self.place:
             listed = read_manifest(self.path) or {}
             verify_files(self.path, [name for name in READ if name in listed])
@@ -126,7 +131,7 @@ class OnnxFolder:
         """The graphs and the data files that they read."""
         own = (graph.with_name(f"{graph.name}_data") for graph in self.graphs.values())
         data = {file for file in own if file.is_file()} | ({self.weights} if self.weights else set())
-        return [*self.graphs.values(), *sorted(data)]
+        return [*self.graphs.values(), *self.listed.values(), *sorted(data)]
 
     @property
     def weights_size(self) -> int:
@@ -177,7 +182,8 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
     graphs = {name: files[name] for name in needed}
-    return OnnxFolder(path, request, graphs, precision, activations, standard)
+    listed = {name: files[name] for name in (ROWS_CPU, LISTED_CPU) if name in files and ENCODER_CPU in graphs}
+    return OnnxFolder(path, request, graphs, listed, precision, activations, standard)
 
 
 def verify_export(path: Path) -> None:

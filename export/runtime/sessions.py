@@ -21,7 +21,9 @@ from export.interface import (
     ENCODER,
     ENCODER_COREML,
     ENCODER_CPU,
+    LISTED_CPU,
     MODEL,
+    ROWS_CPU,
 )
 from export.precision.table import ACTIVATIONS
 from export.targets.coreml import trial
@@ -193,6 +195,13 @@ class Opener:
         self.on_cpu = names == [CPU]
         self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_COREML, DECODER_COREML})
 
+    def listed(self, threads: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession] | None:
+        """The sessions of a search among given ids: the classifier's rows, and the decoder; None where they aren't."""
+        if len(self.folder.listed) < 2:
+            return None
+        rows, decoder = (self._open(name, threads, self.weights) for name in (ROWS_CPU, LISTED_CPU))
+        return rows, decoder
+
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
         """{graph: its session}. `UserError` says which can't be loaded, and what is damaged."""
         if self.verify:
@@ -232,12 +241,13 @@ class Opener:
         return sessions
 
     def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
-        patience = SPIN_MICROSECONDS if name in (ENCODER_CPU, DECODER_CPU) else 0
+        patience = SPIN_MICROSECONDS if name in (ENCODER_CPU, DECODER_CPU, LISTED_CPU) else 0
         options = session_options(threads, patience, self.folder.activations)
         if weights is not None and self.folder.weights is not None:
             share(options, self.folder.weights.name, weights)
         transposes = self.on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices
-        session = open_session(self.folder.graphs[name], self.providers, options, FOLDING if transposes else ())
+        file = {**self.folder.graphs, **self.folder.listed}[name]
+        session = open_session(file, self.providers, options, FOLDING if transposes else ())
         session.weights = weights  # type: ignore[attr-defined] - which must live as long as the session
         return session
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,12 @@ from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, 
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.machine import fast_cores
 from mlx_transformer.system.page import table
 
 from . import sessions as opening
@@ -74,11 +75,17 @@ class OnnxTransformer(TextVerbs):
         self.graphs = self._graphs(threads)
 
     def _graphs(self, threads: int | None) -> Any:
-        request, cores = self.folder.request, threads or usable_cores()
-        if ENCODER_CPU not in self.sessions or cores == 1 or self.folder.weights_size > opening.SMALL:
+        request, cores = self.folder.request, threads or fast_cores()
+        if ENCODER_CPU not in self.sessions:
             return graphs_of(request, self.sessions)
-        alone = lambda: graphs_of(request, self._open(1))  # noqa: E731
-        return graphs_of(request, self.sessions, threads=cores, single_threaded=alone)
+
+        def of_cpu(sessions: Mapping[str, Any], of_operator: int | None, **more: Any) -> CpuModel:
+            return graphs_of(request, sessions, listed=partial(self._open.listed, of_operator), **more)
+
+        if cores == 1 or self.folder.weights_size > opening.SMALL:
+            return of_cpu(self.sessions, threads)
+        alone = lambda: of_cpu(self._open(1), 1)  # noqa: E731
+        return of_cpu(self.sessions, threads, threads=cores, single_threaded=alone)
 
     def _repr_html_(self) -> str:
         """For notebooks: what the folder holds, sizes and choices."""
@@ -104,6 +111,9 @@ class OnnxTransformer(TextVerbs):
     def token_logits(self, ids: list[list[int]]) -> NDArray[np.float32]:
         return self.logits(ids)
 
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
+        return self.encode(ids, mask)
+
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
@@ -126,6 +136,14 @@ class OnnxTransformer(TextVerbs):
     @cached_property
     def generation(self) -> Settings:
         return read_settings(self.folder.path, self.config)
+
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        return read_embedding(self.folder.path, self.config.d_model)
+
+    @property
+    def place(self) -> Path:
+        return self.folder.path
 
     @property
     def shows_attention(self) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import SETTINGS
-from mlx_transformer.generation.options import PENALTY_OFFSETS
+from mlx_transformer.generation.options import PENALTY_OFFSETS, aligned_right
 from mlx_transformer.system.errors import UserError
+
+from .settings import SETTINGS
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
@@ -38,6 +39,9 @@ LATER = (
     "forced_end",
     "suppressed",
     "end_ids",
+    "max_length_factor",
+    "suppressed_first",
+    "banned_sequences",
 )
 """Inputs that files of earlier versions don't have."""
 
@@ -54,7 +58,7 @@ TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of `onnxruntime-extensions`' operators."""
 
 
-HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset")
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset", "banned_sequences")
 """Inputs that are not simply an option's value."""
 
 
@@ -65,6 +69,8 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
         found["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
     if "penalty_form" in settings:
         found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
+    if "banned_sequences" in settings:
+        found["banned_sequences"] = aligned_right(settings["banned_sequences"])
     if "seed" in settings:
         found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
     return found

@@ -26,7 +26,7 @@ from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.settings import read_settings
+from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.watch import Watch, unwatched
@@ -75,7 +75,8 @@ def export_search(
         _check_text(plan, out)
     plan = settled(plan, settings, write_package, told, watch)
     request, inside = replace(plan.request, text=text), tokenizer if text else None
-    model = search_model(request, plan.target.name, inside, read_settings(opened.folder, opened.config))
+    generation = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
+    model = search_model(request, plan.target.name, inside, generation)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})

@@ -22,18 +22,18 @@ BLOCK = 64
 """The size of a block that is aimed at; it must divide a row evenly."""
 
 
-def top_k(op: Op, x: ir.Value, count: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
+def top_k(op: Op, x: ir.Value, count: ir.Value, width: int | None) -> tuple[ir.Value, ir.Value]:
     """Return the `count` (1,) largest of each row of x (R, V = `width`), falling, and their places; on ties the first
     ones."""
     block = block_size(width)
-    if block is None:
+    if block is None or width is None:
         return op.TopK(x, count, _outputs=2)
     shortlist = Shortlist.of(op, x, op.Min(count, [width // block]), block)
     values, place = op.TopK(op.Flatten(shortlist.values), count, _outputs=2)
     return values, shortlist.places(op, place)
 
 
-def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -> ir.Value:
+def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int | None) -> ir.Value:
     """Return the place (R, 1) of the largest value of each row of x + offsets, (R, V = `width`) and (V,), or the first.
 
     No more than `excluded` offsets are other than zero, and those are negative.
@@ -46,8 +46,11 @@ def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -
     return shortlist.places(op, op.ArgMax(op.Flatten(op.Add(shortlist.values, block_offsets)), axis=-1, keepdims=1))
 
 
-def block_size(width: int) -> int | None:
-    """Return a block's size that divides rows of that many values evenly; None where blocks don't help."""
+def block_size(width: int | None) -> int | None:
+    """Return a block's size that divides rows of that many values evenly; None where blocks don't help: where rows are
+    short, or as long as somebody lists (None)."""
+    if width is None:
+        return None
     sizes = [size for size in range(BLOCK // 4, BLOCK * 4 + 1) if width % size == 0]
     if width < MANY or not sizes:
         return None

@@ -16,6 +16,7 @@ from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.terminal import Console
 
 from .compare import compare
+from .report.card import note_in_cards
 
 
 def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
@@ -42,7 +43,7 @@ def validate_command(
 
     settings: the fields of `export.settings.ValidateSettings`, such as runtimes=["mlx"], json="report.json". By default
     the files are first compared with their manifest's digests, if they have any: damage is no mismatch.
-    Errors are one line on standard error.
+    The verdict goes into the model cards of both folders, where they have one. Errors are one line on standard error.
     """
     try:
         chosen = ValidateSettings(**settings)
@@ -57,6 +58,10 @@ def validate_command(
             report.write(json)
         if html is not None:
             report.write_html(html)
+        try:
+            note_in_cards(report)
+        except UserError as error:  # a folder that may only be read is as equal as another
+            Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="yellow", markup=False)
         report.print(console)  # last, for nobody may be reading any more, as behind `| head`
     except UserError as error:
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)

@@ -34,7 +34,7 @@ from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
 
 from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
-from .checks.agreement import Agreement
+from .checks.agreement import CHOOSING, Agreement
 from .checks.data_files import data_files
 from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
@@ -268,7 +268,7 @@ def _against(
             for path, tap, got, why in [*_outputs(engine, case, taps), *_attention(engine, case, layer)]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
-                if tap == "logits":
+                if tap == "logits" and c.head.kind in CHOOSING:
                     agreement.add(engine.name, path, case, got, truths[tap])
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
@@ -301,9 +301,14 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | Non
     `reference_outputs`."""
     single = reference_outputs(truth32, case, layer)
     return {
-        name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
+        name: Truth.of(t64, single[name], _valid(case, name, t64), exact=name.endswith(".embedding"))
         for name, t64 in reference_outputs(truth64, case, layer).items()
     }
+
+
+def _valid(case: Case, tap: str, value: Array) -> Array:
+    """Return which positions of a tap count (B,L); of one vector of each row every row (B,)."""
+    return case.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:

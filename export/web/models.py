@@ -10,11 +10,12 @@ from typing import Any, Literal
 import onnx
 
 from export.graph.protos import data_files_of, metadata_of, read_model
-from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
+from export.interface import DECODER_MERGED, ENCODER, SEARCH, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
 from export.search.metadata import ATTENTION, CONFIG, LATER, PRECISION, SOURCE, TOKENIZER
+from export.search.settings import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer

@@ -14,7 +14,7 @@ from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
 from .models import serve as serve_models
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, TranslatingSettings, chosen
 
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
@@ -38,7 +38,7 @@ def translate(
     out: Out = None,
     settings: Annotated[TextSettings, Shown()],
     search: Annotated[Options, Shown("Search", SEARCH)],
-    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+    runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
     """Translate text: one line in, one line out."""
     from mlx_transformer.core.folders import fingerprint
@@ -47,7 +47,8 @@ def translate(
 
     def model_facts() -> dict[str, str]:
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
-        return {"model": fingerprint(model), **runs, **versions()}
+        listed = {} if runtime.shortlist is None else {"shortlist": str(runtime.shortlist)}
+        return {"model": fingerprint(model), **runs, **listed, **versions()}
 
     opened, weights = open_model(model, **vars(runtime)), None
     if settings.alignment and not opened.shows_attention:
@@ -74,7 +75,7 @@ def evaluate(
     ] = None,
     overlong: OverlongOption = "error",
     search: Annotated[Options, Shown("Search", BEST)],
-    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+    runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
     perplexity of a text."""

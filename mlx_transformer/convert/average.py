@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.checkpoint import Checkpoint, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
-from mlx_transformer.generation.settings import read_settings, settings_text
+from mlx_transformer.generation.settings import beside_weights, read_settings
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
@@ -43,5 +43,6 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
         if text != texts[0]:
             raise UserError(f"{checkpoint.folder}: its tokenizer.json differs from that of {opened[0].folder}")
     weights = averaged(opened)
-    own = settings_text(read_settings(opened[0].folder, opened[0].config))
-    return save_checkpoint(out, opened[0].config, weights, texts[0], texts=own)
+    first = opened[0]
+    own = beside_weights(read_settings(first.folder, first.config), first.folder)
+    return save_checkpoint(out, first.config, weights, texts[0], **own)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.adapter import ARRAYS, Adapter, read_adapter
+from mlx_transformer.core.card import carried, write_card
 from mlx_transformer.core.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -23,7 +24,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.generation.settings import SETTINGS, read_settings, settings_text
+from mlx_transformer.generation.settings import SETTINGS, beside_weights, read_settings
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
@@ -69,13 +70,13 @@ def merge_adapter(
     opened, found = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
     merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
-    texts = settings_text(read_settings(opened.folder, opened.config))
+    own = beside_weights(read_settings(opened.folder, opened.config), opened.folder)
     if not requantize:
-        save_checkpoint(out, opened.config, merged, text, texts=texts)
+        save_checkpoint(out, opened.config, merged, text, **own)
         return None
     _check_quantised(replace(opened, adapter=found), "none can be rounded again: leave out --requantize")
     stored, rounded = _rounded(opened, found, merged)
-    save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization, texts=texts)
+    save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization, **own)
     was = {name: opened.tensor(name) for name in rounded}
     exact = {name: merged[name] for name in rounded}
     models = [
@@ -99,10 +100,12 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
     together = replace(opened, adapter=found)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(Path(out), "checkpoint") as temporary:
-        for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES):
+        named = beside_weights(read_settings(opened.folder, opened.config), opened.folder)["copies"]
+        for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES, *named):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         found.save(temporary)
+        write_card(temporary, opened.config, begin=carried(opened.folder), replaced=Path(out))
         write_manifest(temporary)
     sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
     held = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
-from mlx_transformer.generation.settings import settings_text
+from mlx_transformer.generation.settings import beside_weights
 from mlx_transformer.nn import Transformer as Network
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
@@ -60,8 +60,8 @@ def quantize_checkpoint(
         watch(READ + (ROUNDED - READ) * done / len(quantization), path)
         mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
     watch(ROUNDED, "writing")
-    texts = settings_text(model.generation)
-    save_checkpoint(out, model.config, model.weights(), text, quantization=quantization, texts=texts)
+    own = beside_weights(model.generation, checkpoint.folder)
+    save_checkpoint(out, model.config, model.weights(), text, quantization=quantization, **own)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
     return f"{described(quantization, quantizable_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

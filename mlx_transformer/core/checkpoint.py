@@ -21,10 +21,11 @@ from mlx_transformer.system.durable import check_free, previous, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json, read_text
 from mlx_transformer.system.machine import check_memory
-from mlx_transformer.system.manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
+from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest, sha256, verify_files, write_manifest
 from mlx_transformer.system.tensors import check_finite, open_tensors, write_tensors
 
 from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
+from .card import write_card
 from .config import TransformerConfig, parse_object
 from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
@@ -142,9 +143,9 @@ def save_checkpoint(
     """Write a checkpoint folder durably and return its path.
 
     `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
-    words, scales and biases). `texts` and `tensors` are further files by name (the
-    trainer's state), `copies` files that are copied as they are. An existing checkpoint of that name is replaced only
-    after the new one is complete on disk.
+    words, scales and biases). `texts` and `tensors` are further files by name (the trainer's state), `copies` files
+    that are copied as they are. The text of README.md, if there is one, begins the model card (`card.given`). An
+    existing checkpoint of that name is replaced only after the new one is complete on disk.
     Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
     untouched.
     """
@@ -154,6 +155,7 @@ def save_checkpoint(
     described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
     with replace_folder(folder, "checkpoint") as temporary:
         written = {CONFIG: json.dumps(described, indent=2) + "\n", **(texts or {})}
+        begin = written.pop(CARD, "")
         written |= tokenizer_files(tokenizer_json) if tokenizer_json else {}
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
@@ -161,6 +163,7 @@ def save_checkpoint(
             shutil.copyfile(path, temporary / name)
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
             write_tensors(temporary / name, group)
+        write_card(temporary, config, begin=begin, replaced=folder)
         write_manifest(temporary)
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
-from mlx_transformer.system.manifest import sha256
+from mlx_transformer.system.manifest import CARD, sha256
 
 SPEC = "mlx_transformer.json"
 """Our config inside an ONNX folder."""
@@ -38,7 +38,8 @@ def is_onnx_folder(path: str | Path) -> bool:
 
 def fingerprint(path: Path) -> str:
     """Digest all files of a model, to see whether it is the one that it was: of a checkpoint, the run that holds it, an
-    ONNX folder, or one file and the data beside it. `UserError` if it is none of these."""
+    ONNX folder, or one file and the data beside it. A card, which people change, is left out. `UserError` if it is none
+    of these."""
     if path.is_file():
         files = [path, *path.parent.glob(f"{path.name}_data")]
         folder = path.parent
@@ -49,7 +50,7 @@ def fingerprint(path: Path) -> str:
             from .checkpoint import resolve
 
             folder = resolve(path)
-        files = [file for file in folder.rglob("*") if file.is_file()]
+        files = [file for file in folder.rglob("*") if file.is_file() and file.name != CARD]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(folder).as_posix()} {sha256(file)}\n".encode())

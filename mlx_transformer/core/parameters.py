@@ -6,6 +6,7 @@ rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value 
     encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
     encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
     decoder.layers.0.self_attention.forget_proj.weight (SSRU)
+    head_proj.weight, head_norm.weight (of an encoder's head)
     embedding.weight (one table) or source_embedding.weight, target_embedding.weight; output_proj.weight (not tied)
 """
 
@@ -32,6 +33,8 @@ def parameter_count(config: TransformerConfig) -> int:
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
+BARRED = -1e4
+"""The bias of an output that is never chosen."""
 TOKEN_TYPES = "token_type_embedding.weight"
 """The table of the kinds of tokens."""
 
@@ -47,7 +50,7 @@ def target_embedding_name(config: TransformerConfig) -> str:
 
 
 def output_weight_name(config: TransformerConfig) -> str:
-    """Parameter that the classifier multiplies by: an embedding when tied."""
+    """Parameter that the classifier multiplies by, if there is one: an embedding when tied."""
     if config.own_classifier:
         return "output_proj.weight"
     return target_embedding_name(config)
@@ -106,10 +109,14 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
         yield from _stack(c.of("encoder"), "encoder", c.encoder_layers, cross=False)
     if c.has_decoder:
         yield from _stack(c.of("decoder"), "decoder", c.decoder_layers, cross=c.has_encoder)
+    if c.head.activation:
+        yield from _linear("head_proj", c.d_model, c.d_model, c.head.bias)
+    if c.head.norm:
+        yield from _norm(c, "head_norm")
     if c.own_classifier:
-        yield "output_proj.weight", (c.vocab_size, c.d_model)
+        yield "output_proj.weight", (c.outputs, c.d_model)
     if c.output_bias:
-        yield "output_proj.bias", (c.vocab_size,)
+        yield "output_proj.bias", (c.outputs,)
 
 
 def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Shape]]:
@@ -129,7 +136,8 @@ def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterato
     for i in range(layers):
         layer = f"{name}.layers.{i}"
         yield from of_self(c, f"{layer}.self_attention")
-        yield from _norm(c, f"{layer}.self_attention_norm")
+        if c.first_norm or i:
+            yield from _norm(c, f"{layer}.self_attention_norm")
         if cross:
             yield from _attention(c, f"{layer}.cross_attention")
             yield from _norm(c, f"{layer}.cross_attention_norm")
@@ -169,5 +177,5 @@ def _linear(name: str, out: int, width: int, bias: bool) -> Iterator[tuple[str, 
 
 def _norm(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
     yield f"{name}.weight", (c.d_model,)
-    if c.norm == "layernorm":
+    if c.norm == "layernorm" and c.norm_bias:
         yield f"{name}.bias", (c.d_model,)

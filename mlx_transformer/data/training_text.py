@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from .pair_files import PairFiles
 from .stored_text import StoredText
 from .token_cache import TokenCache, encoded
 
+Learn = Callable[[Iterator[str], int], Tokenizer]
+"""What makes a vocabulary of lines and a number of ids."""
 LARGE = 64 << 20
 """Bytes of text that are read into memory; more stay on disk, and their tokens in a cache."""
 
@@ -62,7 +64,9 @@ class TrainingText:
                 yield source[i], target[i]
             begin += len(source)
 
-    def tokenizer(self, vocab_size: int, count: int | None, separate: bool = False) -> Tokenizer:
+    def tokenizer(
+        self, vocab_size: int, count: int | None, separate: bool = False, learn: Learn = Tokenizer.train
+    ) -> Tokenizer:
         """Learn one joint vocabulary, or `separate` ones of both languages, from all lines or those of `count` pairs.
 
         For text on disk it is learned once.
@@ -70,13 +74,14 @@ class TrainingText:
 
         def learned() -> Tokenizer:
             if separate:
-                return Tokenizer.pair(*(Tokenizer.train(self.lines([side], count), vocab_size) for side in (0, 1)))
-            return Tokenizer.train(self.lines([0, 1], count), vocab_size)
+                return Tokenizer.pair(*(learn(self.lines([side], count), vocab_size) for side in (0, 1)))
+            return learn(self.lines([0, 1], count), vocab_size)
 
         if isinstance(self.text, ParallelText):
             return learned()
         depends_on = {"vocabulary": self.text.identity, "size": vocab_size, "lines": count and [count, self.seed]}
         depends_on |= {"separate": True} if separate else {}
+        depends_on |= {} if learn == Tokenizer.train else {"learned by": learn.__name__}
         return Tokenizer(self.text.cache.fact(depends_on, lambda: learned().to_json()), "tokenizer of the cache")
 
     def examples(self, tokenizer: Tokenizer, max_length: int) -> Examples:

@@ -17,6 +17,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 
 from .beam import Beam
+from .candidates import Candidates, among, check_candidates
 from .greedy import Greedy
 from .options import (
     Hypothesis,
@@ -63,6 +64,7 @@ def generate(
     ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
+    candidates: Ids | None = None,
     done: Progress | None = None,
     share: SharedSearch = UNSHARED,
     **options: Any,
@@ -70,7 +72,7 @@ def generate(
     """Return the best output of each input: new token ids without start token and closing eos. Arguments as for
     `search`, whose `n_best` is refused."""
     check_single(options, "generate", "search")
-    found = _search(model, *_parted(ids, options), prefix, share, done, False)
+    found = _search(model, *_parted(ids, options), (prefix, candidates), share, done, False)
     return [hypotheses[0].ids for hypotheses in found]
 
 
@@ -79,6 +81,7 @@ def search(
     ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
+    candidates: Ids | None = None,
     done: Progress | None = None,
     share: SharedSearch = UNSHARED,
     **options: Any,
@@ -87,13 +90,15 @@ def search(
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
-    done: told the share of the inputs that is finished, batch by batch. share: for a server's batches. options: the
-    fields of `Options`, and other inputs of the model (`core/inputs.py`): inputs_embeds in place of ids, for each
-    input vectors (S, d_model) of any lengths, where rows of the embedding are once they are multiplied by
-    sqrt(d_model): the patches of a picture, say. Raises `UserError` for ids outside the vocabulary, empty rows, rows
-    longer than the model takes, and options that contradict each other.
+    candidates: the ids that each output may be made of, as a shortlist names them, beside ends and forced ones: others
+    are not chosen, nor in what probabilities are normalised by; default: all ids. done: told the share of the inputs
+    that is finished, batch by batch. share: for a server's batches. options: the fields of `Options`, and other inputs
+    of the model (`core/inputs.py`): inputs_embeds in place of ids, for each input vectors (S, d_model) of any lengths,
+    where rows of the embedding are once they are multiplied by sqrt(d_model): the patches of a picture, say. Raises
+    `UserError` for ids outside the vocabulary, empty rows, rows longer than the model takes, and options that
+    contradict each other.
     """
-    return _search(model, *_parted(ids, options), prefix, share, done, True)
+    return _search(model, *_parted(ids, options), (prefix, candidates), share, done, True)
 
 
 def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
@@ -133,25 +138,35 @@ def _search(
     model: Model,
     given: dict[str, Any],
     chosen: Options,
-    prefix: Ids | None,
+    outputs: tuple[Ids | None, Ids | None],
     share: SharedSearch,
     done: Progress | None,
     scored: bool,
 ) -> list[list[Hypothesis]]:
-    config = model.config
+    """outputs: what they begin with, and what they may be made of."""
+    config, (prefix, listed) = model.config, outputs
     sources, forced, limits = checked(model, given, prefix, chosen)
+    candidates = None if listed is None else check_candidates(listed, len(sources), config)
     places = np.arange(len(sources)) if share.row_numbers is None else np.asarray(share.row_numbers, int)
     results: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
     lengths = sources.lengths
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
     indices = batches(lengths, expected, limits, chosen, shared)
-    work = [Batch(i, sources[i], [forced[j] for j in i], limits[i], places[i]) for i in indices]
+    work = [
+        Batch(
+            *(i, sources[i], [forced[j] for j in i], limits[i], places[i]),
+            None if candidates is None else [candidates[j] for j in i],
+        )
+        for i in indices
+    ]
     searched = run_all(model, work, chosen, scored, share.stopped)
     for batch, hypotheses in reported(searched, lambda pair: len(pair[0].index), len(results), done):
         for i, best in zip(batch.index, hypotheses, strict=True):
             results[i] = best
     for i, hypotheses in enumerate(results):
+        if not hypotheses and candidates is not None:
+            raise UserError(f"source row {i}: none of its candidates may be written; give it more, or fewer rules")
         if not hypotheses or not np.isfinite(hypotheses[0].score):
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
     return results
@@ -163,7 +178,11 @@ def run_all(
     """Search each batch, in any order; several at the same time on a model that can (`search_in_parallel`)."""
 
     def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
-        return batch, run(model, batch, strategy_of(model, batch, options, scored), stopped)
+        if batch.candidates is None:
+            return batch, run(model, batch, strategy_of(model, batch, options, scored), stopped)
+        candidates = Candidates.of(batch, options, model.config)
+        narrowed, (own, chosen) = among(model, candidates), candidates.narrowed(batch, options)
+        return batch, candidates.restored(run(narrowed, own, strategy_of(narrowed, own, chosen, scored), stopped))
 
     in_parallel = getattr(model, "search_in_parallel", None)
     return (search_on(model, batch) for batch in work) if in_parallel is None else in_parallel(search_on, work)

@@ -3,6 +3,7 @@
 What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
 tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
 Where `target_language_in_source`, as in SMaLL-100, the target's is the first of every source, and nothing is forced.
+`shortlist` is the name of a file beside it, which names the candidates of each sentence.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.core.card import carried
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import kept_files
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import CARD
 
 from .options import Options, check_options
 
 SETTINGS = "generation.json"
-LANGUAGES, TARGET_IN_SOURCE = "languages", "target_language_in_source"
-BESIDE = (LANGUAGES, TARGET_IN_SOURCE)
+LANGUAGES, TARGET_IN_SOURCE, SHORTLIST = "languages", "target_language_in_source", "shortlist"
+BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST)
 """What stands in the file beside fields of `Options`."""
+NO_SHORTLIST = "none"
+"""In place of a file's name: no candidates, all tokens."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
@@ -43,6 +49,9 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+    file = values.get(SHORTLIST)
+    if file is not None and (not isinstance(file, str) or Path(file).name != file):
+        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")
     try:
         options = Options(**given)
         check_options(options, config)
@@ -68,6 +77,21 @@ def within(settings: Settings, config: TransformerConfig) -> Settings:
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """{name: contents} of the file, {} of no settings."""
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
+
+
+def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
+    """{name: file} of what the settings of a model in `folder` name, which goes where they go."""
+    name = settings.get(SHORTLIST)
+    return {} if name is None or folder is None else {name: folder / name}
+
+
+def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
+    these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
+    and origin."""
+    texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
+    vectors = {} if folder is None else dict(kept_files(folder))
+    return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
@@ -99,13 +123,16 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     """What a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
-    gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
+    gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
+    `target_language` is its token, forced first.
     """
     merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged["forced_first"] = (language_id(settings, target),)
     names = {field.name for field in dataclasses.fields(Options)}
     known = {name: value for name, value in merged.items() if name in names}
+    if "max_length_factor" in given and "max_new_tokens" not in given:
+        merged.pop("max_new_tokens", None)
     if known.get("sample") is True and "beam" not in given:
         merged.pop("beam", None)
     limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)

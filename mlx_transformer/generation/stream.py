@@ -13,6 +13,7 @@ import numpy as np
 
 from mlx_transformer.system.errors import UserError
 
+from .candidates import Candidates, among, check_candidates
 from .greedy import Greedy
 from .options import Options
 from .search import checked
@@ -23,19 +24,32 @@ REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are no whole ch
 
 
 def stream_ids(
-    model: Model, ids: Sequence[int], prefix: Sequence[int] = (), *, row: int = 0, **options: Any
+    model: Model,
+    ids: Sequence[int],
+    prefix: Sequence[int] = (),
+    *,
+    row: int = 0,
+    candidates: Sequence[int] | None = None,
+    **options: Any,
 ) -> Iterator[int]:
     """The new tokens of one input, each as soon as it is decided: together what `generate` returns.
 
-    ids, prefix, options: as for `search`. row: the input's place in a list of several, on which a drawn token depends.
-    Wrong input and options raise `UserError` at the call, not at the first token.
+    ids, prefix, candidates, options: as for `search`, of one input. row: its place in a list of several, on which a
+    drawn token depends. Wrong input and options raise `UserError` at the call, not at the first token.
     """
     chosen = Options(**options)
     if chosen.beam > 1:
         raise UserError(f"beam={chosen.beam} has no token that is sure before the end: stream with beam=1")
     sources, forced, limits = checked(model, {"ids": [ids]}, [prefix], chosen)
-    batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]))
-    return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
+    listed = None if candidates is None else check_candidates([candidates], 1, model.config)
+    batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
+    if listed is None:
+        return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
+    # The strategy is one that reads logits, which any model gives.
+    own = Candidates.of(batch, chosen, model.config)
+    narrowed, (batch, chosen) = among(model, own), own.narrowed(batch, chosen)
+    tokens = _tokens(narrowed, batch, Greedy(model.arrays, batch, chosen, own.config, scored=False))
+    return (int(own.ids[token]) for token in tokens)
 
 
 def _tokens(model: Model, batch: Batch, strategy: Greedy) -> Iterator[int]:
@@ -66,17 +80,20 @@ def stream(
     line_number: int = 1,
     on_overlong: Callable[[int], None] | None = None,
     source_prefix: Sequence[int] = (),
+    candidates_of: Callable[[Sequence[int]], Sequence[int] | None] = lambda ids: None,
     **options: Any,
 ) -> Iterator[str]:
     """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
 
     A piece ends with a whole character, so a token that is part of one comes with the next. `source_prefix`: what each
-    source begins with. `line_number` is for messages and `on_overlong`, which is told of a line that is too long.
-    Errors are raised at the call, as in `stream_ids`.
+    source begins with; `candidates_of`: the ids that the output of a source may be made of. `line_number` is for
+    messages and `on_overlong`, which is told of a line that is too long. Errors are raised at the call, as in
+    `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
     # All are checked before the first is begun.
-    parts = [stream_ids(model, [*source_prefix, *ids], row=i, **options) for i, ids in enumerate(rows)]
+    rows = [[*source_prefix, *ids] for ids in rows]
+    parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
     texts = [pieces(translator.tokenizer.decode, part) for part in parts]
     return chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts))
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Ids
+from mlx_transformer.core.inputs import Ids, check_ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
-from .settings import LANGUAGES, Settings, resolved, with_source_language
+from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, Settings, resolved, with_source_language
 from .steps import Model
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.families.marian_files.shortlist import Shortlist
 
+    from .embed import Embedder
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
 
@@ -55,6 +59,31 @@ class TextVerbs:
         raise NotImplementedError
 
     @property
+    def place(self) -> Path | None:
+        """The folder in which the files lie that its settings name."""
+        return None
+
+    @cached_property
+    def shortlist(self) -> Shortlist | None:
+        """What names the ids that the output of a sentence may be made of; None: all. By default the one that the
+        model's settings name; another may be set."""
+        name = self.generation.get(SHORTLIST)
+        if name is None or self.place is None:
+            return None
+        from mlx_transformer.families.marian_files.shortlist import open_shortlist
+
+        return open_shortlist(self.place / name, self.config)
+
+    def use_shortlist(self, file: str | Path | None) -> None:
+        """Name the candidates of sentences by a file of Marian's kind; "none": all ids are; None: leave it as it is."""
+        if str(file) == NO_SHORTLIST:
+            self.shortlist = None
+        elif file is not None:
+            from mlx_transformer.families.marian_files.shortlist import open_shortlist
+
+            self.shortlist = open_shortlist(file, self.config)
+
+    @property
     def shows_attention(self) -> bool:
         """Whether `search(ids, attention=True)` gives the attention of its hypotheses."""
         return False
@@ -72,16 +101,25 @@ class TextVerbs:
         """Compute the logits (B, L, V) of rows (B, L) of one length, by a decoder or an encoder alone."""
         raise NotImplementedError
 
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> Any:
+        """Compute the encoder's output (B, L, D) of rows (B, L) and their mask, 1 on tokens."""
+        raise NotImplementedError
+
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        """How a text's vector is made of the encoder's output, as the model's folder says; None if it doesn't."""
+        return None
+
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
         model of several languages `source_language` and `target_language`, codes of its own (`generation.json`)."""
-        ids, options = with_source_language(self.generation, ids, options)
+        ids, options = self._shortlisted(*with_source_language(self.generation, ids, options))
         with self.decoding() as model:
             return searches.generate(model, ids, prefix, **resolved(self.generation, options))
 
     def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
-        ids, options = with_source_language(self.generation, ids, options)
+        ids, options = self._shortlisted(*with_source_language(self.generation, ids, options))
         with self.decoding() as model:
             return searches.search(model, ids, prefix, **resolved(self.generation, options))
 
@@ -97,7 +135,8 @@ class TextVerbs:
         from .stream import stream_ids
 
         [ids], options = with_source_language(self.generation, [ids], options)
-        return self._streamed(lambda model: stream_ids(model, ids, prefix, **self._streaming(options)))
+        chosen = {"candidates": self._candidates(ids), **self._streaming(options)}
+        return self._streamed(lambda model: stream_ids(model, ids, prefix, **chosen))
 
     @overload
     def translate(self, lines: str, *, overlong: Overlong = "error", **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -135,8 +174,8 @@ class TextVerbs:
         from .stream import stream
 
         [first], options = with_source_language(self.generation, [[]], options)
-        chosen = self._streaming(options)
-        return self._streamed(lambda model: stream(model, self.translator, text, source_prefix=first, **chosen))
+        chosen = {"source_prefix": first, "candidates_of": self._candidates, **self._streaming(options)}
+        return self._streamed(lambda model: stream(model, self.translator, text, **chosen))
 
     @overload
     def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -159,6 +198,26 @@ class TextVerbs:
 
         found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
+
+    @overload
+    def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...
+    @overload
+    def embed(self, texts: Sequence[str], **options: Any) -> NDArray[np.float32]: ...
+    def embed(
+        self, texts: str | Sequence[str], *, done: Callable[[float], None] = lambda share: None, **options: Any
+    ) -> NDArray[np.float32]:
+        """Return the vector (W,) of a text, or those (N, W) of several, by an encoder alone; options: the fields of
+        `generation.embed.EmbedOptions`. The end of a text is left out that is longer than the model takes."""
+        embedder = self.embedder(**options)
+        found = embedder.vectors(embedder.rows([texts] if isinstance(texts, str) else texts), done)
+        return found[0] if isinstance(texts, str) else found
+
+    def embedder(self, **options: Any) -> Embedder:
+        """What goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model that has
+        no vectors of texts."""
+        from .embed import Embedder
+
+        return Embedder(self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, **options)
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
@@ -183,6 +242,21 @@ class TextVerbs:
             shows_attention=shows,
             reserved=reserved,
         )
+
+    def _shortlisted(self, ids: Ids | None, options: dict[str, Any]) -> tuple[Ids | None, dict[str, Any]]:
+        """Source ids, and options with the candidates of each by the shortlist, unless there are some."""
+        if ids is None or self.shortlist is None or options.get("candidates") is not None:
+            return ids, options
+        check_ids(ids, self.config.source_vocab_size)
+        return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
+
+    def _candidates(self, ids: Sequence[int]) -> Sequence[int] | None:
+        """The ids that the output of this source may be made of, by the shortlist."""
+        if self.shortlist is None:
+            return None
+        shared = self.config.one_embedding or self.tokenizer is None or not self.tokenizer.separate
+        shared = shared and self.config.source_vocab_size == self.config.vocab_size
+        return self.shortlist.candidates(ids, self.config.vocab_size, shared).tolist()
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         return self.translator.n_best(lines, **options)

@@ -9,6 +9,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -27,13 +28,18 @@ from mlx_transformer.system.page import table
 
 from .attention import Attention, MakeAttention
 from .cache import Cache, empty_layers
+from .feedforward import ACTIVATIONS
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
 from .layers import Decoder, Encoder
-from .masks import Mask, causal_padding_mask, document_mask, padding_mask
+from .masks import Mask, causal_padding_mask, document_mask, padding_mask, pooling_weights
+from .norms import make_norm
 from .parameters import initialise, stored_weights
 from .positions import positions_after, positions_in_documents, positions_of
-from .quantize import matrix
+from .quantize import matrix, with_rows
 from .taps import Tap, no_tap, within
+
+Rows = Callable[[mx.array], mx.array]
+"""Some rows of the classifier: (..., D) -> the logits (..., C) of their ids."""
 
 
 class Transformer(nn.Module):
@@ -63,8 +69,12 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
+        if config.head.activation:
+            self.head_proj = nn.Linear(config.d_model, config.d_model, config.head.bias)
+        if config.head.norm:
+            self.head_norm = make_norm(config)
         if config.own_classifier:
-            self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
+            self.output_proj = nn.Linear(config.d_model, config.outputs, config.output_bias)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
         initialise(self, config)
@@ -74,7 +84,7 @@ class Transformer(nn.Module):
         return table(f"Transformer: {parameter_count(self.config):,} parameters", self.config.summary().items())
 
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """Teacher-forced logits (B, T, V).
+        """Teacher-forced logits (B, T, V); of an encoder alone what its head gives (`core/heads.py`).
 
         Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None). Decoder,
         where rows hold several documents: model(ids, segments=segments), numbers (B, L), a new one for each document.
@@ -83,10 +93,11 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
     def hidden(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """What the classifier reads (B, T, D); inputs as for `__call__`. logits = hidden @ output_matrix().T + bias."""
+        """What the classifier reads (B, T, D), or (B, D) where it reads a vector of each row; inputs as for `__call__`.
+        logits = hidden @ output_matrix().T + bias."""
         shapes = {
             "encoder-decoder": self._hidden_encoder_decoder,
-            "encoder": self.encode,
+            "encoder": self._hidden_encoder,
             "decoder": self._hidden_decoder,
         }
         return shapes[self.config.architecture](*inputs, tap=tap, **named)
@@ -103,6 +114,23 @@ class Transformer(nn.Module):
         memory = self.encode(source_ids, source_mask, inputs_embeds=inputs_embeds, tap=tap)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         return self._hidden_decode(target_ids, memory, tokens, tap)
+
+    def _hidden_encoder(
+        self,
+        source_ids: Ids | None = None,
+        source_mask: Tokens | None = None,
+        *,
+        inputs_embeds: Vectors | None = None,
+        token_types: Ids | None = None,
+        tap: Tap | None = None,
+    ) -> mx.array:
+        memory = self.encode(source_ids, source_mask, inputs_embeds=inputs_embeds, token_types=token_types, tap=tap)
+        tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
+        if self.config.head.per_row:
+            tokens = mx.ones(memory.shape[:2], mx.bool_) if tokens is None else tokens
+            weights = pooling_weights(tokens, self.config.head.pooling)
+            return self.transformed(memory, weights.astype(memory.dtype), tap=tap)
+        return self.transformed(memory, tap=tap)
 
     def _hidden_decoder(
         self,
@@ -195,10 +223,13 @@ class Transformer(nn.Module):
         cross = self.decoder.cross_keys_values(memory)
         return Cache(empty_layers(c), cross, tokens, c.of("decoder").heads, starts)
 
-    def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
+    def step(
+        self, ids: Ids, cache: Cache, *, last: bool = False, among: Rows | None = None, tap: Tap | None = None
+    ) -> mx.array:
         """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
 
-        `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs.
+        `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs. `among`:
+        those of chosen ids alone, (B, L, C).
         """
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
@@ -208,12 +239,30 @@ class Transformer(nn.Module):
         scope = within(tap or no_tap, "decoder")
         x = self.decoder(x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
         cache.offset += length
-        return self.logits(x[:, -1:] if last else x, tap=tap)
+        return self.logits(x[:, -1:] if last else x, among=among, tap=tap)
 
-    def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
+    def transformed(self, memory: mx.array, weights: mx.array | None = None, *, tap: Tap | None = None) -> mx.array:
+        """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
+        say how much of each position there is in a row's vector."""
+        head = self.config.head
+        x = memory if weights is None else (weights @ memory)[:, 0]
+        if head.activation is None:
+            return x
+        x = ACTIVATIONS[head.activation](self.head_proj(x))
+        x = self.head_norm(x) if head.norm else x
+        if tap is not None:
+            tap("head", x)
+        return x
+
+    def logits(self, hidden: mx.array, *, among: Rows | None = None, tap: Tap | None = None) -> mx.array:
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        classifier, what it would read."""
         hidden = self._scaled(hidden)
-        if self.config.own_classifier:
+        if among is not None:
+            y = among(hidden)
+        elif not self.config.head.classifies:
+            y = hidden
+        elif self.config.own_classifier:
             y = cast(nn.Linear, self._output())(hidden)
         else:
             y = cast(nn.Embedding, self._output()).as_linear(hidden)
@@ -221,6 +270,16 @@ class Transformer(nn.Module):
         if tap is not None:
             tap("logits", y)
         return y
+
+    def output_rows(self, ids: mx.array) -> Rows:
+        """The part of the classifier that gives the logits of these ids (C,), taken once."""
+        layer: Any = with_rows(self._output(), ids)
+        if self.config.own_classifier:
+            return layer
+        if not self.config.output_bias:
+            return layer.as_linear
+        bias = self.output_proj.bias[ids]
+        return lambda hidden: layer.as_linear(hidden) + bias
 
     def _scaled(self, x: mx.array) -> mx.array:
         """(..., D), times logit_scale."""
@@ -263,4 +322,4 @@ class OutputBias(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.bias = mx.zeros((config.vocab_size,))
+        self.bias = mx.zeros((config.outputs,))

@@ -10,7 +10,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import added_table_names, embedding_names
+from mlx_transformer.core.parameters import BARRED, added_table_names, embedding_names, target_embedding_name
 
 from .lora import delta_of
 from .quantize import Quantized, matrix
@@ -18,7 +18,9 @@ from .quantize import Quantized, matrix
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
     """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
-    matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
+    matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves.
+
+    A decoder that starts with padding starts from a vector of zeros, as Marian's do, and never writes it."""
     normal, xavier = nn.init.normal(std=config.d_model**-0.5), nn.init.glorot_uniform()
     tables, fresh = embedding_names(config) | added_table_names(config), []
     for name, value in named_parameters(model):
@@ -26,6 +28,11 @@ def initialise(model: nn.Module, config: TransformerConfig) -> None:
             fresh.append((name, normal(value) if name in tables else xavier(value, 1.0)))
         elif name.endswith("_proj.bias"):
             fresh.append((name, mx.zeros_like(value)))
+    if config.has_decoder and config.bos_id == config.pad_id:
+        start = {target_embedding_name(config): 0.0, "output_proj.bias": BARRED}
+        for name, value in fresh:
+            if name in start:
+                value[config.bos_id] = start[name]
     model.load_weights(fresh, strict=False)
 
 

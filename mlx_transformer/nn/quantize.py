@@ -8,12 +8,16 @@ Shapes: V vocabulary, D model.
 
 from __future__ import annotations
 
-from typing import cast
+from copy import copy
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
 
 from mlx_transformer.core.quantization import Quantization, Scheme
+
+OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
+"""What a layer, quantised or with an adapter, holds a row of for each output, or each entry of its table."""
 
 Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
 
@@ -39,3 +43,12 @@ def matrix(layer: nn.Module) -> mx.array:
     if not isinstance(layer, Quantized):
         return cast(mx.array, layer.weight)
     return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+
+
+def with_rows(layer: nn.Module, ids: mx.array) -> nn.Module:
+    """The same linear map or embedding with the rows `ids` (C,) of its weight alone; integers stay integers."""
+    chosen: Any = copy(layer)
+    for name in OF_A_ROW:
+        if name in chosen:
+            chosen[name] = chosen[name][ids]
+    return chosen

@@ -16,9 +16,11 @@ from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.device import choices
 from mlx_transformer.generation.arrays import Arrays
+from mlx_transformer.generation.candidates import Among, Candidates
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn import Cache, Transformer
+from mlx_transformer.nn.model import Rows
 
 
 class MlxArrays:
@@ -66,8 +68,9 @@ class MlxArrays:
 class MlxModel:
     """A network as `steps.Model`."""
 
-    def __init__(self, model: Transformer):
-        self.model, self.config = model, model.config
+    def __init__(self, model: Transformer, rows: Rows | None = None):
+        """rows: that part of the classifier alone (`output_rows`)."""
+        self.model, self.config, self.rows = model, model.config, rows
         self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
         self.extends_positions = model.config.positions != "learned"
 
@@ -84,17 +87,23 @@ class MlxModel:
             ids = mx.full((len(sources), 1), c.bos_id, mx.int32)
         else:
             cache, ids = self.model.start(prompt_mask=tokens), given[SOURCE_IDS.name]
-        return MlxDecoder(self.model, cache), self.model.step(ids, cache, last=True)[:, 0]
+        logits = self.model.step(ids, cache, last=True, among=self.rows)[:, 0]
+        return MlxDecoder(self.model, cache, self.rows), logits
+
+    def among(self, candidates: Candidates) -> Among:
+        """The model with the vocabulary of a batch, whose rows of the classifier are taken here."""
+        rows = self.model.output_rows(mx.array(candidates.ids.astype(np.int32)))
+        return Among(MlxModel(self.model, rows), candidates, columns=False)
 
 
 class MlxDecoder:
     """One batch in decoding, as `steps.Decoder`."""
 
-    def __init__(self, model: Transformer, cache: Cache):
-        self.model, self.cache = model, cache
+    def __init__(self, model: Transformer, cache: Cache, rows: Rows | None):
+        self.model, self.cache, self.rows = model, cache, rows
 
     def step(self, ids: mx.array) -> mx.array:
-        return self.model.step(ids[:, None], self.cache)[:, 0]
+        return self.model.step(ids[:, None], self.cache, among=self.rows)[:, 0]
 
     def repeat(self, times: int) -> None:
         self.cache.repeat(times)

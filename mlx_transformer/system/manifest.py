@@ -15,6 +15,8 @@ from .files import open_file, read_json
 from .machine import usable_cores
 
 MANIFEST = "manifest.json"
+CARD = "README.md"
+"""The one file of a model's folder that is not listed: people write in it."""
 FORMAT = 1
 
 SETTLED = 2_000_000_000
@@ -29,10 +31,10 @@ _verified: set[tuple[object, ...]] = set()  # what this process has read already
 
 
 def write_manifest(folder: Path) -> None:
-    """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`."""
+    """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`; not of a model card."""
     files = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != MANIFEST:
+        if path.is_file() and path.name not in (MANIFEST, CARD):
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     manifest = {"format": FORMAT, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.unigram import train_unigram
 from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText, kept_pairs
@@ -89,7 +90,8 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
     if isinstance(text, TrainingText):
-        return text.tokenizer(options.vocab_size, options.vocab_lines, options.separate_vocabularies)
+        learn = train_unigram if options.vocab_model == "unigram" else Tokenizer.train
+        return text.tokenizer(options.vocab_size, options.vocab_lines, options.separate_vocabularies, learn)
     if options.vocab_lines is not None:
         order = legacy_random(recipe.training.seed, 2)
         text = text.select(sorted(order.permutation(len(text))[: options.vocab_lines].tolist()))

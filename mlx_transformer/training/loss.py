@@ -84,9 +84,10 @@ def losses(
 
 
 def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Return (hidden (N, D), targets (N,), 1 where a target counts)."""
+    """Return (hidden (N, D), targets (N,), 1 where a target counts). Others become 0: padding may have no row."""
     targets = targets.reshape(-1)
-    return hidden.reshape(-1, hidden.shape[-1]), targets, (targets != pad_id).astype(mx.float32)
+    counted = targets != pad_id
+    return hidden.reshape(-1, hidden.shape[-1]), mx.where(counted, targets, 0), counted.astype(mx.float32)
 
 
 def _rows(weight: mx.array, max_logits: int | None) -> int:

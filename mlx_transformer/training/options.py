@@ -19,6 +19,7 @@ from mlx_transformer.system.fields import Bounds
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
 PresetName = Literal["tiny", "small", "base", "big", "student"]
+VocabModel = Literal["bpe", "unigram"]
 ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
@@ -83,6 +84,9 @@ class DataOptions(TextFiles):
     """Pairs of the built-in corpus to compose."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
     """Tokens of the joint vocabulary, which is made of the training text; of separate ones, of each."""
+    vocab_model: VocabModel = "bpe"
+    """What the vocabulary is: merges of bytes (bpe), which can spell any text, or pieces of a unigram model, which
+    Marian's engines read."""
     separate_vocabularies: bool = False
     """A vocabulary for each language, and so tables of embeddings of their own, in place of a joint one."""
     vocab_lines: Some | None = None

@@ -232,8 +232,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield from document_problems(d, t)
     else:
         yield from text_problems(d)
-    for name in ("tokenizer", "separate_vocabularies"):
-        if t.start_from is not None and getattr(d, name):
+    for name in ("tokenizer", "separate_vocabularies", "vocab_model"):
+        if t.start_from is not None and getattr(d, name) != getattr(DataOptions, name):
             yield f"data.{name}: start_from keeps the checkpoint's model and vocabulary: leave it out"
     if all(getattr(t, name) is None for name in LENGTHS):
         yield "say how long to train: epochs, steps or minutes"
@@ -300,6 +300,8 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     except UserError as error:
         yield f"[model] {error}"
         return
+    if config.head.kind != "vocabulary":
+        yield f"model.head: no objective learns a head of kind {config.head.kind!r}: leave it out"
     if recipe.data.separate_vocabularies and config.one_embedding:
         yield (
             f"model.tie_embeddings = {config.tie_embeddings!r} is one table for both languages, separate_vocabularies "
@@ -328,7 +330,7 @@ def document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
         yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
     if d.max_length < 2:
         yield "max_length: a document needs two tokens"
-    names = ("bpe_dropout", "cache", "separate_vocabularies")
+    names = ("bpe_dropout", "cache", "separate_vocabularies", "vocab_model")
     if others := [name for name in names if getattr(d, name) != getattr(DataOptions, name)]:
         yield f"{others[0]} is for translation: leave it out"
     yield from _vocabulary_problems(d)
@@ -369,6 +371,12 @@ def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
         yield "tokenizer is a vocabulary that is there: leave out vocab_size and vocab_lines"
     if d.tokenizer is not None and d.separate_vocabularies:
         yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
+    if d.vocab_model != DataOptions.vocab_model and d.tokenizer is not None:
+        yield "tokenizer is a vocabulary that is there: leave out vocab_model"
+    if d.vocab_model != DataOptions.vocab_model and d.separate_vocabularies:
+        yield f"vocab_model = {d.vocab_model!r} makes one vocabulary of both languages: leave out separate_vocabularies"
+    if d.vocab_model != DataOptions.vocab_model and d.bpe_dropout:
+        yield f"bpe_dropout leaves out merges, of which vocab_model = {d.vocab_model!r} has none: leave out one of both"
 
 
 def _file_problems(files: DataOptions | CorpusOptions, where: str) -> Iterator[str]:

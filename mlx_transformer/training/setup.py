@@ -126,6 +126,8 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     if recipe.training.start_from is None:
         tokenizer = known or train_tokenizer(data, recipe)
         config = recipe.config(tokenizer.vocab_size, tokenizer.source.vocab_size if tokenizer.separate else None)
+        ids = dict(pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
+        config = dataclasses.replace(config, **ids)
         tokenizer.check_fits(config, "recipe")
         made = Start(config, tokenizer)
     else:
@@ -145,6 +147,10 @@ def _from_checkpoint(path: Path, recipe: Recipe) -> Start:
         raise UserError(
             f"{path}: architecture={config.architecture!r} doesn't learn {objective}: choose objective "
             f"{' or '.join(fitting)}, or another checkpoint"
+        )
+    if config.head.kind != "vocabulary":
+        raise UserError(
+            f"{path}: a head of kind {config.head.kind!r} doesn't learn {objective}, which needs logits of words"
         )
     text = checkpoint.tokenizer_json()
     if text is None:

@@ -24,6 +24,7 @@ from mlx_transformer.runtime.transformer import Transformer
 from .group import ALONE, Group
 from .loss import label_smoothed_loss, losses
 from .optimizers import Optimizer, spread
+from .zero_start import ZeroStart
 
 Gradients = Any
 Input = mx.array | None
@@ -97,6 +98,7 @@ class TrainStep:
         self.max_logits = max_logits
         self.smoothing, self.clip_norm = smoothing, clip_norm
         self.arithmetic = arithmetic or Arithmetic()
+        self.zero_start = ZeroStart(model)
         self.streams = optimizer.streams
         self.compilations = 0
         """The number of functions compiled so far, one for each shape of batches; 0 for ever where none is."""
@@ -177,7 +179,7 @@ class TrainStep:
         return self._loss_by(losses, targets, picked, inputs)
 
     def _loss_by(self, function: Callable[..., Any], targets: mx.array, picked: Input, inputs: Sequence[Input]) -> Any:
-        weight, bias = self.model.output_matrix(), self.model.output_bias()
+        weight, bias = self.zero_start.classifier(self.model.output_matrix(), self.model.output_bias())
         hidden = self.model.hidden(*inputs)
         hidden = hidden if picked is None else mx.take_along_axis(hidden, picked[..., None], axis=1)
         return function(hidden, weight, bias, targets, self.smoothing, self.model.config.pad_id, self.max_logits)
@@ -235,7 +237,7 @@ class TrainStep:
 
         (_, loss), gradients = mx.value_and_grad(mean_loss)(trained)
         self.model.update(everything)
-        return loss, gradients
+        return loss, self.zero_start.kept(gradients)
 
 
 def _clip(gradients: Gradients, largest: float, streams: Sequence[mx.Stream] = ()) -> tuple[mx.array, Gradients]:

@@ -27,6 +27,7 @@ from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.nn.quantize import quantization_of
+from mlx_transformer.system.manifest import CARD
 
 from .options import TrainingOptions
 from .progress import State
@@ -79,9 +80,9 @@ class Weights:
         texts, tensors = self.extra_files()
         save_checkpoint(folder, self.model.config, self.table(), tokenizer_json, texts=texts, tensors=tensors)
 
-    def write(self, out: Path, arrays: Arrays, tokenizer_json: str) -> Path:
-        """Write what a run leaves in its folder: OUT/model."""
-        return save_checkpoint(out / "model", self.model.config, self.table(arrays), tokenizer_json)
+    def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
+        """Write what a run leaves in its folder: OUT/model, whose card begins with `card`."""
+        return save_checkpoint(out / "model", self.model.config, self.table(arrays), tokenizer_json, texts={CARD: card})
 
 
 class AdapterWeights(Weights):
@@ -112,10 +113,10 @@ class AdapterWeights(Weights):
         means = {name: np.stack([arrays[name] for arrays in each]).mean(axis=0, dtype=np.float64) for name in each[0]}
         return {name: np.asarray(mean, np.float32) for name, mean in means.items()}
 
-    def write(self, out: Path, arrays: Arrays, tokenizer_json: str) -> Path:
+    def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
         """Write OUT/adapter, and OUT/model with it merged."""
         self._adapter(arrays).write(out / ADAPTER_FOLDER)
-        return super().write(out, arrays, tokenizer_json)
+        return super().write(out, arrays, tokenizer_json, card)
 
     def _adapter(self, arrays: Mapping[str, NDArray] | None) -> Adapter:
         return Adapter(self.config, self.arrays() if arrays is None else arrays)

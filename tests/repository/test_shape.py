@@ -19,6 +19,7 @@ ONLY_MLX = {
 }
 ONLY_ONNX = {
     "primitives": "what mlx.nn is on the other side",
+    "rows": "layers of MLX have rows to take; a graph says which product it was",
 }
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from export.nn.rows import ROWS_OF
+
 
 def use_gemm(graph: ir.Graph) -> None:
-    """Replace every product with a transposed initializer, in place."""
+    """Replace every product with a transposed initializer, or with some rows of one, in place."""
     for node in list(graph):
-        weight = _transposed(node.inputs[1]) if node.op_type == "MatMul" else None
-        if weight is not None:
-            _replace(graph, node, weight)
+        second = node.inputs[1] if node.op_type == "MatMul" else None
+        if (weight := _transposed(second)) is not None:
+            _replace(graph, node, weight, True)
+        elif second is not None and ROWS_OF in second.meta:
+            _replace(graph, node, second, False)
 
 
 def join_reshapes(graph: ir.Graph) -> None:
@@ -48,7 +52,7 @@ def _transposed(value: ir.Value | None) -> ir.Value | None:
     return source if source is not None and source.is_initializer() else None
 
 
-def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value) -> None:
+def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value, transposed: bool) -> None:
     replaced, addends = [product], []
     while (following := _sole_addition(replaced[-1])) is not None:
         addition, addend = following
@@ -66,7 +70,9 @@ def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value) -> None:
         new.append(ir.node("Add", [addends.pop(), second], name=f"{product.name}/C{len(addends)}"))
         addends.append(new[-1].outputs[0])
         addends[-1].name = f"{old.name}/C{len(addends)}"
-    gemm = ir.node("Gemm", [product.inputs[0], weight, *addends], {"transB": 1}, name=f"{product.name}/Gemm")
+    gemm = ir.node(
+        "Gemm", [product.inputs[0], weight, *addends], {"transB": int(transposed)}, name=f"{product.name}/Gemm"
+    )
     result = gemm.outputs[0]
     result.shape, result.type = old.shape, old.type
     result.name, old.name = old.name, f"{old.name}/replaced"

@@ -1,7 +1,9 @@
 """The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place.
 
-    encoder_cpu        once a batch
-    decoder_cpu        once a token, with every buffer bound as input and as output
+    encoder_cpu           once a batch
+    decoder_cpu           once a token, with every buffer bound as input and as output
+    classifier_rows_cpu   once a batch, and
+    decoder_listed_cpu    once a token, in a search among given ids alone
 
 Shapes: see network.py; V vocabulary, C candidates of a row.
 """
@@ -11,9 +13,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
-from export.interface import DECODER_CPU, ENCODER_CPU, Ports, Request
+from export.interface import BIASES, DECODER_CPU, ENCODER_CPU, LISTED_CPU, ROWS, ROWS_CPU, Ports, Request
 from export.nn.cache import LayerCache
+from export.nn.model import Among
 from export.nn.primitives import Op, branch
+from export.nn.rows import Rows, mark
 from export.nn.ssru import LayerState, OneStep
 from export.targets.attention import AttentionTap
 from export.targets.top_k import largest, top_k
@@ -66,6 +70,40 @@ def decoder_cpu(request: Request) -> GraphBuilder:
     buffer, past.N.state (R, D), in which a beam has a row of its own: the runtime moves it.
     """
     g = CpuGraphBuilder.declared(DECODER_CPU, request)
+    model = CpuTransformer(request.config)
+    return _step(g, request, model, None)
+
+
+def classifier_rows_cpu(request: Request) -> GraphBuilder:
+    r"""
+    input_ids (C) --> Gather(W), Transpose --> classifier_rows (D, C)
+                 \--> Gather(bias) ----------> classifier_biases (C), of a classifier that has one
+    """
+    g = CpuGraphBuilder.declared(ROWS_CPU, request)
+    rows = CpuTransformer(request.config).output_rows(g.op, g.inputs["target_ids"])
+    g.give(**{ROWS: rows.weight, BIASES: rows.bias})
+    return g
+
+
+def decoder_listed_cpu(request: Request) -> GraphBuilder:
+    """
+    The same as decoder_cpu with the classifier's rows of C ids as inputs: logits and candidates are of these alone, and
+    by their places among them; so are bans (C).
+
+    unlisted (1 or R, C)   added to the logits: `BANNED` on ids that are another sentence's
+    """
+    g = CpuGraphBuilder.declared(LISTED_CPU, request)
+    model = CpuTransformer(request.config)
+    rows = Rows(mark(g.inputs[ROWS], model.output_weight), g.inputs.get(BIASES))
+
+    def among(op: Op, hidden: ir.Value) -> ir.Value:
+        return op.Add(rows(op, hidden), g.inputs["unlisted"])
+
+    return _step(g, request, model, among)
+
+
+def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Among | None) -> GraphBuilder:
+    """among: what gives the logits, where they are not those of all ids."""
     past, ids = g.inputs["past_length"], g.inputs["target_ids"]
     if request.config.recurrent:
         layers: list[LayerCache | LayerState] = [OneStep(state) for state in g.entries("cache")]
@@ -73,10 +111,9 @@ def decoder_cpu(request: Request) -> GraphBuilder:
         shared = past, g.inputs["beam_width"], g.inputs["cache_indirection"]
         layers = [InPlace(*buffers, *shared) for buffers in g.pairs("cache")]
     cache = CpuCache(layers, past, g.pairs("cross"), g.inputs["source_mask"])
-    model = CpuTransformer(request.config)
     attention = AttentionTap(model, request.attention_layer, g.tap)
-    logits = model.step(g.op, ids, cache, tap=attention.tap)
-    scores, tokens = Chooser(g, request.config.vocab_size)(logits)
+    logits = model.step(g.op, ids, cache, among=among, tap=attention.tap)
+    scores, tokens = Chooser(g, request.config.vocab_size if among is None else None)(logits)
     g.give(
         candidate_scores=scores,
         candidate_tokens=tokens,
@@ -103,7 +140,8 @@ class Chooser:
     first_entry (R, 1)   hypothesis * V
     """
 
-    def __init__(self, g: GraphBuilder, vocab_size: int):
+    def __init__(self, g: GraphBuilder, vocab_size: int | None):
+        """vocab_size: None where there are as many logits as somebody lists."""
         self.g, self.vocab_size = g, vocab_size
 
     def __call__(self, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -132,4 +170,9 @@ class Chooser:
         return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
 
 
-BUILDERS = {ENCODER_CPU: encoder_cpu, DECODER_CPU: decoder_cpu}
+BUILDERS = {
+    ENCODER_CPU: encoder_cpu,
+    DECODER_CPU: decoder_cpu,
+    ROWS_CPU: classifier_rows_cpu,
+    LISTED_CPU: decoder_listed_cpu,
+}

@@ -9,19 +9,33 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.interface import DECODER_CPU, ENCODER_CPU, GRAPHS, LENGTH, Request, operator_shape
+from export.interface import (
+    DECODER_CPU,
+    ENCODER_CPU,
+    GRAPHS,
+    LENGTH,
+    LISTED,
+    LISTED_CPU,
+    ROWS_CPU,
+    Ports,
+    Request,
+    operator_shape,
+)
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.targets.session import PortSession, Values
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.candidates import Among, Candidates
 from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
+from mlx_transformer.generation.steps import EXCLUDED, Batch, Model, Strategy
 
 from .buffer_pool import BufferPool
 from .search import strategy
@@ -37,8 +51,9 @@ LOGITS = ("logits",)
 class CpuModel:
     """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
-    `single_threaded`: opens the same model with one thread an operator, for `threads` batches at the same time: the
-    faster way to use the cores where operators are too small to be shared among them.
+    `single_threaded`: opens the same model with one thread an operator, for `threads` batches at the same
+    time: the faster way to use the cores where operators are too small to be shared among them. `listed`: opens what a
+    search among given ids takes (`Listed`), if it is there.
     """
 
     extends_positions = False
@@ -51,8 +66,10 @@ class CpuModel:
         decoder: ort.InferenceSession,
         threads: int = 1,
         single_threaded: Callable[[], CpuModel] | None = None,
+        listed: Callable[[], tuple[ort.InferenceSession, ort.InferenceSession] | None] = lambda: None,
     ):
-        self.config, self.decoder, self.threads = request.config, decoder, threads
+        self.request, self.config, self.threads = request, request.config, threads
+        self.listed = functools.cache(listed)
         self.single_threaded = None if single_threaded is None else functools.cache(single_threaded)
         self.memory = BufferPool()
         self.options = ort.RunOptions()
@@ -60,11 +77,7 @@ class CpuModel:
         # captured.
         self.options.add_run_config_entry("gpu_graph_id", "-1")
         self.encoder = PortSession(encoder, GRAPHS[ENCODER_CPU](request), self.options)
-        ports = GRAPHS[DECODER_CPU](request)
-        self.inputs, self.outputs = ports.input_names, ports.output_names
-        self.made = {port.value: port for port in ports.outputs}
-        self.cache = [value for value in self.outputs if value.startswith("cache.")]
-        self.cross = [value for value in self.inputs if value.startswith("cross.")]
+        self.decoder = StepGraph(decoder, GRAPHS[DECODER_CPU](request), self.config, self.memory, self.options)
 
     def search_in_parallel(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """Run `search_on(model, batch)` on all batches, in parts that run at the same time where that is faster."""
@@ -78,6 +91,13 @@ class CpuModel:
         """The threads for batches at the same time; kept, as a new thread begins with no memory of its own."""
         return ThreadPoolExecutor(self.threads)
 
+    def among(self, candidates: Candidates) -> Any:
+        """The model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
+        graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed()
+        if graphs is not None:
+            return Listed(self, graphs, candidates)
+        return Among(cast(Model, self), candidates, columns=True)
+
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
         return strategy(batch, options, self.config, scored)
 
@@ -87,8 +107,14 @@ class CpuModel:
 
     def begin(self, source: Values, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
         """Encode sources (B, S), ready for the start token of each."""
+        return self.decoder_of(self.decoder, source, mask, outputs, beam)
+
+    def decoder_of(
+        self, step: StepGraph, source: Values, mask: NDArray, outputs: Sequence[str], beam: int
+    ) -> CpuDecoder:
+        """Encode sources (B, S), ready for the start token of each, which that graph reads."""
         decoder = RecurrentCpuDecoder if self.config.recurrent else CpuDecoder
-        return decoder(self, self._encode(["source_mask", *self.cross], source, mask), outputs, beam)
+        return decoder(step, self._encode(["source_mask", *step.cross], source, mask), outputs, beam)
 
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
@@ -117,14 +143,67 @@ class CpuModel:
         return self.encoder(outputs, {**source, "source_mask": mask})
 
 
+class Listed:
+    """The same model with the vocabulary of a batch, of whose ids alone it computes the logits."""
+
+    extends_positions = False
+    arrays = NumpyArrays()
+
+    def __init__(
+        self, model: CpuModel, graphs: tuple[ort.InferenceSession, ort.InferenceSession], candidates: Candidates
+    ):
+        """graphs: what takes the classifier's rows, and the decoder."""
+        self.model, self.candidates, self.config = model, candidates, candidates.config
+        rows, decoder = graphs
+        given = [port.name for port in rows.get_outputs()]
+        (name,) = GRAPHS[ROWS_CPU](model.request).input_names.values()
+        found: Any = rows.run(given, {name: candidates.ids}, model.options)
+        arrays: dict[str, NDArray] = dict(zip(given, found, strict=True))
+        ports = GRAPHS[LISTED_CPU](model.request)
+        self.step = StepGraph(decoder, ports, self.config, model.memory, model.options, arrays, candidates)
+
+    def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
+        return strategy(batch, options, self.config, scored)
+
+    def start(
+        self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
+    ) -> tuple[CpuDecoder, Any]:
+        """As `CpuModel` has it, in places among the candidates."""
+        source = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
+        decoder = self.model.decoder_of(self.step, *source, outputs, beam)
+        if bans is not None:
+            decoder.bans[:] = bans
+        return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
+
+
 def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
     """Split the batches in parts: each worker has an equal share of the long and of the short sentences in each."""
     for batch in work:
         for first in range(min(workers, len(batch.index))):
-            part = slice(first, None, workers)
-            yield Batch(
-                batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part], batch.places[part]
-            )
+            yield batch.part(slice(first, None, workers))
+
+
+class StepGraph:
+    """A graph of one step, with what belongs to every batch that it decodes."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        ports: Ports,
+        config: TransformerConfig,
+        memory: BufferPool,
+        options: ort.RunOptions,
+        given: Mapping[str, NDArray] = MappingProxyType({}),
+        candidates: Candidates | None = None,
+    ):
+        """config: of as many ids as there are logits. given: inputs that are always the same. candidates: what its
+        logits are of, if they aren't of all ids."""
+        self.session, self.config, self.memory, self.options = session, config, memory, options
+        self.inputs, self.outputs = ports.input_names, ports.output_names
+        self.made = {port.value: port for port in ports.outputs}
+        self.cache = [value for value in self.outputs if value.startswith("cache.")]
+        self.cross = [value for value in self.inputs if value.startswith("cross.")]
+        self.given, self.candidates = given, candidates
 
 
 class CpuDecoder:
@@ -136,7 +215,7 @@ class CpuDecoder:
 
     def __init__(
         self,
-        graphs: CpuModel,
+        graphs: StepGraph,
         source: Values,
         outputs: Sequence[str],
         beam: int,
@@ -144,6 +223,8 @@ class CpuDecoder:
         """source: what the decoder reads of it, by value. outputs: what `step` returns, by value."""
         config = graphs.config
         self.graphs, self.outputs, self.source = graphs, outputs, source
+        self.ids_listed = None if graphs.candidates is None else graphs.candidates.ids
+        self.unlisted = None if graphs.candidates is None else graphs.candidates.unlisted
         self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
@@ -158,9 +239,11 @@ class CpuDecoder:
         self.cache = self._buffers(room)
         weakref.finalize(self, graphs.memory.give_back, self.cache).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
-        self.binding = graphs.decoder.io_binding()
+        self.binding = graphs.session.io_binding()
         for name in ("past_length", "beam_width", "candidates", "bans"):
             self._bind_input(name, getattr(self, name))
+        for name, x in graphs.given.items():
+            self.binding.bind_cpu_input(name, x)
         self._bind()
 
     @property
@@ -182,10 +265,10 @@ class CpuDecoder:
         """Take the last tokens (R,) and return the logits (R, V), or the requested outputs; two come as a pair."""
         if self.past == self.room:
             self._grow()
-        self.ids[:] = ids
+        self.ids[:] = ids if self.ids_listed is None else self.ids_listed[ids]
         if self.most_extensions > 1:
             self.sums[:] = self.log_p.reshape(-1, 1)
-        self.graphs.decoder.run_with_iobinding(self.binding, self.graphs.options)
+        self.graphs.session.run_with_iobinding(self.binding, self.graphs.options)
         self.past += 1
         self.past_length[0] = self.past
         return self.results[0] if len(self.results) == 1 else self.results
@@ -210,9 +293,19 @@ class CpuDecoder:
         beams = int(self.beam_width[0])
         sentences = rows[::beams] // beams
         self._move(len(rows), self.room, of=rows)
-        self.source = {value: x[sentences] for value, x in self.source.items()}
+        self._keep_sentences(sentences)
         self.cache_indirection = self.cache_indirection[sentences]
         self._bind()
+
+    def _keep_sentences(self, sentences: NDArray) -> None:
+        self.source = {value: x[sentences] for value, x in self.source.items()}
+        self.unlisted = None if self.unlisted is None else self.unlisted[sentences]
+
+    def _unlisted(self, beams: int) -> NDArray[np.float32]:
+        """What keeps a sentence from ids that are its neighbours' (R, C); (1, C) where there are none."""
+        if self.unlisted is None:
+            return np.zeros((1, self.graphs.config.vocab_size), np.float32)
+        return np.repeat(self.unlisted, beams, axis=0)
 
     def _grow(self) -> None:
         self._move(len(self.cache[0]), 2 * self.room)
@@ -235,7 +328,7 @@ class CpuDecoder:
         self.sums = np.zeros((rows, 1), np.float32)
         of_sentence = beams * int(self.candidates[0])
         extensions = min(self.most_extensions, of_sentence)
-        extents = {"rows": rows, LENGTH: self.source["source_mask"].shape[1]}
+        extents = {"rows": rows, LENGTH: self.source["source_mask"].shape[1], LISTED: config.vocab_size}
         extents |= {"choices": rows // beams, "candidates": extensions}
         self.results = tuple(self._made(value, extents) for value in self.outputs)
         inputs = {
@@ -244,6 +337,7 @@ class CpuDecoder:
             "by_sentence": np.array([-1, of_sentence]),
             "extensions": np.array([extensions]),
             "log_p": self.sums,
+            "unlisted": self._unlisted(beams),
             "first_entry": np.arange(rows)[:, None] % beams * config.vocab_size,
             **self.source,
         }
@@ -288,7 +382,7 @@ class RecurrentCpuDecoder(CpuDecoder):
 
     def keep(self, rows: NDArray) -> None:
         beams = int(self.beam_width[0])
-        self.source = {value: x[rows[::beams] // beams] for value, x in self.source.items()}
+        self._keep_sentences(rows[::beams] // beams)
         self._take(rows)
 
     def _take(self, rows: NDArray) -> None:

@@ -34,7 +34,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.sampling import BLOCK, noise
-from mlx_transformer.generation.settings import LANGUAGES
+from mlx_transformer.generation.settings import BESIDE
 
 Array = NDArray
 T = TypeVar("T")
@@ -129,7 +129,8 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any]) -> d
 
 def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
     """Return a model's own settings for outputs of so many tokens, none of them drawn; None where it has none."""
-    own = {name: value for name, value in settings.items() if name not in (LANGUAGES, *OF_SAMPLING)}
+    left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # the limit is given
+    own = {name: value for name, value in settings.items() if name not in left}
     if not own:
         return None
     most = min(limit, own.get("max_new_tokens", limit))

@@ -191,7 +191,8 @@ class Engine:
         if not self.capabilities.reads_vectors:
             return set()
         c = self.config
-        readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
+        readers = {output_weight_name(c)} if c.head.classifies else set()
+        readers |= {target_embedding_name(c)} if c.has_decoder else set()
         return {source_embedding_name(c)} - readers
 
 

@@ -21,6 +21,7 @@ Array = NDArray
 KNOWN = {
     "beam", "length_penalty", "penalty_form", "max_new_tokens", "min_new_tokens", "early_stopping", "heuristic_stop",
     "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
+    "suppressed_first", "banned_sequences",
 }  # fmt: skip
 """The fields of `Options` that this search is written for; `batch_tokens` changes nothing that is found."""
 
@@ -70,6 +71,10 @@ def allowed(scores: Array, before: Sequence[int], step: int, c: TransformerConfi
         last = tuple(before[len(before) - n + 1 :])
         grams = [tuple(before[i : i + n]) for i in range(len(before) - n + 1)]
         never |= {gram[-1] for gram in grams if gram[:-1] == last}
+    if step == len(o.forced_first):
+        never |= {*o.suppressed_first}
+    read = tuple(before)
+    never |= {ids[-1] for ids in o.banned_sequences if read[-len(ids) + 1 :] == ids[:-1]}
     scores = scores.copy()
     scores[sorted(never)] = -np.inf
     return scores

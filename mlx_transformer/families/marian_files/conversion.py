@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_transformer.core.card import carried
 from mlx_transformer.core.checkpoint import holds_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductScales, multiplied_names
@@ -17,9 +18,10 @@ from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
-from mlx_transformer.generation.settings import Settings, checked_settings, settings_text
+from mlx_transformer.generation.settings import SHORTLIST, Settings, checked_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.manifest import CARD
 
 from .archive import read_npz
 from .folder import MarianFiles, find_files
@@ -64,8 +66,11 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
     if files.shortlist is not None:
         _check_shortlist(files.shortlist, original.sizes)
     settings, left = settings_of(files, original.config, tokenizer)
+    if files.shortlist is not None and files.uses_shortlist:
+        settings[SHORTLIST] = files.shortlist.name
     notes += left
     texts = {ORIGIN: _origin(files, original.options), **settings_text(settings)}
+    texts[CARD] = carried(files.model.parent, results=True)
     if scales := read_scales(original):
         texts[INT8_SCALES] = scales.json()
     elif any(item.type == INTGEMM8 for item in original.items.values()):
@@ -97,13 +102,14 @@ def read_model(path: Path) -> list[Item]:
 def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | None) -> tuple[Settings, list[str]]:
     """How the model is meant to be searched, by Marian's settings, and a note: what of them was left behind.
 
-    Marian never writes <unk> unless it is told that it may. Its limit, a multiple of the source's length, stays in
-    marian.json.
+    Marian never writes <unk> unless it is told that it may.
     """
     given = files.generation or {}
     settings: Settings = {}
     if given.get("beam-size", 1) != 1:
         settings = {"beam": given["beam-size"], "penalty_form": "length", "length_penalty": given.get("normalize", 0)}
+    if "max-length-factor" in given:
+        settings["max_length_factor"] = given["max-length-factor"]
     if tokenizer is not None and not given.get("allow-unk", False):
         settings["suppressed"] = [Tokenizer(tokenizer).unk_id]
     notes = [f"word-penalty {given['word-penalty']} left behind"] if given.get("word-penalty", 0) else []

@@ -26,6 +26,8 @@ class MarianFiles:
     vocabularies: tuple[Path, ...] = ()
     """One for both languages, or source and target; none: the model takes ids."""
     shortlist: Path | None = None
+    uses_shortlist: bool = False
+    """The settings name it, so that the maker's engine searches with it."""
     settings: Path | None = None
     generation: dict[str, Any] | None = None
     """What the settings say of the search."""
@@ -69,7 +71,7 @@ def find_files(path: Path) -> MarianFiles:
         raise UserError(f"{folder}: holds several shortlists: {', '.join(file.name for file in shortlists)}; leave one")
     generation = {key: values[key] for key in GENERATION if isinstance(values.get(key), int | float)}
     shortlist = shortlists[0] if shortlists else None
-    return MarianFiles(models[0], _vocabularies(folder, values), shortlist, settings, generation)
+    return MarianFiles(models[0], _vocabularies(folder, values), shortlist, bool(listed), settings, generation)
 
 
 def _models(folder: Path) -> list[Path]:

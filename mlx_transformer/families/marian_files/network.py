@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import parameter_shapes, source_embedding_name, target_embedding_name
+from mlx_transformer.core.parameters import BARRED, parameter_shapes, source_embedding_name, target_embedding_name
 
 from .items import Item
 
-BARRED = -1e4
-"""The bias of outputs that are never chosen."""
 SCALE = "_QuantMultA"
 OUTPUT = "none"
 """What the product with a tied embedding is called."""

@@ -2,7 +2,7 @@
 
     6 x u64 {magic, checksum, first, best, V + 1 offsets, entries} · u64 offsets · u32 ids, ascending in each list
 
-Read and written; a search that chooses among a sentence's candidates alone has fewer logits to compute.
+A search that chooses among a sentence's candidates alone has fewer logits to compute (`generation/candidates.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_bytes
 
@@ -43,11 +44,29 @@ class Shortlist:
         chosen[: self.first] = True
         if shared:
             chosen[list(source)] = True
-        for id in {*source}:
+        for id in {*source} & {*range(len(self.offsets) - 1)}:  # padding has no list
             chosen[self.ids[int(self.offsets[id]) : int(self.offsets[id + 1])]] = True
-        free = np.flatnonzero(~chosen)
-        chosen[free[free >= self.first][: -int(chosen.sum()) % MULTIPLE]] = True
+        found = np.flatnonzero(chosen)
+        if (missing := -len(found) % MULTIPLE) == 0:
+            return found
+        near = chosen[self.first : len(found) + missing]  # where so many free ones are, if anywhere
+        chosen[self.first + np.flatnonzero(~near)[:missing]] = True
         return np.flatnonzero(chosen)
+
+
+def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:
+    """Read a file for a model. `UserError` also where it is of other vocabularies."""
+    if config.architecture != "encoder-decoder":
+        raise UserError(f"{path}: a shortlist is for an encoder-decoder, not architecture={config.architecture!r}")
+    shortlist, sizes = read_shortlist(path), (config.source_vocab_size, config.vocab_size)
+    # An imported model has rows behind the pieces: padding, and in the smaller of two vocabularies more.
+    lists, largest = len(shortlist.offsets) - 1, int(shortlist.ids.max(initial=0))
+    if lists > sizes[0] or max(largest, shortlist.first - 1) >= sizes[1]:
+        raise UserError(
+            f"{path}: is of other vocabularies: {lists} source pieces, and target pieces up to {largest}; the model has"
+            f" {sizes[0]} and {sizes[1]}"
+        )
+    return shortlist
 
 
 def read_shortlist(path: str | Path) -> Shortlist:

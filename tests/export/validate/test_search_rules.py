@@ -58,6 +58,8 @@ REQUESTS = [
     {"beam": 4, "heuristic_stop": True, "length_penalty": 1.5, "penalty_form": "length", "forced_first": [12]},
     {"beam": 3, "early_stopping": True, "min_new_tokens": 4, "length_penalty": -1.0},
     {"sample": True, "seed": 4, "no_repeat_ngram": 1, "repetition_penalty": 0.8, "suppressed": [3]},
+    {"beam": 3, "banned_sequences": [[4, 6], [5, 8, 7], [3, 3]], "suppressed_first": [4, 6, 9, 11]},
+    {"banned_sequences": [[i, j] for i in range(3, 9) for j in range(3, 20)], "suppressed_first": [5, 7]},
 ]
 
 

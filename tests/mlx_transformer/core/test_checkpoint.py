@@ -63,7 +63,7 @@ def test_a_runs_folder_means_its_model(tmp_path):
 def test_flipped_bits_and_cut_files_are_found(folder, seed):
     """A sample; the test of every byte is among the slow ones."""
     rng = np.random.default_rng(seed)
-    for name, data in contents(folder).items():
+    for name, data in guarded(folder).items():
         places = rng.integers(0, len(data), 25)
         for place in places:
             check_damage(folder, name, data, data[:place])
@@ -72,11 +72,16 @@ def test_flipped_bits_and_cut_files_are_found(folder, seed):
 
 @pytest.mark.slow
 def test_every_flipped_bit_and_every_cut_is_found(folder):
-    for name, data in contents(folder).items():
+    for name, data in guarded(folder).items():
         for place in range(len(data)):
             check_damage(folder, name, data, data[:place])
             for bit in range(8):
                 check_damage(folder, name, data, flipped(data, place, bit))
+
+
+def guarded(folder):
+    """All files but the card, in which people write."""
+    return {name: data for name, data in contents(folder).items() if name != "README.md"}
 
 
 def flipped(data, place, bit):

@@ -188,6 +188,20 @@ def test_a_corpus_and_files_displace_each_other():
             {"data": {"pairs": "p", "tokenizer": "t"}, "training": {"steps": 1, "start_from": "c"}},
             r"data\.tokenizer: start_from keeps the checkpoint's model and vocabulary",
         ),
+        ({"data": {"pairs": "p", "tokenizer": "t", "vocab_model": "unigram"}}, "leave out vocab_model"),
+        (
+            {"data": {"pairs": "p", "vocab_model": "unigram", "separate_vocabularies": True}},
+            "makes one vocabulary of both languages: leave out separate_vocabularies",
+        ),
+        ({"data": {"pairs": "p", "vocab_model": "unigram", "bpe_dropout": 0.1}}, "leaves out merges, of which"),
+        (
+            {"data": {"text": "t", "vocab_model": "unigram"}, "training": {"steps": 1, "objective": "language-model"}},
+            "vocab_model is for translation",
+        ),
+        (
+            {"data": {"pairs": "p", "vocab_model": "unigram"}, "training": {"steps": 1, "start_from": "c"}},
+            r"data\.vocab_model: start_from keeps the checkpoint's model and vocabulary",
+        ),
         ({"data": {"corpus": "cldr:en-de", "vocab_size": 100}}, r"data\.vocab_size = 100 must be .* at least 260"),
         ({"data": {"corpus": "cldr:en-de", "batch_tokens": 0}}, r"data\.batch_tokens = 0 must be .* at least 1"),
         ({"model": {"preset": "huge"}}, "unknown preset 'huge': choose one of tiny, small, base, big"),
@@ -293,7 +307,7 @@ def test_files_that_are_no_recipe(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"{name}\.toml: (not a TOML recipe|cannot be read \(not UTF-8)"):
             load_recipe(str(path), {})
-    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(iwslt14-de-en, "):
+    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(distil, "):
         load_recipe("nothing", {})
     with pytest.raises(UserError, match="no such recipe file"):
         load_recipe(str(tmp_path), {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 from choices import both_choices
 from tiny_run import metrics, recipe, write_pairs
 
@@ -56,6 +57,14 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert (opened.folder / "model.safetensors").read_bytes() == (last.folder / "model.safetensors").read_bytes()
     assert opened.tokenizer_path is not None
     assert not (opened.folder / "optimizer.safetensors").exists()
+    keys = yaml.safe_load((opened.folder / "README.md").read_text(encoding="utf-8").split("---\n")[1])
+    (result,) = keys["model-index"][0]["results"]
+    assert "language" not in keys
+    assert result["dataset"]["name"] == "set aside of the training text, validation"
+    bleu, chrf, perplexity = result["metrics"]
+    assert (bleu["value"], chrf["value"]) == tuple(metrics(run, "valid")[-1][name] for name in ("bleu", "chrf"))
+    assert bleu["args"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
+    assert perplexity["value"] == round(metrics(run, "valid")[-1]["perplexity"], 3)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from marian_checks import SOURCES, TARGETS, model_file, network
-from marian_models import KINDS, SIZES, STUDENT, model_items, vocabulary, write_model
+from marian_models import KINDS, SIZES, STUDENT, model_items, shortlist, vocabulary, write_model
 
+from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.validate.origin.marian_network import MarianNetwork
 from export.validate.reference import Reference, sublayers
 from mlx_transformer import Tokenizer, Transformer
@@ -98,8 +100,13 @@ def test_mlx_writes_what_marian_does(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind], seed=2, integers=True)
     import_marian(folder, tmp_path / "ours")
     model, judge = Transformer.load(tmp_path / "ours"), network(folder)
-    written = model.generate(SOURCES, max_new_tokens=12, suppressed=[])
-    assert written == [judge.translate(source, 12) for source in SOURCES]
+    pieces, shared = KINDS[kind]["dim-vocabs"], model.config.one_embedding
+    lists = shortlist(*pieces)
+    own = [lists.candidates(source, pieces[1], shared).tolist() for source in SOURCES]
+    for among in (own, [None] * len(SOURCES)):  # as its settings say, and exact
+        written = model.generate(SOURCES, max_new_tokens=12, suppressed=[])
+        assert written == [judge.translate(*row) for row in zip(SOURCES, [12] * len(SOURCES), among, strict=True)]
+        model.shortlist = None
     for source, target in zip(SOURCES, TARGETS, strict=True):
         expected = judge.logits(source, target)
         got = np.array(model(mx.array([source]), mx.array([[model.config.bos_id, *target]])))[0]
@@ -262,15 +269,18 @@ def test_without_a_vocabulary_the_model_takes_ids(change: Any, tmp_path: Path) -
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
 
 
+BEAM_6 = {"beam": 6, "penalty_form": "length", "length_penalty": 0}
+
+
 @pytest.mark.parametrize(
     ("more", "expected", "notes"),
     [
-        ("", {"suppressed": [1]}, []),
-        ("allow-unk: true\n", {}, []),
-        ("beam-size: 6\n", {"beam": 6, "penalty_form": "length", "length_penalty": 0, "suppressed": [1]}, []),
+        ("", {"max_length_factor": 2.5, "suppressed": [1]}, []),
+        ("allow-unk: true\n", {"max_length_factor": 2.5}, []),
+        ("beam-size: 6\n", {**BEAM_6, "max_length_factor": 2.5, "suppressed": [1]}, []),
         (
             "beam-size: 4\nnormalize: 0.8\nword-penalty: 0.1\n",
-            {"beam": 4, "penalty_form": "length", "length_penalty": 0.8, "suppressed": [1]},
+            {**BEAM_6, "beam": 4, "length_penalty": 0.8, "max_length_factor": 2.5, "suppressed": [1]},
             ["word-penalty 0.1 left behind"],
         ),
     ],
@@ -283,8 +293,40 @@ def test_settings_of_the_search_come_along(
     settings.write_text(settings.read_text().replace("beam-size: 1\n", "") + more)
     assert import_marian(folder, tmp_path / "ours") == notes
     path = tmp_path / "ours" / "generation.json"
-    assert (json.loads(path.read_text()) if path.exists() else {}) == expected
+    assert json.loads(path.read_text()) == {**expected, "shortlist": "lex.50.50.test.s2t.bin"}
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
+
+
+def test_outputs_are_at_most_so_many_times_as_long_as_sources(tmp_path: Path) -> None:
+    """Marian's rule, in every runtime and in the bare file; whatever a caller gives wins."""
+    import_marian(write_model(tmp_path / "theirs", STUDENT), tmp_path / "ours")
+    endless = {"min_new_tokens": 3, "suppressed": [0]}
+    folder, file = (
+        export_onnx(tmp_path / "ours", tmp_path / "onnx"),
+        export_search(tmp_path / "ours", tmp_path / "a.onnx"),
+    )
+    search = SearchModel(file, threads=1)
+    for model in (Transformer.load(tmp_path / "ours"), OnnxTransformer(folder, threads=1), search):
+        lengths = [len(row) for row in model.generate(SOURCES, **endless)]
+        assert lengths == [math.ceil(2.5 * len(row)) for row in SOURCES]
+        assert {len(row) for row in model.generate(SOURCES, max_new_tokens=5, **endless)} == {5}
+        lengths = [len(row) for row in model.generate(SOURCES, max_length_factor=0, **endless)]
+        assert lengths == [len(row) + 50 for row in SOURCES]
+    ids = np.array(SOURCES[:1])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "suppressed": np.array([0])}
+    (found,) = search.session.run(["lengths"], given)
+    assert found.tolist() == [[math.ceil(2.5 * ids.shape[1])]]
+
+
+def test_a_shortlist_that_the_settings_do_not_name_is_kept_and_not_used(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "theirs", STUDENT)
+    settings = folder / "config.test.yml"
+    named = "shortlist:\n    - lex.50.50.test.s2t.bin\n    - false\n"
+    assert named in settings.read_text()
+    settings.write_text(settings.read_text().replace(named, ""))
+    import_marian(folder, tmp_path / "ours")
+    assert (tmp_path / "ours" / "lex.50.50.test.s2t.bin").is_file()
+    assert Transformer.load(tmp_path / "ours").shortlist is None
 
 
 def test_settings_that_no_search_takes_are_refused(tmp_path: Path) -> None:

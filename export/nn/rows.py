@@ -1,0 +1,47 @@
+"""Some rows of the classifier: the logits of a shortlist's ids alone.
+
+    ids (C,) --> Gather(W) --> Transpose --> weight (D, C), once a batch
+    hidden (..., D) --> MatMul(weight) --> Add(Gather(bias, ids)) --> logits (..., C)
+
+Lower precisions know the product by its weight's mark (`export/precision/chosen.py`).
+
+Shapes: C ids, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from .primitives import Op, Parameter, extent
+
+ROWS_OF = "rows of"
+"""Key of `meta` of such a weight: the parameter (V, D) that its rows are of."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`weight` (D, C), `bias` (C,)."""
+
+    weight: ir.Value
+    bias: ir.Value | None
+
+    def __call__(self, op: Op, hidden: ir.Value) -> ir.Value:
+        """(..., D) -> (..., C)."""
+        y = op.MatMul(hidden, self.weight)
+        return y if self.bias is None else op.Add(y, self.bias)
+
+
+def mark(weight: ir.Value, parameter: Parameter) -> ir.Value:
+    """Say of a weight (D, C) which parameter's rows it holds."""
+    weight.meta[ROWS_OF] = parameter
+    return weight
+
+
+def take(op: Op, parameter: Parameter, ids: ir.Value) -> ir.Value:
+    """The rows `ids` of a parameter (V, D), as a product reads them: (D, C)."""
+    parameter._realize(op.builder)
+    weight = op.Transpose(op.Gather(parameter, ids, axis=0), perm=[1, 0])
+    weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([extent(parameter, 1), None])
+    return mark(weight, parameter)

@@ -1,0 +1,174 @@
+"""README.md of a model's folder, the model card: what people and the Hugging Face Hub read of it.
+
+Front matter, what the model is, how it is used, its sizes, and what `validate` found. A card that a person wrote or
+changed stays as it is, but for the lines between the marks of the proof; its last line says how one knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.front_matter import front_matter, keys_of, yaml_of
+from mlx_transformer.system.manifest import CARD
+
+from .config import TransformerConfig
+from .parameters import parameter_count
+
+LICENSE = "license: fill in what your text and the model's origin allow (huggingface.co/docs/hub/repositories-licenses)"
+LEGAL = ("license", "license_name", "license_link")
+ABOUT = (*LEGAL, "language", "pipeline_tag", "base_model", "datasets")
+"""Keys that stay true of a model that is made of another."""
+RESULTS = "model-index"
+"""The key of scores, which stay true of the same weights in another form."""
+
+PIPELINES = {"encoder-decoder": "translation", "decoder": "text-generation", "encoder": "fill-mask"}
+TITLES = {
+    "encoder-decoder": "A Transformer: encoder and decoder",
+    "decoder": "A Transformer: decoder alone",
+    "encoder": "A Transformer: encoder alone",
+}
+CALLS = {
+    "encoder-decoder": 'model.translate("A sentence.", beam=4)',
+    "decoder": 'model.complete("Once upon a time")',
+    "encoder": 'model.fill("A <mask> sentence.")',
+}
+CALLS_OF_IDS = {
+    "encoder-decoder": "model.generate([[5, 6, 7]], beam=4)",
+    "decoder": "model.generate([[5, 6, 7]])",
+    "encoder": "model.token_logits([[5, 6, 7]])",
+}
+WEIGHTS = (".safetensors", ".onnx", ".onnx_data", ".npz", ".bin")
+
+BEGIN, END = "<!-- validate: begin -->", "<!-- validate: end -->"
+UNPROVEN = "Not validated since it was written; `mlx-transformer validate CHECKPOINT ONNX` does it, and says so here."
+SIGNED = "\n<!-- mlx-transformer wrote this; what you change stays as you have it. {} -->\n"
+
+
+class Form(NamedTuple):
+    """What a folder is for its readers."""
+
+    library: str
+    tags: tuple[str, ...]
+    use: str | None = None
+    """How it is used, a Markdown block; None: by this project."""
+
+
+CHECKPOINT = Form("mlx-transformer", ("mlx", "transformer"))
+
+
+def given(**values: object) -> str:
+    """Return the begin of a card: keys of front matter, which `write_card` completes; keys of None are left out."""
+    return front_matter({key: yaml_of(key, value) for key, value in values.items() if value is not None})
+
+
+def carried(folder: Path, results: bool = False) -> str:
+    """Return the begin of the card of a model that is made of the one in `folder`: what that one's card says of
+    license, languages and origin, and with `results` its scores, if the weights are the same."""
+    keys = keys_of(_text(folder / CARD)) if (folder / CARD).is_file() else {}
+    wanted = (*ABOUT, RESULTS) if results else ABOUT
+    return front_matter({key: lines for key, lines in keys.items() if key in wanted})
+
+
+def write_card(
+    folder: Path, config: TransformerConfig, form: Form = CHECKPOINT, begin: str = "", replaced: Path | None = None
+) -> None:
+    """Write the card of a folder whose other files are there.
+
+    begin: front matter that is known already, which wins. replaced: the folder in whose place this one comes; a
+    README.md there that a person wrote or changed is kept, with no proof in it.
+    """
+    if replaced is not None and (replaced / CARD).is_file() and not _is_ours(old := _text(replaced / CARD)):
+        text = _with_proof(old, UNPROVEN)
+    else:
+        text = _signed(_card(folder, config, form, keys_of(begin)))
+    (folder / CARD).write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def note_proof(folder: Path, proof: str) -> None:
+    """Put what `validate` found into a folder's card, if it has one with a place for it; `UserError` if it can't be
+    written."""
+    path = folder / CARD
+    if not path.is_file():
+        return
+    old = _text(path)
+    new = _with_proof(old, proof)
+    if new != old:
+        write_text(path, _signed(_unsigned(new)) if _is_ours(old) else new)
+
+
+def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str]) -> str:
+    pipeline = yaml_of("pipeline_tag", PIPELINES[c.architecture])
+    made = {"pipeline_tag": pipeline, "library_name": yaml_of("library_name", form.library)}
+    keys = {**made, "tags": yaml_of("tags", list(form.tags)), **known}
+    missing = "" if any(key in keys for key in LEGAL) else LICENSE
+    return "\n".join(
+        [
+            f"{front_matter(keys, missing)}",
+            f"# {TITLES[c.architecture]}",
+            "",
+            form.use or _use(folder, c),
+            "",
+            "## Sizes",
+            "",
+            *_sizes(folder, c),
+            "",
+            "## Proof",
+            "",
+            BEGIN,
+            UNPROVEN,
+            END,
+            "",
+        ]
+    )
+
+
+def _use(folder: Path, c: TransformerConfig) -> str:
+    has_text = any(folder.glob("*tokenizer.json"))
+    call = (CALLS if has_text else CALLS_OF_IDS)[c.architecture]
+    code = f'import mlx_transformer as mt\nmodel = mt.open_model("ORG/NAME or FOLDER")\nprint({call})'
+    return f"```python\n{code}\n```"
+
+
+def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
+    layers = [f"{count} {name}" for name, count in (("encoder", c.encoder_layers), ("decoder", c.decoder_layers))]
+    shown = {"encoder-decoder": layers, "encoder": layers[:1], "decoder": layers[1:]}[c.architecture]
+    rows = {
+        "parameters": f"{parameter_count(c):,}",
+        "layers": ", ".join(shown),
+        "width, heads": f"{c.d_model}, {c.heads}",
+        "vocabulary": f"{c.vocab_size:,}",
+        "positions": f"{c.max_positions:,}",
+    }
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in WEIGHTS and path.is_file():
+            rows[f"`{path.relative_to(folder).as_posix()}`"] = f"{path.stat().st_size / 1e6:,.1f} MB"
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+
+
+def _with_proof(text: str, proof: str) -> str:
+    """The text with this between its marks, or as it is if it lacks them."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n{proof}\n{end}{after}" if begin and end else text
+
+
+def _signed(text: str) -> str:
+    return text + SIGNED.format(hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest())
+
+
+def _unsigned(text: str) -> str:
+    return text[: text.rfind(SIGNED[: SIGNED.index("{")])]
+
+
+def _is_ours(text: str) -> bool:
+    """Whether nobody has changed it since it was written."""
+    return SIGNED[: SIGNED.index("{")] in text and _signed(_unsigned(text)) == text
+
+
+def _text(path: Path) -> str:
+    """Whatever bytes it has: it is given back as it is."""
+    return read_bytes(path).decode("utf-8", "surrogateescape")

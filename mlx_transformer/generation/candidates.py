@@ -1,0 +1,136 @@
+"""A search that chooses among given ids alone, each sentence among its own: the candidates that a shortlist names.
+
+The ids of a batch's sentences together are a small vocabulary. A model computes their logits alone, what searches sees
+no others, and what it finds is numbered back at the end; a mask tells a sentence's own from its neighbours', so that no
+sentence depends on those computed with it.
+
+Shapes: B sentences, R rows (hypotheses), V vocabulary, C candidates of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids, Sources, check_ids, listed
+from mlx_transformer.system.errors import UserError
+
+from .arrays import Array, Arrays
+from .options import ID_FIELDS, Hypothesis, Options
+from .steps import BANNED, Batch, Decoder, Model
+
+
+def check_candidates(candidates: Ids, rows: int, config: TransformerConfig) -> list[NDArray[np.int64]]:
+    """The ids that each of `rows` outputs may be made of; an empty list leaves the end alone."""
+    candidates = listed(candidates, "candidates")
+    if not (config.has_encoder and config.has_decoder):
+        raise UserError(f"candidates: a {config.architecture} alone has no shortlist; leave them out")
+    if len(candidates) != rows:
+        raise UserError(f"candidates has {len(candidates)} rows for {rows} inputs: give one list for each")
+    return check_ids(candidates, config.vocab_size, "candidates", empty=True)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a batch's outputs are made of, as a vocabulary of its own."""
+
+    ids: NDArray[np.int64]
+    """(C,) the ids of all sentences, ascending; among them what any output may need: pad, start, ends, forced ones."""
+    unlisted: NDArray[np.float32] | None
+    """(B, C) added to the logits: `BANNED` on what isn't the sentence's own; None: each may have all of them."""
+    config: TransformerConfig
+    """The model's, of C ids."""
+
+    @classmethod
+    def of(cls, batch: Batch, options: Options, config: TransformerConfig) -> Candidates:
+        """Those of a batch that has some. Where tokens are drawn they are all ids: on their places hangs the noise."""
+        assert batch.candidates is not None
+        always = [config.pad_id, config.bos_id, *options.ends(config), *options.forced_first]
+        own = [
+            np.unique(np.concatenate([row, always, forced]))
+            for row, forced in zip(batch.candidates, batch.prefix, strict=True)
+        ]
+        every = np.arange(config.vocab_size)
+        ids = every if options.sample else own[0] if len(own) == 1 else np.unique(np.concatenate(own))
+        unlisted = None
+        if any(len(row) < len(ids) for row in own):
+            unlisted = np.full((len(own), len(ids)), BANNED, np.float32)
+            for row, listed_here in zip(unlisted, own, strict=True):
+                row[np.searchsorted(ids, listed_here)] = 0
+        ids = ids.astype(np.int64)
+        pad, bos, eos = np.searchsorted(ids, [config.pad_id, config.bos_id, config.eos_id]).tolist()
+        size = len(ids)
+        own_config = replace(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)
+        return cls(ids, unlisted, own_config)
+
+    def places(self, ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
+        """Where ids that are among them are."""
+        return np.searchsorted(self.ids, np.asarray(ids, np.int64))
+
+    def narrowed(self, batch: Batch, options: Options) -> tuple[Batch, Options]:
+        """The batch and the options in terms of their places."""
+        known = {*self.ids.tolist()}
+        fields = {name: [id for id in getattr(options, name) if id in known] for name in ID_FIELDS}
+        options = replace(options, **{name: tuple(self.places(ids).tolist()) for name, ids in fields.items()})
+        return replace(batch, prefix=[self.places(row) for row in batch.prefix], candidates=None), options
+
+    def restored(self, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Hypotheses of places as ones of ids."""
+        return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in found]
+
+
+def among(model: Model, candidates: Candidates) -> Any:
+    """The model with the vocabulary of a batch: by a way of its own (`among`), or by columns of all its logits."""
+    of_model = getattr(model, "among", None)
+    return Among(model, candidates, columns=True) if of_model is None else of_model(candidates)
+
+
+class Among:
+    """`steps.Model` with the vocabulary of a batch."""
+
+    def __init__(self, model: Model, candidates: Candidates, columns: bool):
+        """columns: the model gives the logits of all ids, of which those of the candidates are taken."""
+        self.model, self.candidates, self.columns = model, candidates, columns
+        self.config, self.arrays, self.extends_positions = candidates.config, model.arrays, model.extends_positions
+
+    def start(self, sources: Sources) -> tuple[Decoder, Array]:
+        decoder, logits = self.model.start(sources)
+        narrowed = AmongDecoder(self.arrays, decoder, self.candidates, self.columns)
+        return narrowed, narrowed.of(logits)
+
+
+class AmongDecoder(Decoder):
+    """`steps.Decoder` with the vocabulary of a batch."""
+
+    def __init__(self, xp: Arrays, decoder: Decoder, candidates: Candidates, columns: bool):
+        self.xp, self.decoder, self.columns = xp, decoder, columns
+        self.ids = xp.asarray(candidates.ids.astype(np.int32))
+        self.unlisted = None if candidates.unlisted is None else xp.asarray(candidates.unlisted)
+
+    def of(self, logits: Array) -> Array:
+        """The candidates' logits (R, C)."""
+        if self.columns:
+            logits = self.xp.take(logits, self.ids, axis=1)
+        return logits if self.unlisted is None else logits + self.unlisted
+
+    def step(self, ids: Array) -> Array:
+        return self.of(self.decoder.step(self.xp.take(self.ids, ids, axis=0)))
+
+    def repeat(self, times: int) -> None:
+        self.decoder.repeat(times)
+        if self.unlisted is not None:
+            rows = np.repeat(np.arange(len(self.unlisted), dtype=np.int32), times)
+            self.unlisted = self.xp.take(self.unlisted, self.xp.asarray(rows), axis=0)
+
+    def reorder(self, rows: Array) -> None:
+        self.decoder.reorder(rows)
+
+    def keep(self, rows: Array) -> None:
+        self.decoder.keep(rows)
+        if self.unlisted is not None:
+            self.unlisted = self.xp.take(self.unlisted, rows, axis=0)

@@ -1,0 +1,95 @@
+"""A shortlist of a model's own: which target tokens its source tokens become, counted where its attention aligns them.
+
+Each target token of a parallel text counts for the source token that it is read from most. p(t | s) = the pair's count
+over all of s; of each source token the likeliest stay. The file is of Marian's kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.data.corpus import ParallelText
+from mlx_transformer.families.marian_files.shortlist import Shortlist
+from mlx_transformer.system.errors import UserError
+
+from .alignment import CrossWeights
+
+PAIRS = 512
+"""Pairs that are aligned, and then counted, at a time."""
+
+
+class Counts:
+    """How often each target token was aligned with each source token."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.keys, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def add(self, source: Sequence[int], target: Sequence[int], weights: NDArray) -> None:
+        """weights (T, S): from row i target token i was chosen. The source's end takes no part."""
+        if len(target) and len(source) > 1:
+            aligned = np.asarray(source)[weights[:, : len(source) - 1].argmax(axis=1)]
+            self._merge(aligned * self.vocab_size + np.asarray(target), np.ones(len(target), np.int64))
+
+    def join(self, other: Counts) -> None:
+        self._merge(other.keys, other.counts)
+
+    def _merge(self, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.keys, places = np.unique(np.concatenate([self.keys, keys]), return_inverse=True)
+        total = np.zeros(len(self.keys), np.int64)
+        np.add.at(total, places, np.concatenate([self.counts, counts]))
+        self.counts = total
+
+    def shortlist(self, source_vocab_size: int, first: int, best: int) -> Shortlist:
+        """The `best` likeliest of each source token, the lower id on ties. As p(t | s) has one divisor for all of s,
+        counts order them."""
+        source, target = np.divmod(self.keys, self.vocab_size)
+        order = np.lexsort((target, -self.counts, source))
+        source, target = source[order], target[order]
+        begins = np.searchsorted(source, source)
+        kept = np.arange(len(source)) - begins < best
+        source, target = source[kept], target[kept]
+        ascending = np.lexsort((target, source))
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=source_vocab_size))])
+        return Shortlist(first, best, offsets.astype(np.uint64), target[ascending].astype(np.uint32))
+
+
+def built_shortlist(
+    config: TransformerConfig,
+    tokenizer: Tokenizer,
+    weights: CrossWeights,
+    text: ParallelText,
+    *,
+    first: int = 50,
+    best: int = 50,
+    done: Callable[[float], None] = lambda share: None,
+) -> tuple[Shortlist, int]:
+    """Align each pair of a text by the model's attention, and count; also how many pairs were too long for the model.
+
+    first: tokens of lower ids are candidates of every sentence. best: most of one source token. `UserError` if nothing
+    is left to count.
+    """
+    if not 1 <= first <= config.vocab_size:
+        raise UserError(f"first={first} must be from 1 to the vocabulary's {config.vocab_size}")
+    counts, skipped = Counts(config.vocab_size), 0
+    for begin in range(0, len(text), PAIRS):
+        part = slice(begin, begin + PAIRS)
+        sources = tokenizer.source.encode_batch(text.source[part])
+        targets = [ids[:-1] for ids in tokenizer.encode_batch(text.target[part])]
+        fits = [max(len(s), len(t) + 1) <= config.max_positions for s, t in zip(sources, targets, strict=True)]
+        pairs = [pair for pair, fitting in zip(zip(sources, targets, strict=True), fits, strict=True) if fitting]
+        skipped += len(fits) - len(pairs)
+        found = weights([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
+        here = Counts(config.vocab_size)
+        for (source, target), rows in zip(pairs, found, strict=True):
+            here.add(source, target, rows)
+        counts.join(here)
+        done(min(1.0, (begin + PAIRS) / len(text)))
+    if not len(counts.keys):
+        raise UserError("no pair of the text has words on both sides that the model takes: nothing was counted")
+    return counts.shortlist(config.source_vocab_size, first, best), skipped

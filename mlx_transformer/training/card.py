@@ -1,0 +1,81 @@
+"""What a run knows of its model for the model card: languages, origin, and the scores of its validation."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.card import RESULTS, carried, given
+from mlx_transformer.core.checkpoint import resolve
+from mlx_transformer.data.pair_files import language_pair
+from mlx_transformer.generation.scoring import score
+from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.front_matter import front_matter, keys_of
+
+from .recipe import Recipe
+from .run_folder import MAX_LOG_BYTES, METRICS
+
+LANGUAGE = re.compile(r".*\.([a-z]{2})")
+PACKED = (".gz", ".xz", ".zst")
+SCORES = {"bleu": "BLEU", "chrf": "chrF"}
+
+
+def model_card(run: Path, recipe: Recipe, made_of: dict[str, Any]) -> str:
+    """Return the begin of the card of OUT/model. made_of: what run.json says of its weights; those of one step have the
+    scores of its validation, if there was one then."""
+    start = recipe.training.start_from
+    known = {} if start is None else keys_of(carried(resolve(start)))
+    steps = made_of["steps"] if made_of["final"] in ("last", "best") else []
+    scores = [scores for step in steps if (scores := _validation(run / METRICS, step))]
+    index = _index(recipe, scores[0]) if scores else None
+    return front_matter({**known, **keys_of(given(language=languages(recipe), **{RESULTS: index}))})
+
+
+def languages(recipe: Recipe) -> list[str] | None:
+    """Return the codes of the languages, as the recipe or the names of its files have them; None where they don't."""
+    data, found = recipe.data, list[str]()
+    if data.corpus is not None:
+        found = data.corpus.partition(":")[2].split("-")
+    for options in (data, *data.corpora):
+        if options.languages is not None:
+            found += language_pair(options.languages)
+        elif options.source is not None and options.target is not None:
+            codes = [LANGUAGE.fullmatch(_unpacked(place)) for place in (options.source, options.target)]
+            found += [code[1] for code in codes if code is not None and None not in codes]
+    return list(dict.fromkeys(found)) or None
+
+
+def _unpacked(place: str) -> str:
+    name = Path(place).name
+    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
+
+
+def _validation(log: Path, step: int) -> dict[str, Any]:
+    """The scores of the validation at a step, {} if there was none."""
+    if log.exists():
+        for line in reversed(read_bytes(log, MAX_LOG_BYTES).splitlines()):
+            if line.startswith(b'{"kind": "valid"') and (found := json.loads(line))["step"] == step:
+                return found
+    return {}
+
+
+def _index(recipe: Recipe, scores: dict[str, Any]) -> list[dict[str, Any]]:
+    """The Hub's form of scores; perplexity is the one that every objective has."""
+    signatures = score(["text"], ["text"])
+    metrics: list[dict[str, Any]] = [
+        {"type": key, "name": name, "value": scores[key], "args": {"signature": signatures[f"{key}_signature"]}}
+        for key, name in SCORES.items()
+        if key in scores
+    ]
+    metrics.append({"type": "perplexity", "name": "perplexity a token", "value": round(scores["perplexity"], 3)})
+    data = recipe.data
+    text = data.corpus or data.valid_source or data.valid_pairs or data.valid_text
+    name = "set aside of the training text" if text is None else Path(text).name
+    result = {
+        "task": {"type": "translation" if recipe.objective.reads == "pairs" else "text-generation"},
+        "dataset": {"type": "validation", "name": f"{name}, validation"},
+        "metrics": metrics,
+    }
+    return [{"name": "mlx-transformer", "results": [result]}]

@@ -1,0 +1,137 @@
+"""Target cpu among given ids: the product with their rows alone gives the numbers that all rows give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from marian_models import KINDS, write_model
+from small_models import SIZES, encoder_decoder, random_weights
+
+from export import OnnxTransformer, export_onnx
+from export.interface import LISTED_CPU, ROWS_CPU
+from export.targets.cpu.runtime import Listed
+from mlx_transformer.convert import import_marian
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
+from mlx_transformer.generation.candidates import Among, Candidates
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.search import search
+from mlx_transformer.generation.steps import Batch
+
+MODELS = {
+    "tied": TransformerConfig(**SIZES),
+    "untied, biased": encoder_decoder("untied"),
+    "two vocabularies": encoder_decoder("two vocabularies"),
+    "student": KINDS["student"],
+}
+CHOICES: dict[str, dict[str, Any]] = {
+    "greedy": dict(beam=1),
+    "scored": dict(beam=1, n_best=1, min_new_tokens=2),
+    "beam": dict(beam=3, n_best=3),
+    "rules": dict(beam=2, no_repeat_ngram=2, end_ids=(7,)),
+    "drawn": dict(sample=True, seed=4),
+}
+
+
+class Columns:
+    """The runtime's model without its own way: all logits, and of these the candidates' columns."""
+
+    def __init__(self, model: Any):
+        self.start, self.config, self.arrays = model.start, model.config, model.arrays
+        self.extends_positions = model.extends_positions
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, model = tmp_path_factory.mktemp("model"), MODELS[request.param]
+    if isinstance(model, dict):
+        import_marian(write_model(place / "marian", model, integers=True), place / "model")
+    else:
+        save_checkpoint(place / "model", model, random_weights(model))
+    return place / "model"
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def model(request: pytest.FixtureRequest, checkpoint: Path) -> OnnxTransformer:
+    out = checkpoint.parent / request.param
+    export_onnx(checkpoint, out, target="cpu", precision=request.param, accept_loss=True)
+    return OnnxTransformer(out, threads=1)
+
+
+def inputs(config: TransformerConfig, count: int = 7) -> tuple[list[list[int]], list[list[int]]]:
+    random = np.random.default_rng(3)
+    lengths, most = random.integers(1, 9, count), min(config.source_vocab_size, config.vocab_size) - 2
+    rows = [random.integers(3, most, length).tolist() for length in lengths]
+    return rows, [random.choice(np.arange(3, most), size, replace=False).tolist() for size in lengths + 3]
+
+
+@pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
+def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, options: dict[str, Any]) -> None:
+    rows, own = inputs(model.config)
+    options = {**options, "max_new_tokens": 12}
+    found = search(model.graphs, rows, candidates=own, **options)
+    expected = search(Columns(model.graphs), rows, candidates=own, **options)
+    assert [[h.ids for h in best] for best in found] == [[h.ids for h in best] for best in expected]
+    ours, theirs = ([h.score for best in each for h in best] for each in (found, expected))
+    if options.get("beam", 1) > 1 or options.get("sample"):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    alone = [search(model.graphs, [row], candidates=[ids], **options)[0] for row, ids in zip(rows, own, strict=True)]
+    if not options.get("sample"):
+        assert [best[0].ids for best in alone] == [best[0].ids for best in found]
+    assert model.generate(rows, candidates=own, **{**options, "n_best": 1}) == [best[0].ids for best in found]
+    assert [best[0].ids for best in found] != model.generate(rows, **{**options, "n_best": 1}, candidates=None)
+
+
+def test_logits_are_those_of_all_rows_bit_for_bit_in_integers(model: OnnxTransformer) -> None:
+    config, graphs = model.config, model.graphs
+    rows, own = inputs(config)
+    sources, count = Sources.of(config, ids=rows), len(rows)
+    batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), own)
+    candidates = Candidates.of(batch, Options(), config)
+    listed = graphs.among(candidates)
+    assert isinstance(listed, Listed)
+    (decoder, logits), (other, every) = listed.start(sources), graphs.start(sources)
+    assert candidates.unlisted is not None
+    for _ in range(4):
+        expected = every[:, candidates.ids] + candidates.unlisted
+        if model.folder.precision == "int8":
+            assert np.array_equal(logits, expected)
+        else:
+            np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+        tokens = logits.argmax(axis=1)
+        logits, every = decoder.step(tokens), other.step(candidates.ids[tokens])
+
+
+def test_weights_in_blocks_have_columns_of_all_logits(checkpoint: Path, tmp_path: Path) -> None:
+    export_onnx(checkpoint, tmp_path / "blocks", target="cpu", precision="int8-weights", accept_loss=True)
+    model = OnnxTransformer(tmp_path / "blocks", threads=1)
+    assert not model.folder.listed
+    rows, own = inputs(model.config)
+    sources, count = Sources.of(model.config, ids=rows), len(rows)
+    batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), own)
+    assert isinstance(model.graphs.among(Candidates.of(batch, Options(), model.config)), Among)
+    assert all({*out} <= {*ids} for out, ids in zip(model.generate(rows, candidates=own), own, strict=True))
+
+
+def test_portable_graphs_write_the_same(checkpoint: Path, model: OnnxTransformer) -> None:
+    if model.folder.precision != "float32":
+        pytest.skip("other integers")
+    portable = OnnxTransformer(export_onnx(checkpoint, checkpoint.parent / "portable", force=True), threads=1)
+    rows, own = inputs(model.config)
+    assert portable.generate(rows, candidates=own, beam=2) == model.generate(rows, candidates=own, beam=2)
+
+
+def test_what_is_damaged_is_told_when_it_is_opened(model: OnnxTransformer) -> None:
+    assert {*model.folder.listed} == {ROWS_CPU, LISTED_CPU}
+    file = model.folder.listed[LISTED_CPU]
+    data = file.read_bytes()
+    try:
+        file.write_bytes(data[:-1])
+        with pytest.raises(Exception, match=f"{file.name}"):
+            OnnxTransformer(model.folder.path, threads=1)
+    finally:
+        file.write_bytes(data)
