@@ -301,14 +301,9 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | Non
     `reference_outputs`."""
     single = reference_outputs(truth32, case, layer)
     return {
-        name: Truth.of(t64, single[name], _valid(case, name, t64), exact=name.endswith(".embedding"))
+        name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
         for name, t64 in reference_outputs(truth64, case, layer).items()
     }
-
-
-def _valid(case: Case, tap: str, value: Array) -> Array:
-    """Return which positions of a tap count (B,L); of one vector of each row every row (B,)."""
-    return case.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:

@@ -91,7 +91,7 @@ def _points(
         for tap, original in origin.outputs(case).items():
             known = original.shape[-1]
             t64, t32 = (each[tap][..., :known] for each in taps)
-            valid = case.valid(tap)
+            valid = case.counted(tap, original)
             scale = ErrorScale.of(t32[valid] - t64[valid], t64[valid])
             scales.append(scale)
             for engine in engines:

@@ -19,7 +19,6 @@ import numpy as np
 from export.validate.cases import Case
 from export.validate.checks.free_running import own_options
 from export.validate.engines.protocol import Unavailable
-from export.validate.findings import tap_names
 from export.validate.reference.rules import without_end
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import Options
@@ -105,9 +104,11 @@ class HuggingFace(Origin):
             inputs["token_type_ids"] = ids(case.others["token_types"])
         with torch.no_grad(), self._wide():
             found = self.model(**inputs, return_dict=True)
-        if getattr(found, "logits", None) is not None:
-            return {"logits": found.logits.numpy()}
-        return {tap_names(self.config)[-2]: found.last_hidden_state.numpy()}
+        kind = self.config.head.kind
+        if kind == "spans":
+            return {"logits": torch.stack([found.start_logits, found.end_logits], dim=-1).numpy()}
+        given = {"hidden": "last_hidden_state", "pooled": "pooler_output"}.get(kind, "logits")
+        return {"logits": getattr(found, given).numpy()}
 
     @contextmanager
     def _wide(self) -> Any:

@@ -37,8 +37,8 @@ class Origin:
         return row
 
     def outputs(self, case: Case) -> dict[str, Array]:
-        """Return what comes out of it in one full pass, by the name of the point: logits (B,T,V), of all tokens that
-        it has, or, where it has no classifier, the last hidden states (B,S,D)."""
+        """Return what comes out of it in one full pass, by the name of the point: as logits (B,T,V), of all tokens that
+        it has, or what else an encoder's head gives; or a point inside."""
         raise NotImplementedError
 
     def __call__(self, source_ids: Any, target_ids: Any = None, mask: Any = None) -> Array:
