@@ -68,6 +68,7 @@ class HuggingFace(Origin):
                 str(self.folder),
                 local_files_only=True,
                 trust_remote_code=False,
+                use_safetensors=True,  # no pickle is opened
                 attn_implementation="eager",
                 output_loading_info=True,
             )
@@ -76,7 +77,7 @@ class HuggingFace(Origin):
                 f"{self.folder}: transformers can't open it ({' '.join(str(error).split())[:200]})"
             ) from error
         for name in told["missing_keys"]:
-            # Of a file whose flag says that they are apart but has one: transformers draws the others at random.
+            # A file may have one table where its config says three: transformers draws the others at random.
             module, _, last = name.rpartition(".")
             if module.endswith("embed_tokens") and hasattr(model.base_model, "shared"):
                 setattr(model.get_submodule(module), last, model.base_model.shared.weight)

@@ -18,7 +18,7 @@ from .marian_network import MarianNetwork
 from .protocol import Array, Origin
 
 MOST_POSITIONS = 256
-"""Of an input: a token after the other takes its time in NumPy."""
+"""The longest input: a token after the other takes its time in NumPy."""
 SPECIAL = 2
 """Ids in front of the words: the end, the unknown."""
 
@@ -69,10 +69,9 @@ class Marian(Origin):
 
     def outputs(self, case: Case) -> dict[str, Array]:
         assert case.target_ids is not None
-        width = case.target_ids.shape[1]
+        targets = _known(case.target_ids[:, 1:], self.network.vocabulary)  # behind a row there is padding
         rows = [
-            self.network.logits(source, target[1:].tolist())[:width]
-            for source, target in zip(case.rows(), case.target_ids, strict=True)
+            self.network.logits(source, target.tolist()) for source, target in zip(case.rows(), targets, strict=True)
         ]
         return {"logits": np.stack(rows).astype(np.float64)}
 
