@@ -3,10 +3,8 @@
 import mlx_transformer as mt
 model, tokenizer = mt.load("quickstart/model")
 print(model.translate("May 3, 2024", beam=4))
-source_ids = tokenizer.encode_batch(["May 3, 2024"])
-ids = model.generate(source_ids, beam=4)
-logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded rows: a source mask, True on tokens
-mt.export_onnx("quickstart/model", "quickstart-onnx")
+logits = model([[5, 17, 2]], [[1, 9]])  # (B, T, V) of ids; padded rows: a source mask, True on tokens
+mt.export("quickstart/model", "quickstart-onnx")
 print(mt.OnnxTransformer("quickstart-onnx").translate(["May 3, 2024"], beam=4))  # needs no MLX
 """
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from export.validate import compare as _compare_points
 
     from .commands.models import compare as compare
+    from .commands.models import export as export
     from .commands.models import open_model as open_model
     from .commands.models import serve as serve
     from .core.config import TransformerConfig as TransformerConfig
@@ -43,6 +42,7 @@ else:
             "load": ".runtime.transformer",
             "open_model": ".commands.models",
             "train": ".training.trainer",
+            "export": ".commands.models",
             "export_onnx": "export.package",
             "export_search": "export.search",
             "validate": "export.validate:compare",

@@ -35,6 +35,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "score": text.score,
         "generate": language.generate,
         "fill": language.fill,
+        "embed": language.embed,
     },
     "Deploy": {
         "export": exporting.export,
@@ -59,7 +60,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill export validate serve web explain compare info push".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """What a command is called there."""

@@ -64,19 +64,23 @@ def to_marian_command(
             show_default="the model's int8_scales.json, or its run's validation text",
         ),
     ] = None,
+    shortlist: Annotated[
+        Path | None, typer.Option(help="A shortlist to write beside it.", show_default="that of an imported model")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a checkpoint as Marian's own files, for Marian, Bergamot and Firefox."""
     from mlx_transformer.convert import to_marian
     from mlx_transformer.core.checkpoint import open_checkpoint
     from mlx_transformer.core.int8_scales import INT8_SCALES
+    from mlx_transformer.families.marian_files.shortlist import read_shortlist
 
-    scales = None
+    scales, listed = None, None if shortlist is None else read_shortlist(shortlist)
     if calibrate is not None or not (open_checkpoint(checkpoint).folder / INT8_SCALES).is_file():
         from export import marian_scales
 
         scales = marian_scales(checkpoint, calibrate, print)
-    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force, scales)]))
+    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force, scales, listed)]))
 
 
 def push(

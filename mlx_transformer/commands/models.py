@@ -95,6 +95,15 @@ def compare(
     return compare(opener(a), opener(b), source, reference, **options)
 
 
+def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
+    """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
+    inside as `export_search` does; see there for the settings."""
+    from export import export_onnx, export_search
+
+    write = export_search if Path(out).suffix == ".onnx" else export_onnx
+    return write(checkpoint, out, **settings)
+
+
 def serve(models: str | Path | Sequence[str | Path], **settings: Any) -> None:
     """Serve models of any form over HTTP; arguments as `export.serve.serve` has them. MLX runs checkpoints."""
     from export.serve import serve as serve_models

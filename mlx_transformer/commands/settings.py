@@ -87,6 +87,15 @@ class RuntimeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TranslatingSettings(RuntimeSettings):
+    """What runs a model that translates."""
+
+    shortlist: Path | str | None = None
+    """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
+    unset: what the model's settings name."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GivenOptions(Options):
     """Options of a search, and which of them the command line gives: the others are as the model has them."""
 

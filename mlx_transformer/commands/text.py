@@ -14,16 +14,8 @@ from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
 from .models import serve as serve_models
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, TranslatingSettings, chosen
 
-ShortlistOption = Annotated[
-    str | None,
-    typer.Option(
-        help="File of Marian's that names which tokens each source token may become; others aren't written. none: all "
-        "may be.",
-        show_default="what the model's settings name",
-    ),
-]
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
@@ -44,10 +36,9 @@ def translate(
         Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")
     ] = None,
     out: Out = None,
-    shortlist: ShortlistOption = None,
     settings: Annotated[TextSettings, Shown()],
     search: Annotated[Options, Shown("Search", SEARCH)],
-    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+    runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
     """Translate text: one line in, one line out."""
     from mlx_transformer.core.folders import fingerprint
@@ -56,10 +47,10 @@ def translate(
 
     def model_facts() -> dict[str, str]:
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
-        listed = {} if shortlist is None else {"shortlist": shortlist}
+        listed = {} if runtime.shortlist is None else {"shortlist": str(runtime.shortlist)}
         return {"model": fingerprint(model), **runs, **listed, **versions()}
 
-    opened, weights = open_model(model, **vars(runtime), shortlist=shortlist), None
+    opened, weights = open_model(model, **vars(runtime)), None
     if settings.alignment and not opened.shows_attention:
         if model.is_file():
             raise UserError(f"{model}: returns no attention; export it with --search --attention")
@@ -83,15 +74,14 @@ def evaluate(
         typer.Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
     ] = None,
     overlong: OverlongOption = "error",
-    shortlist: ShortlistOption = None,
     search: Annotated[Options, Shown("Search", BEST)],
-    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+    runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
     perplexity of a text."""
     if text is not None:
-        if source is not None or reference is not None or out is not None or shortlist is not None:
-            raise UserError("--text is for a decoder alone: leave out --source, --reference, --out and --shortlist")
+        if source is not None or reference is not None or out is not None:
+            raise UserError("--text is for a decoder alone: leave out --source, --reference and --out")
         return _evaluate_text(model, text, runtime)
     if source is None or reference is None:
         missing = "--source" if source is None else "--reference"
@@ -107,7 +97,7 @@ def evaluate(
     if out is not None:
         check_unread(out, source, reference)
     long: list[int] = []
-    opened = open_model(model, **vars(runtime), shortlist=shortlist)
+    opened = open_model(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
         found = opened.n_best(
             pairs.source,

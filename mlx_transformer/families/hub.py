@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import previous
@@ -22,15 +23,17 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import MANIFEST
 
 from .folder import GENERATION
+from .sentence_folder import LIMITS, MODULES, PROMPTS
 from .weights import FORMS
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
-SMALL += ("merges.txt", "target_vocab.json")
-SMALL += (INT8_SCALES,)
+SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
 """What is fetched beside the weights, where it is there."""
+PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
+"""And of a folder of sentence-transformers what stands behind the encoder."""
 
 
 class Found(NamedTuple):
@@ -114,7 +117,8 @@ def needed(files: Iterable[str]) -> list[str]:
     graphs = [file for file in every if GRAPH_FILE.fullmatch(file)]
     if CONFIG not in files:
         return []
-    small = [file for file in SMALL if file in files]
+    parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
+    small = [file for file in SMALL if file in files] + parts
     if SPEC in files:
         return [*small, SPEC, *graphs]
     for form in FORMS:

@@ -242,6 +242,23 @@ class Special(Key):
 
 
 @dataclass(frozen=True)
+class PositionRows(Key):
+    """The rows of a table of positions whose first that is read is after that of padding's number, read before."""
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        if problems := super().read(given, fields):
+            return problems
+        rows, pad = fields[str(self.ours)], fields.get("pad_id")
+        if isinstance(pad, int) and rows <= pad + 1:
+            return [f"{self.theirs}={rows} leaves no position behind pad_token_id={pad}"]
+        fields[str(self.ours)] = rows - pad - 1 if isinstance(pad, int) else rows
+        return []
+
+    def write(self, config: Any) -> Values:
+        return {str(self.theirs): config.max_positions + config.pad_id + 1}
+
+
+@dataclass(frozen=True)
 class Architectures:
     """Which class an encoder is of, which says what its head is, and the head's labels; the last line of a family.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
 
@@ -204,6 +205,28 @@ class TextSettings:
     """The language that it is translated into, likewise."""
     task_prefix: str | None = None
     """Text before every line, as T5 wants it: 'translate English to German: '."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """How texts become vectors, where that differs from what the model's folder says."""
+
+    prompt: str | None = None
+    """What stands before each text; unset: the model's own."""
+    prompt_name: str | None = None
+    """The name of one of the model's prompts, such as query; unset: its default one, if it has one."""
+    dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
+    """Numbers of a vector, the first ones; unset: all. For models that were trained to be cut (Matryoshka)."""
+    pooling: Pooling | None = None
+    """What is made of the tokens' vectors; unset: what the model's folder says."""
+    normalize: bool | None = None
+    """Whether vectors have length 1; unset: what the model's folder says."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+        if self.prompt is not None and self.prompt_name is not None:
+            raise UserError("prompt and prompt_name: give one of them")
 
 
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlx_transformer.core.card import carried
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import kept_files
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
@@ -89,9 +90,11 @@ def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, P
 
 def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
-    these settings, the files that they name, and what its card says of license, languages and origin."""
+    these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
+    and origin."""
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
-    return {"texts": texts, "copies": named_files(settings, folder)}
+    vectors = {} if folder is None else dict(kept_files(folder))
+    return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:

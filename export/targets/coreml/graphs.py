@@ -106,7 +106,7 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     mask = padding_mask(g.op, tokens)
     index = table(g.op, "positions.source", lambda: np.arange(length)[None])
     places = table(g.op, "positions.distances", lambda: np.arange(length) - np.arange(length)[:, None])
-    position_ids = PositionIds(index, places)
+    position_ids = PositionIds(index, places, HIDDEN)
     x = model.embedded(g.op, **source)
     memory = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
     g.give(memory=memory)
@@ -171,8 +171,8 @@ def pooling_weights(op: Op, tokens: ir.Value, request: Request) -> ir.Value:
     if request.config.head.pooling == "first":
         return table(op, "head.first", lambda: np.tile(np.eye(1, length, dtype=np.float32), (rows, 1, 1)))
     real = op.Cast(tokens, to=ir.DataType.FLOAT)
-    share = op.Div(op.Mul(real, 1 / length), op.ReduceMean(real, [1], keepdims=1))
-    return op.Unsqueeze(share, [1])
+    share = op.Div(real, op.ReduceMean(real, [1], keepdims=1))
+    return op.Unsqueeze(op.Div(share, float(length)), [1])
 
 
 def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir.Value, ir.Value]:

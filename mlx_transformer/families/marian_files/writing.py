@@ -31,6 +31,7 @@ from .folder import holds_marian
 from .items import Item, bin_bytes, float_item, int8_item, is_quantized, options_item
 from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, parse_options, read_options, write_options
+from .shortlist import Shortlist, shortlist_bytes
 
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
@@ -43,15 +44,19 @@ TOKENIZER = (
 
 
 def to_marian(
-    checkpoint: str | Path, out: str | Path, force: bool = False, scales: Int8Scales | None = None
+    checkpoint: str | Path,
+    out: str | Path,
+    force: bool = False,
+    scales: Int8Scales | None = None,
+    shortlist: Shortlist | None = None,
 ) -> list[str]:
     """Write a checkpoint (or a run's folder) as a folder `out` of Marian's own files.
 
     These are the weights in float32 (`.npz`), where there is a scale for each product also as integers (`.bin`),
-    vocabularies, options, settings, and the shortlist of an imported model. `scales`: such as
-    `export.marian_scales` takes from a text; None: those of int8_scales.json. What was imported and hasn't
-    changed is written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such
-    a folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
+    vocabularies, options, settings, and `shortlist`; None: that of an imported model. `scales`: such as
+    `export.marian_scales` takes from a text; None: those of int8_scales.json. What was imported and hasn't changed is
+    written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such a folder
+    that is replaced. Raises `UserError` with every reason why Marian has no such model.
     """
     opened, out = open_checkpoint(checkpoint), Path(out)
     check_free(out, "Marian folder", holds_marian, force, opened.folder)
@@ -60,6 +65,7 @@ def to_marian(
     vocabularies, sizes = _vocabularies(opened, origin)
     check_network(opened.config, sizes, opened.folder)
     weights = _weights(opened)
+    listed = _listed(opened, origin, sizes, shortlist)
     options = origin.get("options") or write_options(opened.config, sizes, f"mlx-transformer {__version__}")
     tensors = written(opened.config, sizes, weights)
     floats = [float_item(name, tensors[name]) for name in sorted(tensors)]
@@ -79,9 +85,12 @@ def to_marian(
             (temporary / names.integers).write_bytes(bin_bytes([*items, options_item(options)]))
         for name, data in zip(names.vocabularies[len(vocabularies) - 1], vocabularies, strict=True):
             (temporary / name).write_bytes(data)
-        for name in filter(None, (origin.get("shortlist"),)):
-            shutil.copyfile(opened.folder / name, temporary / name)
-        _write_settings(temporary, opened.folder, origin, names, len(vocabularies))
+        for name, data in listed.items():
+            (temporary / name).write_bytes(data)
+        if settings := origin.get("settings"):
+            shutil.copyfile(opened.folder / settings, temporary / settings)
+        else:
+            _write_settings(temporary, origin, names, len(vocabularies), listed)
         files = [names.archive, *names.vocabularies[len(vocabularies) - 1] * (3 - len(vocabularies))]
         form = Form("marian", ("marian", "bergamot"), USE.format(files[0], " ".join(files[1:])))
         write_card(temporary, opened.config, form, carried(opened.folder, results=True), out)
@@ -128,6 +137,24 @@ def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[byte
     if len(found) < len(models) or any((model.special[0], model.special[2]) != (1, 0) for model in found):
         raise UserError(f"{opened.folder}: {TOKENIZER}")
     return [sentencepiece_bytes(model) for model in found], (len(found[0].pieces), len(found[-1].pieces))
+
+
+def _listed(
+    opened: Checkpoint, origin: dict[str, Any], sizes: tuple[int, int], shortlist: Shortlist | None
+) -> dict[str, bytes]:
+    """Name and bytes of the shortlist's file; none where there is none. `UserError` for one of other vocabularies."""
+    name = origin.get("shortlist")
+    if shortlist is None:
+        return {} if name is None else {name: (opened.folder / name).read_bytes()}
+    offsets, behind = shortlist.offsets[: sizes[0] + 1], shortlist.offsets[sizes[0] + 1 :]
+    lists, largest = len(shortlist.offsets) - 1, int(shortlist.ids.max(initial=0))
+    if lists < sizes[0] or (behind != offsets[-1]).any() or largest >= sizes[1]:
+        raise UserError(
+            f"{opened.folder}: the shortlist is of other vocabularies: {lists} source pieces, and target pieces up to "
+            f"{largest}; the model has {sizes[0]} and {sizes[1]}"
+        )
+    name = name or f"lex.{shortlist.first}.{shortlist.best}.s2t.bin"
+    return {name: shortlist_bytes(dataclasses.replace(shortlist, offsets=offsets))}
 
 
 def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
@@ -209,17 +236,14 @@ def multiplier(array: NDArray) -> np.float32:
     return np.float32(127) / np.float32(largest) if largest > 0 else np.float32(1)
 
 
-def _write_settings(folder: Path, checkpoint: Path, origin: dict[str, Any], names: _Names, count: int) -> None:
-    """The settings that name the other files: the original ones, or those of Bergamot's engine."""
-    if settings := origin.get("settings"):
-        shutil.copyfile(checkpoint / settings, folder / settings)
-        return
+def _write_settings(folder: Path, origin: dict[str, Any], names: _Names, count: int, listed: Iterable[str]) -> None:
+    """The settings of Bergamot's engine, which name the other files. listed: the shortlist, if there is one."""
     integers = (folder / names.integers).is_file()
     vocabularies = names.vocabularies[count - 1] * (3 - count)
     lines = ["relative-paths: true", "models:", f"  - {names.integers if integers else names.archive}", "vocabs:"]
     lines += [f"  - {name}" for name in vocabularies]
-    if shortlist := origin.get("shortlist"):
-        lines += ["shortlist:", f"  - {shortlist}", "  - false"]
+    for name in listed:
+        lines += ["shortlist:", f"  - {name}", "  - false"]
     lines += _search(origin.get("generation") or {})
     lines += ["gemm-precision: int8shiftAlphaAll"] if integers else []
     (folder / "config.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")

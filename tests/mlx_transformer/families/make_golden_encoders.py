@@ -26,7 +26,7 @@ from golden_encoder_models import MODELS
 from transformers import AutoConfig
 
 GIVEN = ("last_hidden_state", "pooler_output", "logits", "prediction_logits", "start_logits", "end_logits")
-COUNT_TOKENS = ("roberta", "xlm-roberta")
+COUNT_TOKENS = ("roberta", "xlm-roberta", "modernbert")
 """Families that count tokens, not columns."""
 FIVE = transformers.__version__.startswith("5.")
 
@@ -47,14 +47,16 @@ def answers(model, config: dict) -> dict[str, np.ndarray]:
 def inputs(config: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     counts = config["model_type"] in COUNT_TOKENS
+    # Poolers read the first column, be it padding.
+    of_rows = config["architectures"][0].endswith(("Model", "SequenceClassification")) and config.get("pooler", True)
     pad, most = config["pad_token_id"], config["max_position_embeddings"]
-    most -= pad + 1 if counts else 0
+    most -= pad + 1 if "roberta" in config["model_type"] else 0
     lengths = (most, 4, 1, 11)
     ids = np.full((len(lengths), most), pad)
     mask = np.zeros_like(ids)
     words = np.setdiff1d(np.arange(config["vocab_size"]), [pad])
     for row, length in enumerate(lengths):
-        part = slice(most - length, None) if row == 1 and counts else slice(length)
+        part = slice(most - length, None) if row == 1 and counts and not of_rows else slice(length)
         ids[row, part], mask[row, part] = rng.choice(words, length), 1
     return ids, mask, rng.integers(0, config.get("type_vocab_size") or 1, ids.shape)
 
@@ -77,7 +79,7 @@ def random_model(config: dict):
 def share_bias(model) -> None:
     """What version 4 shares: of an untied classifier version 5 reads one bias and draws the other."""
     predictions = getattr(getattr(model, "cls", None), "predictions", None) or getattr(model, "lm_head", None)
-    if predictions is not None:
+    if hasattr(predictions, "bias"):
         predictions.decoder.bias = predictions.bias
 
 
