@@ -8,7 +8,7 @@ from options import OPTIONS, Choice, Factors, covering, drawn, factors_of, merge
 from random_models import write_model
 
 from export.validate import compare
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.system.errors import UserError
 
@@ -96,6 +96,10 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
     values |= {} if architecture is None else {"architecture": architecture}
     d_k = draw(st.integers(1, 12))
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
+    near = [{}, {}, dict(window=2), dict(layer_pattern=[{}, {"window": 3}])]
+    near += [dict(layer_pattern=[{"rotary_base": 50.0, "window": 1}, {}])] if values["positions"] == "rotary" else []
+    sees_all = values["architecture"] != "encoder" or values["positions"] in RELATIVE
+    local = {} if sees_all else draw(st.sampled_from(near))
     head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))
     return drawn(
         dict(
@@ -125,4 +129,5 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
             eos_id=eos_id,
         )
         | head
+        | local
     )
