@@ -21,6 +21,9 @@ BY_HAND: Factors = {
         dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2),
         dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2, decoder_self_attention="ssru"),
         dict(architecture="encoder", encoder_layers=2, decoder_layers=0),
+        dict(architecture="encoder", encoder_layers=1, decoder_layers=0, window=2),
+        dict(architecture="encoder", encoder_layers=2, decoder_layers=0, layer_pattern=[{}, {"window": 3}])
+        | dict(first_norm=False),
         dict(architecture="decoder", encoder_layers=0, decoder_layers=2),
     ],
     "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],
@@ -61,7 +64,8 @@ COVERING = covering(FACTORS, accepted)
 def name_of(choice: Choice) -> str:
     fields = fields_of(choice)
     named = [str(fields[name]) for name, values in OPTIONS.items() if bool not in map(type, values)]
-    return "-".join([*named, *(name for name in OPTIONS if fields[name] is True)])
+    named += [str(fields[name]) for name in ("window", "layer_pattern") if name in fields]
+    return "-".join([*named, *(name for name in OPTIONS if fields.get(name) is True)])
 
 
 def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None:
