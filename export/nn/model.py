@@ -91,15 +91,16 @@ class Transformer(nn.Module):
     def logits(self, op: Op, hidden: ir.Value, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C)."""
         hidden = self._scaled(op, hidden)
-        if among is not None:
-            y = among(op, hidden)
-        elif self.config.own_classifier:
-            y = self.output_proj(op, hidden)
-        else:
-            y = self._output().as_linear(op, hidden)
-            y = self.output_proj(op, y) if self.config.output_bias else y
+        y = self.classified(op, hidden) if among is None else among(op, hidden)
         tap("logits", y)
         return y
+
+    def classified(self, op: Op, hidden: ir.Value) -> ir.Value:
+        """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        if self.config.own_classifier:
+            return self.output_proj(op, hidden)
+        y = self._output().as_linear(op, hidden)
+        return self.output_proj(op, y) if self.config.output_bias else y
 
     def output_rows(self, op: Op, ids: ir.Value) -> Rows:
         """The part of the classifier that gives the logits of these ids (C,), taken once."""

@@ -39,6 +39,7 @@ LATER = (
     "forced_end",
     "suppressed",
     "end_ids",
+    "candidates",
 )
 """Inputs that files of earlier versions don't have."""
 
@@ -55,7 +56,7 @@ TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of `onnxruntime-extensions`' operators."""
 
 
-HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset")
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset")
 """Inputs that are not simply an option's value."""
 
 
