@@ -2,6 +2,7 @@
 
 export_onnx(checkpoint, out)      write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js
 export_search(checkpoint, file)   write it as one file that holds the search too, and if wanted the tokenizer
+marian_scales(checkpoint, text)   take the scales of Marian's int8 from a text
 OnnxTransformer(folder)           run them: .generate(list_of_id_lists), .translate(list_of_strings)
 SearchModel(file)                 the same for the one file
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mlx_transformer.system.version import __version__ as __version__
 
     from .package import export_onnx as export_onnx
+    from .package.marian_scales import marian_scales as marian_scales
     from .runtime import OnnxTransformer as OnnxTransformer
     from .search import SearchModel as SearchModel
     from .search import export_search as export_search
@@ -33,6 +35,7 @@ else:
         __name__,
         {
             "export_onnx": ".package",
+            "marian_scales": ".package.marian_scales",
             "export_search": ".search",
             "OnnxTransformer": ".runtime",
             "SearchModel": ".search",

@@ -5,7 +5,7 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 by them, checked by them and described by them, so that a new input is a line here.
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention;
+logits, attention; pooled, start and end, what heads give besides logits;
 cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
 and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
 they have there.
@@ -51,6 +51,7 @@ INPUTS_EMBEDS = "inputs_embeds"
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
+SPANS = ("start", "end")
 PARTS, STATE = ("key", "value"), "state"
 """What a layer of a cache has: keys and values, or the state of an SSRU."""
 
@@ -219,7 +220,17 @@ def memory(r: Request, *axes: Axis, name: str = "last_hidden_state") -> Port:
 
 
 def logits(r: Request, *axes: Axis) -> Port:
-    return Port("logits", "logits", "float32", (*axes, r.config.vocab_size))
+    return Port("logits", "logits", "float32", (*axes, r.config.outputs))
+
+
+def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
+    """What the head of an encoder alone gives."""
+    c = r.config
+    if c.head.kind == "spans":
+        return tuple(Port(value, f"{value}_logits", "float32", (rows, length)) for value in SPANS)
+    if c.head.classifies:
+        return (logits(r, *((rows,) if c.head.per_row else (rows, length))),)
+    return (Port("pooled", "pooler_output", "float32", (rows, c.d_model)),) if c.head.kind == "pooled" else ()
 
 
 def encoder(r: Request) -> Ports:
@@ -247,7 +258,7 @@ def alone(r: Request) -> Ports:
     """model.onnx: an encoder, or a decoder with its cache."""
     now, past = "sequence_length", "past_sequence_length"
     if r.config.has_encoder:
-        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), logits(r, BATCH, now)))
+        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now)))
     total = f"{past} + {now}"
     inputs = (
         Port("target_ids", "input_ids", "int64", (BATCH, now)),
@@ -325,7 +336,7 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
 def encoder_coreml(r: Request) -> Ports:
     assert r.shape is not None
     axes = r.shape.rows, r.shape.source
-    read = layer_by_layer(cross(r, "present.{}.encoder", *axes)) if r.config.has_decoder else (logits(r, *axes),)
+    read = layer_by_layer(cross(r, "present.{}.encoder", *axes)) if r.config.has_decoder else head(r, *axes)
     return Ports(source(r, *axes), (memory(r, *axes), *read))
 
 
@@ -386,6 +397,7 @@ HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
         "encoder_attention_mask": "source_mask",
         "encoder_hidden_states": "memory",
     },
-    {"last_hidden_state": "memory", "logits": "logits"},
+    {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled"}
+    | {f"{value}_logits": value for value in SPANS},
 )
 """{name: value} of the inputs and of the outputs that graphs by other exporters have."""

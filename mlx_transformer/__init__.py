@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from export.validate import compare as _compare_points
 
     from .commands.models import compare as compare
+    from .commands.models import export as export
     from .commands.models import open_model as open_model
     from .commands.models import serve as serve
     from .core.config import TransformerConfig as TransformerConfig
@@ -43,6 +44,7 @@ else:
             "load": ".runtime.transformer",
             "open_model": ".commands.models",
             "train": ".training.trainer",
+            "export": ".commands.models",
             "export_onnx": "export.package",
             "export_search": "export.search",
             "validate": "export.validate:compare",

@@ -18,7 +18,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .system.errors import UserError
-from .system.machine import usable_cores
+from .system.machine import fast_cores
 
 DEVICE = "MLX_TRANSFORMER_DEVICE"
 VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"
@@ -130,18 +130,19 @@ def gradient_device(queries: int) -> mx.Device:
 
 
 def cpu_streams() -> list[mx.Stream]:
-    """One new stream for each core that this process may use (a container or `taskset` may allow fewer than there are):
-    one MLX stream runs on one core. On a GPU its own."""
+    """One new stream for each fast core that this process may use (a container or `taskset` may allow fewer than there
+    are): one MLX stream runs on one core. On a GPU its own."""
     if _on_gpu():
         return [mx.default_stream(mx.default_device())]
-    cores = usable_cores()
-    return [mx.new_stream(mx.cpu) for _ in range(cores)]
+    return [mx.new_stream(mx.cpu) for _ in range(fast_cores())]
 
 
 @contextmanager
-def training_memory(cache: float | None) -> Iterator[None]:
-    """While a run trains on a GPU: freed arrays are kept for reuse up to `cache` bytes (None: as MLX does), and on
-    Metal arrays stay resident up to what the system recommends (macOS 15; earlier ones ignore it)."""
+def training_memory(cache: float | None, most: float | None = None) -> Iterator[None]:
+    """While a run trains on a GPU: freed arrays are kept for reuse up to `cache` bytes (None: as MLX does). On Metal
+    arrays stay resident up to what the system recommends (macOS 15; earlier ones ignore it), and beyond it, or beyond
+    `most` bytes if that is less, MLX waits for running work before it takes more; left alone it goes on to half as much
+    again, where a Mac swaps."""
     if not _on_gpu():
         yield
         return
@@ -149,7 +150,9 @@ def training_memory(cache: float | None) -> Iterator[None]:
     if cache is not None:
         limits.append((mx.set_cache_limit, int(cache)))
     if device_kind() == "metal":
-        limits.append((mx.set_wired_limit, int(mx.device_info()["max_recommended_working_set_size"])))
+        recommended = int(mx.device_info()["max_recommended_working_set_size"])
+        limits.append((mx.set_memory_limit, recommended if most is None else min(recommended, int(most))))
+        limits.append((mx.set_wired_limit, recommended))
     before = [(set_limit, set_limit(limit)) for set_limit, limit in limits]
     try:
         yield

@@ -78,6 +78,8 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
     tokenizer = None if path is None else Tokenizer.load(path)
     architecture = config.architecture
     tokenizer = fitting_tokenizer(config, tokenizer, str(folder), architecture, USES[architecture])
+    if config.head.activation is not None:
+        raise UserError(f"{folder}: between its layers and its classifier is one more, by which no layer can be read")
     return Opened(folder, chosen, engine, config, tokenizer)
 
 

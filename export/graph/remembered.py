@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript
-from onnx.defs import OpSchema, get_schema
+from onnx.defs import OpSchema, SchemaError, get_schema
 
 PLAIN = {
     ir.AttributeType.INT,
@@ -46,6 +46,18 @@ class RememberingBuilder(onnxscript.GraphBuilder):
             return trace_function(op, *values)
 
         return super().subgraph(traced, inputs, outputs, name=name)
+
+    def _get_schema(self, op_type: str, domain: str, version: int | None) -> OpSchema | None:
+        try:
+            return None if version is None else _schema(op_type, version, domain)
+        except SchemaError:
+            return None
+
+    def _cast_inputs(self, schema: OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
+        """Leave values as they are. Numbers among the inputs are onnxscript's to give a type."""
+        if all(x is None or isinstance(x, ir.Value) for x in inputs):
+            return inputs
+        return super()._cast_inputs(schema, inputs)
 
     def _partition_inputs_attributes(
         self, schema: OpSchema | None, args: Sequence[Any], kwargs: dict[str, Any]
@@ -84,10 +96,13 @@ class RememberingBuilder(onnxscript.GraphBuilder):
                 _found[key] = found
 
 
+_schema = functools.cache(get_schema)
+
+
 @functools.cache
 def _attributes(operator: str, version: int, domain: str) -> tuple[dict[str, ir.AttributeType], set[str]]:
     """Return the types of an operator's attributes in order, and the names of those that it can't do without."""
-    attributes = ir.schemas.OpSignature.from_op_schema(get_schema(operator, version, domain)).attributes
+    attributes = ir.schemas.OpSignature.from_op_schema(_schema(operator, version, domain)).attributes
     return {x.name: x.type for x in attributes}, {x.name for x in attributes if x.required}
 
 

@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Op, ir.Value], ir.Value]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": silu,
+    "tanh": lambda op, x: op.Tanh(x),
 }
 
 

@@ -32,6 +32,17 @@ def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Val
     return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
 
+def pooling_weights(op: Op, tokens: ir.Value, pooling: str) -> ir.Value:
+    """How much each of a row's positions counts in its vector: tokens (B, S) int64, 1 on tokens -> (B, 1, S)."""
+    if pooling == "first":
+        first = op.Cast(op.Equal(op.CumSum(tokens, 1), 1), to=ir.DataType.INT64)
+        chosen = op.Cast(op.Mul(tokens, first), to=ir.DataType.FLOAT)
+    else:
+        real = op.Cast(tokens, to=ir.DataType.FLOAT)
+        chosen = op.Div(real, op.Max(op.ReduceSum(real, [1], keepdims=1), 1.0))
+    return op.Unsqueeze(chosen, [1])
+
+
 def additive(op: Op, allowed: ir.Value) -> ir.Value:
     return op.Where(allowed, 0.0, HIDDEN)
 

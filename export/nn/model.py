@@ -19,8 +19,10 @@ from mlx_transformer.core.parameters import output_weight_name, source_embedding
 
 from .attention import Attention, MakeAttention
 from .cache import Cache
+from .feedforward import ACTIVATIONS
 from .layers import Decoder, Encoder
 from .masks import padding_mask
+from .norms import make_norm
 from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, Role, name_parameters, size
 from .rows import Rows, take
@@ -54,8 +56,12 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
+        if config.head.activation:
+            self.head_proj = Linear(config.d_model, config.d_model, config.head.bias)
+        if config.head.norm:
+            self.head_norm = make_norm(config)
         if config.own_classifier:
-            self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias, Role.CLASSIFIER)
+            self.output_proj = Linear(config.d_model, config.outputs, config.output_bias, Role.CLASSIFIER)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
         name_parameters(self)
@@ -88,8 +94,21 @@ class Transformer(nn.Module):
         x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
         return self.logits(op, x, among=among, tap=tap)
 
+    def transformed(self, op: Op, memory: ir.Value, weights: ir.Value | None = None, *, tap: Tap = no_tap) -> ir.Value:
+        """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
+        say how much of each position there is in a row's vector."""
+        head = self.config.head
+        x = memory if weights is None else op.Reshape(op.MatMul(weights, memory), [0, -1])
+        if head.activation is None:
+            return x
+        x = ACTIVATIONS[head.activation](op, self.head_proj(op, x))
+        x = self.head_norm(op, x) if head.norm else x
+        tap("head", x)
+        return x
+
     def logits(self, op: Op, hidden: ir.Value, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C)."""
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        classifier, what it would read."""
         hidden = self._scaled(op, hidden)
         y = self.classified(op, hidden) if among is None else among(op, hidden)
         tap("logits", y)
@@ -97,6 +116,8 @@ class Transformer(nn.Module):
 
     def classified(self, op: Op, hidden: ir.Value) -> ir.Value:
         """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        if not self.config.head.classifies:
+            return hidden
         if self.config.own_classifier:
             return self.output_proj(op, hidden)
         y = self._output().as_linear(op, hidden)
@@ -159,7 +180,7 @@ class OutputBias(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.bias = Parameter([config.vocab_size])
+        self.bias = Parameter([config.outputs])
 
     def forward(self, op: Op, y: ir.Value) -> ir.Value:
         return op.Add(y, self.bias)

@@ -5,7 +5,7 @@
     a = steps / (a percentile of them over all tokens) <---------------------+
 
 A decoder over an encoder reads its own translations, which is what it will read; a model alone reads the text. Behind a
-Relu there are 255 steps from zero up, elsewhere 127 on either side.
+Relu there are 255 steps from zero up, elsewhere 127 on either side; in Marian's files 127 everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from export.targets.table import target_of
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.core.int8_scales import SIGNED, UNSIGNED, Int8Scales, ProductScales
+from mlx_transformer.core.int8_scales import SIGNED, SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
 from mlx_transformer.core.parameters import quantizable_shapes
 
 from .weights import fill
@@ -48,10 +48,12 @@ class Site:
     positive: bool
     largest: list[NDArray[np.float32]] = field(default_factory=list)
 
-    def scales(self, percentile: float) -> ProductScales:
+    def scales(self, percentile: float, symmetric: bool = False) -> ProductScales:
         """Return the scales that cut what is beyond this percentile of the tokens; none where nothing came."""
         limit = np.percentile(np.concatenate(self.largest), percentile) if self.largest else 0.0
         steps, rounded = (UNSIGNED, UNSIGNED) if self.positive else (SIGNED, ROUNDED)
+        if symmetric:
+            steps, rounded = SYMMETRIC, SYMMETRIC
         if not np.finfo(np.float32).tiny * rounded < limit < np.inf:
             return ProductScales()
         return ProductScales(np.float32(rounded / limit), steps)
@@ -88,9 +90,11 @@ def scales_of(
     config: TransformerConfig,
     before: Int8Scales,
     origin: Mapping[str, str | int | float],
+    symmetric: bool = False,
 ) -> Int8Scales:
-    """Return the scales that these sites ask for. `before`: whose multipliers of weights stay."""
-    found = {name: site.scales(percentile) for name, site in sites.items()}
+    """Return the scales that these sites ask for. `before`: whose multipliers of weights stay. `symmetric`: all have
+    127 steps on either side."""
+    found = {name: site.scales(percentile, symmetric) for name, site in sites.items()}
     products = {
         name: replace(found.get(name, ProductScales()), weight=before.of(name).weight)
         for name in quantizable_shapes(config)

@@ -32,7 +32,7 @@ def configs(
     """
     if config.recurrent:
         return {}
-    kinds = {"encoder-decoder": _translator, "decoder": _llama, "encoder": _bert}
+    kinds = {"encoder-decoder": _translator, "decoder": _llama, "encoder": _encoder}
     shared = {
         "pad_token_id": config.pad_id,
         "bos_token_id": config.bos_id,
@@ -103,6 +103,11 @@ def _llama(c: TransformerConfig) -> dict[str, Any]:
         "tie_word_embeddings": not c.own_classifier,
         "use_cache": True,
     }
+
+
+def _encoder(c: TransformerConfig) -> dict[str, Any]:
+    family = family_of(c)
+    return _bert(c) if differences(family, c) else written_config(family, c)
 
 
 def _bert(c: TransformerConfig) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def settled(
     if own is not None and settings.calibrate is None:
         told(f"int8: fixed scales of {checkpoint.folder / INT8_SCALES}")
         return replace(plan, int8_scales=own)
-    text = _text(checkpoint, settings.calibrate, told)
+    text = calibration_text(checkpoint, settings.calibrate, told)
     if text is None:
         if settings.int8_scales == "fixed":
             raise UserError(
@@ -81,7 +81,7 @@ def settled(
             )
         return plan
     watch(0.0, "int8 scales")
-    scales, quality = _calibrated(plan, text, own or BY_ROW, write)
+    scales, quality = calibrated(plan, text, own or BY_ROW, write)
     if not quality.problems:
         part = scales.origin
         told(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")
@@ -97,9 +97,15 @@ def settled(
     return plan
 
 
-def _calibrated(
-    plan: Plan, text: CalibrationText, before: Int8Scales, write: Callable[[Plan, Path], None]
+def calibrated(
+    plan: Plan,
+    text: CalibrationText,
+    before: Int8Scales,
+    write: Callable[[Plan, Path], None],
+    symmetric: bool = False,
 ) -> tuple[Int8Scales, Quality]:
+    """Return scales from a text, and what the model does with them on its other lines. `before` and `symmetric`: as for
+    `calibration.scales_of`."""
     from export.runtime import OnnxTransformer
 
     plain, (lines, judged) = plan.plain(), text.parts()
@@ -120,7 +126,7 @@ def _calibrated(
         origin = {"text": text.name, "sha256": text.sha256, "sentences": len(rows)}
         expected, tried = Expected(wide, judged), []
         for percentile in PERCENTILES:
-            scales = scales_of(sites, percentile, plan.config, before, origin)
+            scales = scales_of(sites, percentile, plan.config, before, origin, symmetric)
             narrow = written(f"int8 {percentile}", precisions=("int8",), int8_scales=scales)
             tried.append((expected.agreement(narrow), scales, narrow))
         _, scales, narrow = max(tried, key=lambda each: each[0])  # of equal ones the first
@@ -129,13 +135,15 @@ def _calibrated(
         return replace(scales, origin={**scales.origin, **judged_as}), quality
 
 
-def _text(checkpoint: Checkpoint, file: str | Path | None, told: Callable[[str], None]) -> CalibrationText | None:
+def calibration_text(
+    checkpoint: Checkpoint, file: str | Path | None, told: Callable[[str], None]
+) -> CalibrationText | None:
     """Return the text to calibrate on; None where there is none, or no tokenizer to read it."""
     if file is None:
         try:
             text = _validation_text(checkpoint.folder.parent / "run.json")
         except UserError as error:
-            told(f"int8: a scale a token: the run's validation text can't be read: {error}")
+            told(f"int8: no fixed scales: the run's validation text can't be read: {error}")
             return None
         return None if checkpoint.tokenizer_path is None else text
     if checkpoint.tokenizer_path is None:

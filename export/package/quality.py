@@ -5,6 +5,7 @@ corpus, the package is compared with the same model in float32:
 
     agreement       share of the positions, teacher-forced on float32's translations, with the same best token
     same            share of the sentences with the same greedy translation to the letter
+    neighbours      of vectors of texts in place of the first: share of each text's ten nearest that stay among them
     bleu, exact     of both against the references, if there are some: sacreBLEU and exact match in percent
 
 Rounding moves some tokens in any model; the limits bound how much, and a package beyond them is refused.
@@ -25,6 +26,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
 
 PHRASES = 200
+NEIGHBOURS = 10
 BATCH = 32
 
 
@@ -63,6 +66,12 @@ class Quality:
     bleu_float32: float | None = None
     exact: float | None = None
     exact_float32: float | None = None
+    neighbours: bool | None = None
+    """Whether `agreement` is of each text's nearest neighbours, and `same` of texts that keep all of them."""
+
+    @property
+    def _counted(self) -> str:
+        return "ten nearest neighbours" if self.neighbours else "best tokens"
 
     @property
     def problems(self) -> list[str]:
@@ -70,7 +79,7 @@ class Quality:
         limits, problems = LIMITS[self.precision], []
         if self.agreement < limits.agreement:
             problems.append(
-                f"{self.agreement:.1%} of the best tokens are float32's, the limit is {limits.agreement:.0%}"
+                f"{self.agreement:.1%} of the {self._counted} are float32's, the limit is {limits.agreement:.0%}"
             )
         for (name, got, wide), points in zip(self._scores(), (limits.bleu, limits.exact), strict=False):
             limit = points * (1000 / self.sentences) ** 0.5
@@ -84,7 +93,7 @@ class Quality:
         return [(name, got, wide) for name, got, wide in pairs if got is not None and wide is not None]
 
     def __str__(self) -> str:
-        parts = [f"{self.agreement:.2%} of the best tokens and {self.same:.1%} of the sentences as in float32"]
+        parts = [f"{self.agreement:.2%} of the {self._counted} and {self.same:.1%} of the sentences as in float32"]
         parts += [f"{name} {got:.2f} ({got - wide:+.2f})" for name, got, wide in self._scores()]
         return f"{self.precision}: {', '.join(parts)}; {self.sentences} sentences of {self.text}"
 
@@ -118,11 +127,16 @@ def gate_text(
         for precision in judged:
             told(f"{precision}: not judged: with inputs_embeds the encoder reads vectors, not text")
         return None
-    translates = checkpoint.config.architecture == "encoder-decoder" and checkpoint.tokenizer_path is not None
-    if (source is not None or reference is not None) and not translates:
+    readable = checkpoint.tokenizer_path is not None
+    translates = checkpoint.config.architecture == "encoder-decoder" and readable
+    embeds = readable and read_embedding(checkpoint.folder, checkpoint.config.d_model) is not None
+    if (source is not None or reference is not None) and not translates and not embeds:
         raise UserError(
-            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer"
+            f"{checkpoint.folder}: the quality gate translates, or compares vectors of texts: it needs an "
+            "encoder-decoder or an encoder that says how they are made, with its tokenizer"
         )
+    if reference is not None and embeds:
+        raise UserError(f"{reference}: vectors of texts have no reference: give the texts alone, as gate_source")
     if source is not None and reference is not None:
         text = read_parallel(source, reference)
         return Text(list(text.source), list(text.target), str(source))
@@ -133,7 +147,8 @@ def gate_text(
     corpus = _corpus(checkpoint.folder.parent / "run.json")
     if corpus is None or not translates:
         for precision in judged:
-            told(f"{precision}: not judged; --gate-source FILE would compare its translations with float32's")
+            what = "the neighbours of its vectors" if embeds else "its translations"
+            told(f"{precision}: not judged; --gate-source FILE would compare {what} with float32's")
         return None
     from mlx_transformer.data import cldr
 
@@ -182,9 +197,10 @@ class Expected:
         tokenizer = wide.tokenizer
         assert tokenizer is not None
         self.config, self.text, self.tokenizer = wide.config, text, tokenizer
+        self.embeds = wide.text_embedding is not None
         self.rows = rows_of(self.config, tokenizer, text.source)
         self.outputs = wide.generate(self.rows, done=done) if self._translates else [[] for _ in self.rows]
-        self.best = _best_tokens(wide, self.rows, self.outputs)
+        self.best = self._best(wide)
 
     @property
     def _translates(self) -> bool:
@@ -202,7 +218,8 @@ class Expected:
         done: Callable[[float], None] = lambda share: None,
     ) -> Quality:
         """Compare one precision. `shows`: its graphs that show logits; `runs`: those of the package."""
-        equal, scores = self._equal(shows), {}
+        equal = self._equal(shows)
+        scores: dict[str, Any] = {}
         if self._translates:
             got = runs.generate(self.rows, done=done)
             same = sum(a == b for a, b in zip(got, self.outputs, strict=True)) / len(self.rows)
@@ -211,10 +228,32 @@ class Expected:
         else:
             same = sum(bool(each.all()) for each in equal) / len(self.rows)
         agreement = float(np.concatenate(equal).mean())
+        scores |= {"neighbours": True} if self.embeds else {}
         return Quality(precision, self.text.origin, len(self.rows), agreement, same, **scores)
 
     def _equal(self, narrow: OnnxTransformer) -> list[Any]:
-        return [a == b for a, b in zip(self.best, _best_tokens(narrow, self.rows, self.outputs), strict=True)]
+        both = zip(self.best, self._best(narrow), strict=True)
+        return [np.isin(a, b) if self.embeds else a == b for a, b in both]
+
+    def _best(self, model: OnnxTransformer) -> list[Any]:
+        """Return what is compared for each row: its best tokens, or which rows are nearest to it."""
+        if self.embeds:
+            return nearest(model.embed(self.text.source))
+        return _best_tokens(model, self.rows, self.outputs)
+
+
+def nearest(vectors: np.ndarray, count: int = NEIGHBOURS) -> list[np.ndarray]:
+    """Return for each vector (N, W) the numbers of the others to which it has the smallest angles."""
+    if len(vectors) < 2:
+        raise UserError("neighbours are compared of at least two texts: give more of them")
+    x = vectors.astype(np.float64)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    found = []
+    for i, row in enumerate(x):
+        near = x @ row
+        near[i] = -np.inf
+        found.append(np.argsort(-near, kind="stable")[: min(count, len(x) - 1)])
+    return found
 
 
 def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:

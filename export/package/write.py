@@ -4,6 +4,8 @@
     OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; if it has one for each
                                                        language, source_tokenizer.json and target_tokenizer.json
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
+    OUT/embedding.json, modules.json, 1_Pooling, ...   of an encoder that says how a text's vector is made, for this
+                                                       project and for sentence-transformers
     OUT/generation.json, and the shortlist it names    how the model generates unless told otherwise, if it says so
     OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them
     OUT/README.md                                      the model card
@@ -22,6 +24,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,17 +38,20 @@ from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, takes_rows
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
-from mlx_transformer.core.checkpoint import Checkpoint, digests
+from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
+from mlx_transformer.core.text_embedding import kept_files, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
+from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.manifest import write_manifest
+from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.system.watch import Watch, unwatched
 
 from . import consumers
@@ -133,6 +139,7 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     settings = plan.generation
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
+    _write_embedding(plan, folder, texts)
     for name, file in plan.named.items():
         shutil.copyfile(file, folder / name)
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
@@ -159,6 +166,20 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     for name, values in texts.items():
         (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_manifest(graphs)
+
+
+def _write_embedding(plan: Plan, folder: Path, texts: dict[str, Any]) -> None:
+    """How a text's vector is made, for ourselves and as sentence-transformers says it."""
+    embedding = read_embedding(plan.checkpoint.folder, plan.config.d_model)
+    if embedding is None:
+        return
+    for name, path in kept_files(plan.checkpoint.folder):
+        copyfile(path, folder / name)
+    for name, values in sentence_files(embedding, plan.config.d_model, plan.config.max_positions).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        texts[name] = values
+    for name, arrays in dense_weights(embedding):
+        write_tensors(folder / name / WEIGHTS, arrays, metadata={"format": "pt"})
 
 
 def _arithmetic(plan: Plan, precision: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _keep_sums(model: ir.Model) -> set[ir.Value]:
     return matrices
 
 
-def _is_weight(value: ir.Value, matrices: Container[ir.Value]) -> bool:
+def _is_weight(value: ir.Value, matrices: Container[ir.Value | None]) -> bool:
     maker = value.producer()
     return value in matrices or (maker is not None and maker.op_type == "Transpose" and maker.inputs[0] in matrices)
 

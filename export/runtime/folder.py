@@ -41,6 +41,7 @@ from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError
@@ -59,7 +60,7 @@ OLD_GRAPH_NAMES = {
 }
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
-READ = (SPEC, "config.json", SETTINGS, *NAMES)
+READ = (SPEC, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
 """What is read of the files beside the graphs' folder."""
 
 

@@ -27,11 +27,12 @@ from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, 
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.machine import fast_cores
 from mlx_transformer.system.page import table
 
 from . import sessions as opening
@@ -74,7 +75,7 @@ class OnnxTransformer(TextVerbs):
         self.graphs = self._graphs(threads)
 
     def _graphs(self, threads: int | None) -> Any:
-        request, cores = self.folder.request, threads or usable_cores()
+        request, cores = self.folder.request, threads or fast_cores()
         if ENCODER_CPU not in self.sessions:
             return graphs_of(request, self.sessions)
 
@@ -110,6 +111,9 @@ class OnnxTransformer(TextVerbs):
     def token_logits(self, ids: list[list[int]]) -> NDArray[np.float32]:
         return self.logits(ids)
 
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
+        return self.encode(ids, mask)
+
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
@@ -132,6 +136,10 @@ class OnnxTransformer(TextVerbs):
     @cached_property
     def generation(self) -> Settings:
         return read_settings(self.folder.path, self.config)
+
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        return read_embedding(self.folder.path, self.config.d_model)
 
     @property
     def place(self) -> Path:

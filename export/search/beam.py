@@ -84,8 +84,7 @@ class Beam:
         A candidate is written as parent * V + token; where a finished hypothesis ended, as its step * K * V + that.
         """
         v, length = self.vocabulary.size, op.Add(t, 1)
-        early = op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64)
-        bans = op.Gather(self.rules.bans, early)  # (V,)
+        bans = self.rules.bans(op, t)
         tokens, scores, log_p = self._extensions(op, logits, bans, state["history"], t)  # (B, h, c)
         live = op.Unsqueeze(state["live"], [2])
         scores = op.Add(op.Add(scores, live), self._banned(op, bans, tokens, t))
@@ -124,7 +123,7 @@ class Beam:
             return self.rules.penalised(op, op.Where(self.greedy, logits, every), history)
 
         def ruled(op: Op) -> ir.Value:
-            return self.rules.without_repeats(op, penalised(op), history)
+            return self.rules.by_history(op, penalised(op), history)
 
         by = Weighed(self.rules.reads_history, ruled)
         tokens = self._force(op, self.sampling.or_likeliest(op, logits, by, bans, t, self.tokens_per_hypothesis), t)
@@ -132,7 +131,7 @@ class Beam:
 
         def own(op: Op) -> list[ir.Value]:
             free = penalised(op)
-            of_rules = op.GatherElements(self.rules.without_repeats(op, free, history), tokens, axis=2)
+            of_rules = op.GatherElements(self.rules.by_history(op, free, history), tokens, axis=2)
             of_prefix = op.GreaterOrEqual(self._prefix(op, t), 0)
             return [op.Where(of_prefix, op.GatherElements(free, tokens, axis=2), of_rules)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.generation.options import PENALTY_OFFSETS
+from mlx_transformer.generation.options import PENALTY_OFFSETS, aligned_right
 from mlx_transformer.system.errors import UserError
 
 from .settings import SETTINGS
@@ -40,6 +40,9 @@ LATER = (
     "suppressed",
     "end_ids",
     "candidates",
+    "max_length_factor",
+    "suppressed_first",
+    "banned_sequences",
 )
 """Inputs that files of earlier versions don't have."""
 
@@ -56,7 +59,7 @@ TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of `onnxruntime-extensions`' operators."""
 
 
-HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset")
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset", "banned_sequences")
 """Inputs that are not simply an option's value."""
 
 
@@ -67,6 +70,8 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
         found["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
     if "penalty_form" in settings:
         found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
+    if "banned_sequences" in settings:
+        found["banned_sequences"] = aligned_right(settings["banned_sequences"])
     if "seed" in settings:
         found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
     return found

@@ -23,8 +23,10 @@ class OptionInputs:
 
     beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, repetition_penalty,
         no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is 1 whatever was asked.
-    forced_first, suppressed, end_ids: as in `Options`, (N,) ids each; (0,), none.
-    max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
+    forced_first, suppressed, suppressed_first, end_ids: as in `Options`, (N,) ids each; (0,), none.
+    banned_sequences: as in `Options`, (S, N), -1 before those of fewer ids; (0, 1), none.
+    max_new_tokens: (1,) for all sentences or (B,), one each; 0: `max_length_factor` times the source's length, or where
+        that is 0 too its length + 50, at most `max_positions`.
     seed: of 64 bits; from 2^63 on as the negative number with the same bits.
     rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
     prefix: (B, P), the forced first tokens of each sentence, -1 after the last; (1, P), the same for all; (1, 0), none.
@@ -46,7 +48,10 @@ class OptionInputs:
 
     def length_limits(self, op: Op, lengths: ir.Value, config: TransformerConfig) -> ir.Value:
         """Most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""
-        usual = op.Min(op.Add(lengths, EXTRA_TOKENS), config.max_positions)
+        factor = self["max_length_factor"]
+        product = op.Ceil(op.Mul(op.Cast(lengths, to=ir.DataType.FLOAT), factor))
+        usual = op.Where(op.Equal(factor, 0.0), op.Add(lengths, EXTRA_TOKENS), op.Cast(product, to=ir.DataType.INT64))
+        usual = op.Min(usual, config.max_positions)
         usual = op.Max(usual, self["min_new_tokens"])
         return op.Where(op.Greater(self["max_new_tokens"], 0), self["max_new_tokens"], usual)
 

@@ -21,25 +21,34 @@ class Rules:
 
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, vocabulary: Vocabulary):
         self.options, self.eos = options, vocabulary.place(op, config.eos_id)
-        ids, suppressed = options["end_ids"], options["suppressed"]
+        ids, suppressed, at_first = options["end_ids"], options["suppressed"], options["suppressed_first"]
         every = op.Concat([config.eos_id], ids, axis=0)
         ends = op.Cast(_marked(op, config.vocab_size, every, 1.0), to=ir.DataType.BOOL)
         never = table(op, "search.bans", lambda: never_written(config))
         never = op.Add(never, _marked(op, config.vocab_size, suppressed, BANNED))
         early = op.Add(never, op.Where(ends, BANNED, 0.0))
         self.ends = vocabulary.of_ids(op, "ends", ends)  # (C,)
-        bans = op.Concat(op.Unsqueeze(never, [0]), op.Unsqueeze(early, [0]), axis=0)
-        self.bans = vocabulary.of_ids(op, "bans", bans, axis=1)  # (2, C)
+        later = op.Concat(op.Unsqueeze(never, [0]), op.Unsqueeze(early, [0]), axis=0)
+        first = op.Add(later, _marked(op, config.vocab_size, at_first, BANNED))
+        self.rows = vocabulary.of_ids(op, "bans", op.Concat(later, first, axis=0), axis=1)  # (4, C)
         self.more_ends = size(op, ids, 0)
-        self.excluded = op.Add(self.more_ends, size(op, suppressed, 0))
+        self.excluded = op.Add(self.more_ends, op.Add(size(op, suppressed, 0), size(op, at_first, 0)))
         """Tokens that these rules may ban, besides `EXCLUDED`."""
         self.first_count = size(op, options["forced_first"], 0)
         first = vocabulary.places(op, options["forced_first"])
         self.first = op.Pad(first, [0, 1], -1)  # from its end on nothing is forced
         n, penalty = options["no_repeat_ngram"], options["repetition_penalty"]
-        self.reads_history = op.Or(op.Greater(n, 0), op.Not(op.Equal(penalty, 1.0)))
+        self.sequences = vocabulary.sequences(op, options["banned_sequences"])
+        repeats = op.Or(op.Greater(n, 0), op.Greater(size(op, self.sequences, 0), 0))
+        self.reads_history = op.Or(repeats, op.Not(op.Equal(penalty, 1.0)))
         self.kept = op.Reshape(op.Cast(self.reads_history, to=ir.DataType.INT64), [1])
         """Tokens that are written down each step: 1, or 0 where nobody reads them."""
+
+    def bans(self, op: Op, t: ir.Value) -> ir.Value:
+        """What is added to the scores (V,) of new token number t, whatever was written."""
+        early = op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64)
+        first = op.Cast(op.Equal(t, self.first_count), to=ir.DataType.INT64)
+        return op.Gather(self.rows, op.Add(early, op.Mul(first, 2)))
 
     def begun(self, op: Op, ids: ir.Value) -> ir.Value:
         """The history (B, 1, L) of start tokens (B, 1)."""
@@ -67,7 +76,23 @@ class Rules:
         weaker = op.Where(op.Less(scores, 0.0), op.Mul(scores, penalty), op.Div(scores, penalty))
         return op.Where(op.Greater(seen, 0.0), weaker, scores)
 
-    def without_repeats(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+    def by_history(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+        """Scores (B, h, V), BANNED on each token that may not follow what was written."""
+        return self._without_sequences(op, self._without_repeats(op, scores, history), history)
+
+    def _without_sequences(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+        """Scores (B, h, V), BANNED on each token that would end one of `banned_sequences` (S, N)."""
+        first = op.Slice(self.sequences, [0], [-1], [1])  # (S, N - 1)
+        last = op.Squeeze(op.Slice(self.sequences, [-1], [1 << 62], [1]), [1])  # (S,)
+        before, length = op.Shape(first, start=1), op.Shape(history, start=2)
+        padded = op.Pad(history, op.Concat([0, 0], before, [0, 0, 0], axis=0), -2)
+        latest = op.Slice(padded, length, [1 << 62], [2])  # (B, h, N - 1)
+        other = op.And(op.Not(op.Equal(op.Unsqueeze(latest, [2]), first)), op.GreaterOrEqual(first, 0))
+        same = op.Equal(op.ReduceSum(op.Cast(other, to=ir.DataType.INT64), [3], keepdims=0), 0)  # (B, h, S)
+        tokens = op.Expand(last, op.Shape(same))
+        return op.ScatterElements(scores, tokens, op.Where(same, BANNED, 0.0), axis=2, reduction="add")
+
+    def _without_repeats(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
         """Scores (B, h, V), BANNED on each token that would end the same n tokens as were written before."""
         n = op.Max(self.options["no_repeat_ngram"], 1)
         before, length = op.Sub(n, 1), size(op, history, 2)

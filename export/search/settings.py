@@ -20,7 +20,7 @@ class Setting(NamedTuple):
 _USUAL = Options()
 KINDS = {
     "int64": ("beam", "n_best", "min_new_tokens", "top_k", "seed", "no_repeat_ngram"),
-    "float32": ("length_penalty", "temperature", "top_p", "repetition_penalty"),
+    "float32": ("length_penalty", "temperature", "top_p", "repetition_penalty", "max_length_factor"),
     "bool": ("early_stopping", "sample", "heuristic_stop", "forced_end"),
 }
 SETTINGS = {
@@ -31,5 +31,6 @@ SETTINGS = {
     "rows": Setting("int64", -1, ("rows",), (1,)),
     "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
     "candidates": Setting("int64", -1, ("candidate_rows", "candidates"), (1, 0)),
+    "banned_sequences": Setting("int64", -1, ("banned_sequences", "banned_length"), (0, 1)),
 }
 """Their meaning is in `search/options.py`."""

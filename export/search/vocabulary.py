@@ -56,7 +56,7 @@ class Vocabulary:
             marks = op.ScatterElements(op.Expand(0, [v + 1]), every, op.Expand(1, op.Shape(every)), axis=0)
             ids = op.Squeeze(op.NonZero(op.Slice(marks, [0], [v], [0])), [0])
             places = op.Range(0, size(op, ids, 0), 1)
-            return [ids, op.ScatterElements(op.Expand(0, [v]), ids, places, axis=0)]
+            return [ids, op.ScatterElements(op.Expand(-1, [v]), ids, places, axis=0)]
 
         def whole(op: Op) -> list[ir.Value]:
             return [op.Range(0, v, 1), op.Range(0, v, 1)]
@@ -95,8 +95,14 @@ class Vocabulary:
         self.rows = model.output_rows(op, ids)
 
     def places(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Where ids that are among them are; -1 stays -1."""
+        """Where ids are; -1 of those that are not among them, and of -1."""
         return op.Where(op.Less(ids, 0), -1, op.Gather(self._places, op.Max(ids, 0)))
+
+    def sequences(self, op: Op, ids: ir.Value) -> ir.Value:
+        """Those of sequences (S, N), -1 before their first, that are of these tokens alone, by their places."""
+        places = self.places(op, ids)
+        missing = op.Cast(op.And(op.GreaterOrEqual(ids, 0), op.Less(places, 0)), to=INTEGER)
+        return op.Compress(places, op.Equal(op.ReduceSum(missing, [1], keepdims=0), 0), axis=0)
 
     def place(self, op: Op, id: int) -> ir.Value:
         """The place, a scalar, of one that always is."""

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, get_args
 
 from export.settings import ServeSettings
-from mlx_transformer.generation.options import Options, Overlong
+from mlx_transformer.generation.options import ID_FIELDS, Options, Overlong
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 from mlx_transformer.system.page import card, data_table, page
 from mlx_transformer.system.version import __version__
@@ -23,7 +23,8 @@ STREAM_EXAMPLE = '{"text": "Good morning."}'
 OWN_CODE = "A language of a model that has several, by the model's own code."
 TEXT = {"type": "string"}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
-IDS = {"type": "array", "items": {"type": "integer"}, "default": ()}
+ID_LIST = {"type": "array", "items": {"type": "integer"}}
+IDS, SEQUENCES = {**ID_LIST, "default": ()}, {"type": "array", "items": ID_LIST, "default": ()}
 NUMBER_OF = {"type": "integer", "minimum": 1}
 
 
@@ -119,7 +120,8 @@ def schemas_of(of: type, names: tuple[str, ...]) -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(of)}
     kinds, meanings = kinds_of(of), meanings_of(of)
     found = {name: _schema(kinds[name], meanings[name], defaults[name]) for name in names if name in kinds}
-    found |= {name: {**IDS, "description": meanings[name]} for name in names if name not in kinds}
+    lists = {name: IDS if name in ID_FIELDS else SEQUENCES for name in names if name not in kinds}
+    found |= {name: {**schema, "description": meanings[name]} for name, schema in lists.items()}
     for name, (least, most) in LIMITS.items():
         found[name] |= {"minimum": least, "maximum": most}
     return found

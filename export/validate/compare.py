@@ -27,12 +27,13 @@ from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
 
 from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
-from .checks.agreement import Agreement
+from .checks.agreement import CHOOSING, Agreement
 from .checks.data_files import data_files
 from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
@@ -161,7 +162,7 @@ def compare_engines(
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     begin, words = time.perf_counter(), token_text(checkpoint)
-    stored = dict(checkpoint.tensors())
+    stored, settings = dict(checkpoint.tensors()), read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
@@ -179,7 +180,7 @@ def compare_engines(
         judged += len(members)
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.products):
             points += on_its_integers(engine, stored, cases)
-        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within)
+        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within, settings)
         points += network_points
         tokens += network_tokens
     report = Report(
@@ -217,8 +218,9 @@ def _against(
     cases: Sequence[Case],
     words: TokenText,
     watch: Watch,
+    settings: Mapping[str, Any],
 ) -> tuple[list[Point], list[Tokens]]:
-    """Compare runtimes of one network with its reference."""
+    """Compare runtimes of one network with its reference. settings: how the model generates by itself."""
     shown = (engine.capabilities.attention_layer for engine in engines)
     layer = next((each for each in shown if each is not None), None)
     truth64, truth32 = (
@@ -236,13 +238,13 @@ def _against(
             for path, tap, got, why in [*_outputs(engine, case, taps), *_attention(engine, case, layer)]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
-                if tap == "logits":
+                if tap == "logits" and c.head.kind in CHOOSING:
                     agreement.add(engine.name, path, case, got, truths[tap])
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: _limit(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = _judged(samples, SecondLook(c, weights, layer))
-    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
+    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, settings)]
 
 
 def _culprits(
@@ -269,9 +271,14 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | Non
     `reference_outputs`."""
     single = reference_outputs(truth32, case, layer)
     return {
-        name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
+        name: Truth.of(t64, single[name], _valid(case, name, t64), exact=name.endswith(".embedding"))
         for name, t64 in reference_outputs(truth64, case, layer).items()
     }
+
+
+def _valid(case: Case, tap: str, value: Array) -> Array:
+    """Return which positions of a tap count (B,L); of one vector of each row every row (B,)."""
+    return case.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from mlx_transformer.system.errors import UserError
 
-from . import converting, exporting, language, launching, looking, text, training
+from . import converting, distilling, exporting, language, launching, looking, text, training
 from .settings import with_settings
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
@@ -25,6 +25,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "quickstart": training.quickstart,
         "train": training.train,
         "launch": launching.launch,
+        "distil": distilling.distil,
         "report": training.report,
         "average": training.average,
     },
@@ -34,6 +35,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "score": text.score,
         "generate": language.generate,
         "fill": language.fill,
+        "embed": language.embed,
     },
     "Deploy": {
         "export": exporting.export,
@@ -54,10 +56,11 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "shortlist": converting.shortlist,
         "quantize": converting.quantize,
         "merge": converting.merge,
+        "push": converting.push,
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill export validate serve web explain compare info".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """What a command is called there."""

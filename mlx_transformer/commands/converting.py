@@ -1,7 +1,8 @@
-"""import, to-huggingface, to-marian, quantize, merge: from checkpoint to checkpoint."""
+"""import, to-huggingface, to-marian, quantize, merge: from checkpoint to checkpoint; push: to the Hub."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,12 +57,54 @@ def to_huggingface_command(
 def to_marian_command(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to take the scales of int8 from.",
+            show_default="the model's int8_scales.json, or its run's validation text",
+        ),
+    ] = None,
+    shortlist: Annotated[
+        Path | None, typer.Option(help="A shortlist to write beside it.", show_default="that of an imported model")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a checkpoint as Marian's own files, for Marian, Bergamot and Firefox."""
     from mlx_transformer.convert import to_marian
+    from mlx_transformer.core.checkpoint import open_checkpoint
+    from mlx_transformer.core.int8_scales import INT8_SCALES
+    from mlx_transformer.families.marian_files.shortlist import read_shortlist
 
-    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force)]))
+    scales, listed = None, None if shortlist is None else read_shortlist(shortlist)
+    if calibrate is not None or not (open_checkpoint(checkpoint).folder / INT8_SCALES).is_file():
+        from export import marian_scales
+
+        scales = marian_scales(checkpoint, calibrate, print)
+    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force, scales, listed)]))
+
+
+def push(
+    folder: Annotated[
+        Path, typer.Argument(help="What a command here wrote: a checkpoint or a run, an ONNX folder, ...")
+    ],
+    repository: Annotated[str, typer.Argument(help="Its name on the Hugging Face Hub: ORG/NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking.")] = False,
+) -> None:
+    """Send a model's folder to the Hugging Face Hub, after it has said what it would send, and asked."""
+    from mlx_transformer.families.push import check_repository, shipment
+    from mlx_transformer.families.push import push as send
+
+    found = shipment(folder)
+    check_repository(repository)
+    print(found)
+    kind = "private" if private else "public"
+    if not yes:
+        if not sys.stdin or not sys.stdin.isatty():
+            raise UserError(f"nothing was sent to {repository}: there is nobody to ask; --yes sends without asking")
+        if not typer.confirm(f"Send this to {repository} on the Hugging Face Hub, {kind} if it is new?"):
+            raise UserError(f"nothing was sent to {repository}")
+    print(send(found, repository, private))
 
 
 def shortlist(

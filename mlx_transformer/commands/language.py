@@ -1,15 +1,16 @@
-"""generate, fill: decoders and encoders alone at work on text."""
+"""generate, fill, embed: decoders and encoders alone at work on text."""
 
 from __future__ import annotations
 
 import json as to_json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.options import EmbedOptions, Options
 from mlx_transformer.system.errors import UserError
 
 from .models import open_folder
@@ -65,6 +66,39 @@ def fill(
         for guesses in masks:
             for guess in guesses:
                 print(f"{guess.probability:.4f}\t{guess.token.strip()}\t{guess.text}", flush=True)
+
+
+def embed(
+    model: Folder,
+    text: Annotated[
+        list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
+    ] = None,
+    *,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="Text, one a line.", show_default="stdin")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The file to write, JSON lines, or an array if it ends in .npy; it appears whole or not at all.",
+            show_default="stdout",
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted on its way to OUT.")] = False,
+    options: Annotated[EmbedOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Turn text into vectors, with an encoder: one line in, one vector out."""
+    from mlx_transformer.core.folders import fingerprint
+    from mlx_transformer.generation.embed_files import embed_stream
+    from mlx_transformer.system.machine import versions
+
+    def model_facts() -> dict[str, str]:
+        runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
+        return {"model": fingerprint(model), **runs, **versions()}
+
+    opened = open_folder(model, **vars(runtime))
+    embed_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=model_facts)
 
 
 def _standard_input(what: str) -> str:

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import check_name
 from mlx_transformer.system.lazy import needs
 
 if TYPE_CHECKING:
@@ -30,19 +32,33 @@ def open_model(
     """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
     `generation.verbs.TextVerbs`.
 
-    runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has them.
-    verify: compare the files with the digests in their manifest. shortlist: a file that names the tokens which a
+    path: or where there is none of that name, a name on the Hugging Face Hub, of such a folder or of a published model
+    that `import` takes. runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has
+    them. verify: compare the files with the digests in their manifest. shortlist: a file that names the tokens which a
     translation may be made of, or "none"; default: as the model's settings say. `UserError` for anything else, and for
     damage.
     """
-    opened = _opened_by(Path(path), runtime, threads, precision, verify)
+    opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
     return opened
 
 
 def _opened_by(
-    path: Path, runtime: Literal["mlx", "onnx"] | None, threads: int | None, precision: str | None, verify: bool
+    path: str | Path,
+    runtime: Literal["mlx", "onnx"] | None,
+    threads: int | None,
+    precision: str | None,
+    verify: bool,
 ) -> Transformer | OnnxTransformer | SearchModel:
+    check_name(path)
+    path = Path(path)
+    if not path.exists():
+        from mlx_transformer.families.hub import find_model
+
+        found = find_model(path)
+        if found.repository is not None and not is_onnx_folder(found.folder):
+            return _checkpoint(path, verify)  # which knows published models too
+        path = found.folder
     if path.is_file():
         from export import SearchModel
         from export.search.metadata import check_file
@@ -77,6 +93,15 @@ def compare(
     from mlx_transformer.report.comparing import compare
 
     return compare(opener(a), opener(b), source, reference, **options)
+
+
+def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
+    """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
+    inside as `export_search` does; see there for the settings."""
+    from export import export_onnx, export_search
+
+    write = export_search if Path(out).suffix == ".onnx" else export_onnx
+    return write(checkpoint, out, **settings)
 
 
 def serve(models: str | Path | Sequence[str | Path], **settings: Any) -> None:
@@ -130,15 +155,11 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
 def runs_onnx(model: Path) -> bool:
     """Return whether ONNX Runtime runs a model; `UserError` if it is none."""
-    from mlx_transformer.core.folders import is_onnx_folder
-
     return model.is_file() or is_onnx_folder(model)
 
 
 def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:
     """Return which runtime a folder is for; `UserError` if the options ask for the other."""
-    from mlx_transformer.core.folders import is_onnx_folder
-
     onnx = is_onnx_folder(model)
     if runtime == "onnx" and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")

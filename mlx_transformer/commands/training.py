@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,6 +80,9 @@ def train(
     device: Annotated[
         Literal["cpu", "gpu"] | None, typer.Option(help="Where MLX computes.", show_default="the GPU, if there is one")
     ] = None,
+    keep_awake: Annotated[
+        bool, typer.Option("--keep-awake", help="Keep a Mac from sleeping while it trains (caffeinate).")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be trained, take 20 steps to forecast, write nothing.")
     ] = False,
@@ -90,6 +94,7 @@ def train(
     """Train a translator on parallel text or the built-in corpus, or by --objective another model on plain text."""
     if device is not None:
         os.environ["MLX_TRANSFORMER_DEVICE"] = device  # read when MLX is imported first
+    from mlx_transformer.system.mac import kept_awake
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.run_folder import check_folder
@@ -112,7 +117,8 @@ def train(
         with tempfile.TemporaryDirectory() as folder:
             print(Trainer(chosen, Path(folder), group=group).rehearse())
         return
-    result = Trainer(chosen, out, resume, force=force, group=group).run()
+    with kept_awake() if keep_awake else nullcontext():
+        result = Trainer(chosen, out, resume, force=force, group=group).run()
     state = result.state
     if not group.leads:
         raise typer.Exit(0 if result.interrupted is None else 128 + result.interrupted)

@@ -24,7 +24,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.generation.settings import SETTINGS, beside_weights, named_files, read_settings
+from mlx_transformer.generation.settings import SETTINGS, beside_weights, read_settings
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
@@ -100,7 +100,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
     together = replace(opened, adapter=found)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(Path(out), "checkpoint") as temporary:
-        named = named_files(read_settings(opened.folder, opened.config), opened.folder)
+        named = beside_weights(read_settings(opened.folder, opened.config), opened.folder)["copies"]
         for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES, *named):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)

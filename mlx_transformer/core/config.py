@@ -18,7 +18,11 @@ from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.page import table
 
+from .heads import VOCABULARY, Head
 from .presets import PRESETS
+from .relations import RELATIVE as RELATIVE
+from .relations import SINUSOIDS as SINUSOIDS
+from .relations import relations
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
@@ -27,10 +31,6 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal[
     "sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "relative_layers", "none"
 ]
-SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
-"""Positions that are added to the embeddings and not learned."""
-RELATIVE = ("relative", "relative_layers")
-"""Positions that add a number to each score: of one table a stack, or of one a layer."""
 DecoderSelfAttention = Literal["attention", "ssru"]
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
@@ -54,7 +54,7 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
-YOUNGER += ("embedding_norm", "first_position")
+YOUNGER += ("embedding_norm", "first_position", "head")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -179,6 +179,9 @@ class TransformerConfig:
     """Kinds of tokens that an encoder alone tells apart, each with a row that is added to the embedding, as BERT's
     segments (Devlin et al. 2019); 0: none."""
 
+    head: Head = VOCABULARY
+    """What an encoder alone makes of its last layer: logits of the vocabulary, of classes, or vectors."""
+
     dropout: Rate = 0.1
     """Dropout of every sub-layer's output and of embedding + position (section 5.4)."""
     attention_dropout: Rate = 0.0
@@ -197,14 +200,14 @@ class TransformerConfig:
     """End of a sequence."""
 
     def __post_init__(self) -> None:
-        problems = check_fields(self)
+        problems = [*check_fields(self), *self._keep_head()]
         if not problems:
             if self.d_model % self.heads and None in (self.d_k, self.d_v):
                 problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
             for name, value in self._following().items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
-            problems += _relations(self)
+            problems += relations(self)
         if not problems:
             problems += self._keep_decoder()
         if problems:
@@ -214,6 +217,18 @@ class TransformerConfig:
         """What fields that are unset follow from."""
         width = self.d_model // self.heads
         return dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
+
+    def _keep_head(self) -> list[str]:
+        """Keep the head, given as one or as a table of its fields; returns what is wrong with it."""
+        if isinstance(self.head, Head):
+            return []
+        if not isinstance(self.head, Mapping):
+            return [f"head={self.head!r:.60} must be a table of fields"]
+        try:
+            object.__setattr__(self, "head", Head.from_dict(self.head))
+        except UserError as error:
+            return [str(error)]
+        return []
 
     def _keep_decoder(self) -> list[str]:
         """Keep of the decoder's table what makes a difference; returns what is wrong with it."""
@@ -259,8 +274,14 @@ class TransformerConfig:
 
     @property
     def own_classifier(self) -> bool:
-        """Whether the classifier has a matrix of its own."""
-        return self.tie_embeddings in ("none", "source-target")
+        """Whether there is a classifier with a matrix of its own."""
+        own = self.tie_embeddings in ("none", "source-target") or self.head.kind != "vocabulary"
+        return own and self.head.classifies
+
+    @property
+    def outputs(self) -> int:
+        """Width of what the classifier gives."""
+        return {"vocabulary": self.vocab_size, "spans": 2}.get(self.head.kind, len(self.head.labels))
 
     def of(self, stack: Stack) -> TransformerConfig:
         """The config as one stack sees it. What follows, as d_k = d_model / heads, follows from the stack's own."""
@@ -269,8 +290,10 @@ class TransformerConfig:
     def to_dict(self) -> dict[str, Any]:
         """Every field; of `YOUNGER` those that are not at their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
-        values = {**dataclasses.asdict(self), "decoder": dict(self.decoder)}
-        return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        kept = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+        tables = {"decoder": dict, "head": Head.to_dict}
+        return {name: tables[name](value) if name in tables else value for name, value in kept.items()}
 
     def summary(self) -> dict[str, str]:
         """In words for a table: the sizes, and what else isn't as it is by default."""
@@ -331,68 +354,3 @@ def parse_object(text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")
     return values
-
-
-def _relations(c: TransformerConfig) -> list[str]:
-    """What fields that are right by themselves must not be together."""
-    found: list[str] = []
-
-    def check(holds: bool, message: str) -> None:
-        if not holds:
-            found.append(message)
-
-    check(c.heads % c.key_value_heads == 0, f"heads={c.heads} is not a multiple of key_value_heads={c.key_value_heads}")
-    for id_name in ("pad_id", "bos_id", "eos_id"):
-        smallest = min(c.vocab_size, c.source_vocab_size) if c.architecture == "encoder-decoder" else c.vocab_size
-        check(
-            getattr(c, id_name) < smallest, f"{id_name}={getattr(c, id_name)} is outside the vocabulary of {smallest}"
-        )
-    # Marian starts its decoder with the padding token, BART with the end.
-    check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
-    check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
-    if c.positions in RELATIVE:
-        check(c.relative_buckets % 4 == 0, f"relative_buckets={c.relative_buckets} must be a multiple of 4")
-        far = c.relative_distance > c.relative_buckets // 2
-        check(
-            far, f"relative_distance={c.relative_distance} must be over half of relative_buckets={c.relative_buckets}"
-        )
-    counted = not c.first_position or c.positions in SINUSOIDS
-    check(counted, f"first_position={c.first_position} is of sinusoids, not of positions={c.positions!r}")
-    if c.positions in SINUSOIDS:
-        check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
-    if c.positions == "sinusoidal_concat":
-        check(c.d_model >= 4, "positions='sinusoidal_concat' divides by d_model/2 - 1: d_model must be at least 4")
-    if c.architecture == "encoder-decoder":
-        check(c.encoder_layers > 0, "an encoder-decoder needs encoder_layers of at least 1")
-        check(c.decoder_layers > 0, "an encoder-decoder needs decoder_layers of at least 1")
-        fits = not c.one_embedding or c.source_vocab_size == c.vocab_size
-        check(
-            fits,
-            f"tie_embeddings={c.tie_embeddings!r} needs source_vocab_size={c.source_vocab_size} equal to vocab_size",
-        )
-    else:
-        same = c.source_vocab_size == c.vocab_size
-        check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
-    only = f"token_types={c.token_types}: an encoder alone tells kinds of tokens apart, not {c.architecture!r}"
-    check(not c.token_types or c.architecture == "encoder", only)
-    if c.recurrent:
-        alone = f"decoder_self_attention='ssru': only an encoder-decoder has it, not {c.architecture!r}"
-        check(c.architecture == "encoder-decoder", alone)
-        within = f"positions={c.positions!r} act in self-attention, which a decoder with decoder_self_attention='ssru'"
-        check(c.positions not in ("rotary", *RELATIVE), f"{within} lacks: choose others, or none")
-    if c.architecture == "encoder":
-        check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
-        check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")
-        possible = c.tie_embeddings in ("all", "none")
-        check(
-            possible,
-            f"tie_embeddings={c.tie_embeddings!r}: an encoder has no target embedding (use 'all' or 'none')",
-        )
-    if c.architecture == "decoder":
-        check(c.decoder_layers > 0, "a decoder needs decoder_layers of at least 1")
-        check(c.encoder_layers == 0, f"encoder_layers={c.encoder_layers}: a decoder has no encoder (give 0)")
-        check(
-            not c.one_embedding,
-            f"tie_embeddings={c.tie_embeddings!r}: a decoder has no source embedding (use 'target-output' or 'none')",
-        )
-    return found

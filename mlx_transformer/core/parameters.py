@@ -6,6 +6,7 @@ rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value 
     encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
     encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
     decoder.layers.0.self_attention.forget_proj.weight (SSRU)
+    head_proj.weight, head_norm.weight (of an encoder's head)
     embedding.weight (one table) or source_embedding.weight, target_embedding.weight; output_proj.weight (not tied)
 """
 
@@ -49,7 +50,7 @@ def target_embedding_name(config: TransformerConfig) -> str:
 
 
 def output_weight_name(config: TransformerConfig) -> str:
-    """Parameter that the classifier multiplies by: an embedding when tied."""
+    """Parameter that the classifier multiplies by, if there is one: an embedding when tied."""
     if config.own_classifier:
         return "output_proj.weight"
     return target_embedding_name(config)
@@ -108,10 +109,14 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
         yield from _stack(c.of("encoder"), "encoder", c.encoder_layers, cross=False)
     if c.has_decoder:
         yield from _stack(c.of("decoder"), "decoder", c.decoder_layers, cross=c.has_encoder)
+    if c.head.activation:
+        yield from _linear("head_proj", c.d_model, c.d_model, c.head.bias)
+    if c.head.norm:
+        yield from _norm(c, "head_norm")
     if c.own_classifier:
-        yield "output_proj.weight", (c.vocab_size, c.d_model)
+        yield "output_proj.weight", (c.outputs, c.d_model)
     if c.output_bias:
-        yield "output_proj.bias", (c.vocab_size,)
+        yield "output_proj.bias", (c.outputs,)
 
 
 def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Shape]]:

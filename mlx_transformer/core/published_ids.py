@@ -7,6 +7,8 @@ source's, and ids may be of either.
 What a `tokenizer.json` has no place for is kept inside its template, where other programs pass over it, as
 "mlx_transformer": the ids of pad and of what decoders start with; the pieces without an id; whether a text may begin
 with a token such as ">>deu<<"; and of a vocabulary of two models the tokenizer.json of the target's, with the same ids.
+Vocabularies of encoders have the ids of eos, unk and mask there too, and that the file's own components cut text, as
+they do in other programs ("as_written").
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ def without_target(specification: Mapping[str, Any]) -> dict[str, Any]:
 
 def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
     """What is wrong with what a file of `size` ids says, if anything is."""
-    if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in ("pad", "bos")):
-        return "the ids of pad and bos are none of its own"
+    named = ["pad", "bos", *(name for name in ("eos", "unk", "mask") if name in roles)]
+    if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in named):
+        return f"the ids of {' and '.join(named)} are none of its own"
     missing = roles.get("missing", [])
     pairs = isinstance(missing, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in missing)
     if not pairs or not all(isinstance(text, str) and type(score) is float for text, score in missing):

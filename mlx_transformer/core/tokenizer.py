@@ -10,7 +10,8 @@ read it unchanged and give the same ids; there `clean_up_tokenization_spaces` mu
 to treat "</s>" in a text as text.
 
 Vocabularies of published models are read too, where `sentencepiece_tokenizer` has written the file: pieces of
-SentencePiece, with the ids that these models have, and no exact text back, as its normaliser leaves some out.
+SentencePiece, with the ids that these models have, and no exact text back, as its normaliser leaves some out. Those of
+published encoders, WordPiece among them, cut text as their own file says (`families/encoder_text.py`).
 """
 
 import base64
@@ -31,6 +32,7 @@ from mlx_transformer.system.process import is_panic
 
 from .published_ids import problem_of, roles_of, target_of, without_target
 from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
+from .text_pairs import Pair, PairForm
 from .tokenizer_files import (
     JOINT,
     MIN_VOCAB_SIZE,
@@ -57,7 +59,7 @@ SPLIT_PATTERN = (
     r"|\p{Z}{1,32}"
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
-TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN})
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, " {2,}"})
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
@@ -95,7 +97,9 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
-        roles, of_pieces = roles_of(self._specification), is_sentencepiece(self._specification)
+        roles = roles_of(self._specification)
+        of_pieces = is_sentencepiece(self._specification) and not roles.get("as_written")
+        self._mask = roles.get("mask")
         self._published = of_pieces or bool(roles)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
             _told_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
@@ -197,6 +201,14 @@ class Tokenizer:
                 pass
             raise
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
+        """Two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError for a
+        vocabulary that has none."""
+        form = PairForm(self._specification, max_length)
+        texts = list(unicode_texts(text for pair in pairs for text in pair))
+        ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
+
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
         """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
         encodings = self._backend.encode_batch(list(texts)) if self._exact is None else self._exact.encodings(texts)
@@ -229,8 +241,13 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        """The id of <mask>; None if the vocabulary has none."""
-        return self._backend.token_to_id(MASK_TOKEN)
+        """The id of what stands for hidden text; None if the vocabulary has none."""
+        return self._backend.token_to_id(MASK_TOKEN) if self._mask is None else self._mask
+
+    @property
+    def mask_token(self) -> str:
+        """Its spelling, "<mask>" or "[MASK]"."""
+        return MASK_TOKEN if self._mask is None else self.token(self._mask)
 
     @property
     def vocab_size(self) -> int:
@@ -276,8 +293,12 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     specification = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
     if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
         raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
+    model = specification["model"]
+    words = model.get("type") == "WordPiece"
+    if words and (not isinstance(model.get("vocab"), dict) or model.get("unk_token") not in model["vocab"]):
+        raise UserError(f"{origin}: its vocabulary doesn't have its own token for unknown words")
     for name in FOREIGN:
-        if value := specification["model"].get(name):
+        if (value := model.get(name)) and not (words and name == "continuing_subword_prefix"):
             raise UserError(
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
@@ -339,8 +360,9 @@ def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) ->
 
 
 def _told_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
-    """The same of a file that names pad and bos by their ids."""
-    end, unknown = backend.token_to_id("</s>"), backend.token_to_id("<unk>")
+    """The same of a file that names them by their ids; eos and unk where they aren't called </s> and <unk>."""
+    end = roles.get("eos", backend.token_to_id("</s>"))
+    unknown = roles.get("unk", backend.token_to_id("<unk>"))
     problem = problem_of(roles, backend.get_vocab_size())
     if end is None or unknown is None or problem:
         raise UserError(f"{origin}: {problem or 'has no </s> or no <unk>'}; import the model again")

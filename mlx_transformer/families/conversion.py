@@ -11,6 +11,7 @@ import numpy as np
 from mlx_transformer.core.card import carried, given
 from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import RELATIVE, TransformerConfig
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import LANGUAGES, TARGET_IN_SOURCE, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import check_free
@@ -23,8 +24,9 @@ from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model
+from .sentence_folder import SentenceFolder, is_sentence_folder, read_sentence_folder
 from .table import FAMILIES, family_of
-from .text import target_stands_in_source
+from .text import target_stands_in_source, with_ends
 
 ORIGIN = "origin.json"
 """The file of a checkpoint that says which repository of the Hub it was made of, and which commit."""
@@ -39,6 +41,8 @@ class Imported(NamedTuple):
     settings: Settings
     notes: list[str]
     """What of the folder was left behind."""
+    text_embedding: TextEmbedding | None = None
+    """What stands behind an encoder in a folder of sentence-transformers."""
 
 
 def is_published(folder: Path) -> bool:
@@ -49,6 +53,8 @@ def is_published(folder: Path) -> bool:
 
 def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     """The model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
+    sentences = read_sentence_folder(folder) if is_sentence_folder(folder) else None
+    folder = folder if sentences is None else sentences.network
     source = with_first_end(read_folder(folder, keep_float16))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
@@ -57,12 +63,31 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if config.positions in RELATIVE:  # results of these are beyond float16's range
         weights = {n: x.astype(np.float32) if n.endswith(".down_proj.weight") else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
+    if tokenizer is not None and config.architecture == "encoder":
+        config = with_ends(config, tokenizer)
     where = folder / (GENERATION if source.generation else CONFIG)
+    if not config.has_decoder:
+        return _encoder(config, weights, tokenizer, notes, sentences)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
         settings |= {TARGET_IN_SOURCE: True} if target_stands_in_source(folder) else {}
+    if sentences is not None:
+        raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
     return Imported(config, weights, tokenizer, settings, [*left, *notes])
+
+
+def _encoder(
+    config: TransformerConfig,
+    weights: dict[str, Any],
+    tokenizer: str | None,
+    notes: list[str],
+    sentences: SentenceFolder | None,
+) -> Imported:
+    if sentences is None:
+        return Imported(config, weights, tokenizer, {}, notes)
+    sentences.embedding.check_fits(config.d_model, str(sentences.network))
+    return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding)
 
 
 def import_huggingface(
@@ -85,11 +110,13 @@ def import_huggingface(
     check_free(out, "checkpoint", holds_checkpoint, force, Path(folder))
     found = find_model(folder, revision)
     ours = read_published(found.folder, keep_float16)
-    texts = settings_text(ours.settings)
+    texts, vectors = settings_text(ours.settings), ours.text_embedding
     if found.origin:
         texts[ORIGIN] = json.dumps(found.origin, indent=2) + "\n"
     texts[CARD] = _card(found, ours.settings)
-    save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts)
+    texts |= {} if vectors is None else vectors.texts()
+    tensors = {} if vectors is None else vectors.tensors()
+    save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
     return ours.notes
 
 
@@ -111,8 +138,8 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
-    card = carried(opened.folder, results=True)
-    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings, card)
+    embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)
+    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings, card, embedding)
 
 
 def _card(found: Found, settings: Settings) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Head
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.system.errors import UserError, first_of
@@ -90,6 +91,10 @@ class Family:
     """The fields once more, with those that follow from others, `d_v` from `d_k`. What it is given is within bounds."""
     counts_tokens: bool = False
     """Whether padding takes no position there either, so that it may stand on the left; else on the right alone."""
+    prefix: str = ""
+    """What names begin with but in a bare encoder; they are read with it and without."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """{the end of a name: how old files spell it}"""
     untied_alike: bool = False
     """Whether config.json says the same of "source-target" and "none", which the tensors tell apart."""
     sinusoids: tuple[str, ...] = ()
@@ -147,7 +152,7 @@ class Family:
             ]
             weights[name] = array[at.unread :] if at.unread else array
         for name, array in tensors.items():
-            if name in used or _is_any(name, self.ignored):
+            if name in used or _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored):
                 continue
             if not _is_any(name, self.sinusoids):
                 problems.append(f"unknown {name} {array.shape}")
@@ -172,15 +177,25 @@ class Family:
             if found is None:
                 raise LookupError(f"{self.name}: no line of its names has {name}")
             ours, at, match = found
-            places[name] = [_filled(theirs, ours, match) for theirs in (at.name, *at.copies)], at
+            places[name] = self._spelled([_filled(t, ours, match) for t in (at.name, *at.copies)], config), at
         return places
+
+    def _spelled(self, names: list[str], config: TransformerConfig) -> list[str]:
+        """Names as they are written, then as other files have them."""
+        if not self.prefix:
+            return names
+        short = [name.removeprefix(self.prefix) for name in names]
+        both = [*short, *names] if config.head.kind in BARE else [*names, *short]
+        ends = self.spellings.items()
+        old = (name.removesuffix(end) + other for name in both for end, other in ends if name.endswith(end))
+        return list(dict.fromkeys([*both, *old]))
 
 
 def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, Any]]:
     """Our config and weights of a published model; biases that are zero everywhere are left out where our models have
     none unless told. Raises `UserError` with everything that is wrong."""
     config = config_of(family, published.config, published.generation, published.path / "config.json")
-    config = _tied_as_stored(family, config, published.tensors)
+    config = _tied_as_stored(family, _pooled_as_stored(family, config, published.tensors), published.tensors)
     weights, problems = family.read(config, published.tensors)
     if problems:
         raise UserError(f"{published.path}: weights don't fit config.json: {first_of(problems)}")
@@ -249,8 +264,17 @@ def written_config(family: Family, config: TransformerConfig) -> Values:
 
 TRAINING = ("attention_dropout", "activation_dropout")
 """What a model computes doesn't depend on; a family that has no keys for them has one rate for all."""
+BARE = ("hidden", "pooled")
+"""Kinds of heads that a bare encoder has."""
 EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 TIES = ("all", "source-target", "target-output", "none")
+
+
+def _pooled_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
+    """The config without a pooler where none is stored: config.json doesn't tell."""
+    if config.head.kind != "pooled" or any(name in tensors for name in family.places(config)["head_proj.weight"][0]):
+        return config
+    return dataclasses.replace(config, head=Head(kind="hidden"))
 
 
 def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
@@ -266,6 +290,8 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
 
     if all(agree(arrays) for arrays in copies(config)):
         return config
+    if config.architecture == "encoder":
+        return config if config.head.kind != "vocabulary" else dataclasses.replace(config, tie_embeddings="none")
     others = [t for t in TIES if t in ("target-output", "none") or config.source_vocab_size == config.vocab_size]
     looser = (dataclasses.replace(config, tie_embeddings=tie) for tie in others)
     return next((c for c in looser if all(arrays and agree(arrays) for arrays in copies(c))), config)
@@ -280,7 +306,8 @@ def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
     """The same model as the family has it: biases of zero where it has none, and its channels in their order."""
     halves = config.positions == "sinusoidal" and family.ours.get("positions") == "sinusoidal_halves"
     positions = "sinusoidal_halves" if halves else config.positions
-    return dataclasses.replace(config, positions=positions, **dict.fromkeys(_biases(family), True))
+    biases = (name for name in _biases(family) if name != "output_bias" or config.head.classifies)
+    return dataclasses.replace(config, positions=positions, **dict.fromkeys(biases, True))
 
 
 def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:

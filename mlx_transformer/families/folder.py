@@ -14,6 +14,8 @@ from mlx_transformer.core.card import Form, write_card
 from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
+from mlx_transformer.core.published_ids import roles_of
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
@@ -24,6 +26,7 @@ from mlx_transformer.system.tensors import write_tensors
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of
+from .sentence_folder import dense_weights, sentence_files
 from .text import ADDED, check_tokenizer, read_text_files
 from .weights import open_weights
 
@@ -115,13 +118,13 @@ def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict
 def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any]:
     """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is."""
     contents = {entry["id"]: entry["content"] for entry in json.loads(tokenizer).get("added_tokens", [])}
+    known, told = {content: id for id, content in contents.items()}, roles_of(json.loads(tokenizer))
     roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
+    if config.architecture == "encoder":
+        roles |= {"cls_token": config.bos_id, "sep_token": config.eos_id}
+    roles |= {"unk_token": told.get("unk", known.get("<unk>")), "mask_token": told.get("mask", known.get("<mask>"))}
     special = {role: contents[id] for role, id in roles.items() if id in contents}
-    if "<unk>" in contents.values():
-        special["unk_token"] = "<unk>"
-    masks = "<mask>" in contents.values()
-    if masks:
-        special["mask_token"] = "<mask>"
+    masks = "mask_token" in special
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -142,15 +145,24 @@ def write_folder(
     tokenizer: str | None,
     settings: Mapping[str, Any],
     card: str,
+    embedding: TextEmbedding | None = None,
 ) -> Path:
     """Write all files, durably, in place of what is there. card: the begin of the model card. `UserError` if the disk
     refuses."""
-    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config, settings)}
+    texts: dict[str, Any] = {CONFIG: config}
+    if model_config.has_decoder:
+        texts[GENERATION] = generation_config(model_config, settings)
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer)
+        if embedding is not None:
+            texts |= sentence_files(embedding, model_config.d_model, model_config.max_positions)
+            for name, arrays in dense_weights(embedding):
+                (temporary / name).mkdir()
+                write_tensors(temporary / name / WEIGHTS, arrays, metadata={"format": "pt"})
         for name, values in texts.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
         use = f"```python\n{USES[model_config.architecture]}\n```"

@@ -17,7 +17,6 @@ from .engine import Published
 from .keys import Values
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "begin_suppress_tokens": ([],),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1, 1.0),
     "num_beam_groups": (1,),
@@ -25,7 +24,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "sequence_bias": ({}, []),
     "exponential_decay_length_penalty": (),
     "do_sample": (False,),
-    "prefix": ("",),
+    "forced_decoder_ids": ([],),
 }
 """{key that our search has nothing for: its values that change nothing, beside null}"""
 
@@ -54,7 +53,10 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
         settings["end_ids"] = others
     suppressed, sequences = _banned(given, c)
     settings |= {"suppressed": suppressed} if suppressed else {}
-    notes = [f"banned sequences left behind: {sequences!r:.200}"] if sequences else []
+    settings |= {"banned_sequences": sequences} if sequences else {}
+    if first := given.get("begin_suppress_tokens"):
+        settings["suppressed_first"] = first
+    notes = []
     left = [key for key, neutral in NEUTRAL.items() if key in given and given[key] not in neutral]
     notes += [f"settings of generation left behind: {', '.join(left)}"] if left else []
     return checked_settings(settings, c, where), notes
@@ -83,6 +85,10 @@ def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Val
         lines["eos_token_id"] = [c.eos_id, *s["end_ids"]]
     if s.get("suppressed"):
         lines["suppress_tokens"] = list(s["suppressed"])
+    if s.get("suppressed_first"):
+        lines["begin_suppress_tokens"] = list(s["suppressed_first"])
+    if s.get("banned_sequences"):
+        lines["bad_words_ids"] = [*([id] for id in banned_ids(c)), *map(list, s["banned_sequences"])]
     return lines
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.checkpoint import CONFIG
+from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.int8_scales import INT8_SCALES
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import previous
@@ -20,13 +23,17 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import MANIFEST
 
 from .folder import GENERATION
+from .sentence_folder import LIMITS, MODULES, PROMPTS
 from .weights import FORMS
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
-SMALL += ("merges.txt", "target_vocab.json")
+SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
 """What is fetched beside the weights, where it is there."""
+PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
+"""And of a folder of sentence-transformers what stands behind the encoder."""
 
 
 class Found(NamedTuple):
@@ -87,7 +94,7 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
         for file in wanted[1:]:
             hub.hf_hub_download(name, file, revision=folder.name)
     except Exception as error:
-        raise UserError(f"{name}: could not be fetched from the Hugging Face Hub ({_line(error)})") from error
+        raise UserError(f"{name}: could not be fetched from the Hugging Face Hub ({one_line(error)})") from error
     return folder
 
 
@@ -98,17 +105,22 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
     except OSError:
         raise UserError(
             f"{name}: no such folder, and not in the cache of the Hugging Face Hub, which can't be reached"
-            f" ({_line(error)})"
+            f" ({one_line(error)})"
         ) from error
 
 
 def needed(files: Iterable[str]) -> list[str]:
     """The files of a repository that a model needs, its config first, [] if there is none; where weights have several
-    forms, the one that `open_weights` takes."""
-    files = [file for file in files if "/" not in file]
+    forms, the one that `open_weights` takes; with an ONNX folder of ours its graphs."""
+    every = list(files)
+    files = [file for file in every if "/" not in file]
+    graphs = [file for file in every if GRAPH_FILE.fullmatch(file)]
     if CONFIG not in files:
         return []
-    small = [file for file in SMALL if file in files]
+    parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
+    small = [file for file in SMALL if file in files] + parts
+    if SPEC in files:
+        return [*small, SPEC, *graphs]
     for form in FORMS:
         if form.name in files:
             return [*small, form.name]
@@ -119,5 +131,6 @@ def needed(files: Iterable[str]) -> list[str]:
     return small
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return what an error of the Hub's library says, in one line."""
     return shortened(" ".join(str(error).split()) or type(error).__name__)

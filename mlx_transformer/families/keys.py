@@ -228,6 +228,85 @@ class ScaledTie:
         return {key: value for key, value in values.items() if key}
 
 
+@dataclass(frozen=True)
+class Special(Key):
+    """The id of a token that config.json need not have, read after vocab_size and pad_token_id: a vocabulary without
+    the usual one has it nowhere, and the first token but padding stands for it."""
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        problems, ours = super().read(given, fields), str(self.ours)
+        size, pad = fields.get("vocab_size"), fields.get("pad_id")
+        if isinstance(size, int) and fields.get(ours) == self.default and self.default >= size:
+            fields[ours] = next(id for id in (0, 1) if id != pad)
+        return problems
+
+
+@dataclass(frozen=True)
+class PositionRows(Key):
+    """The rows of a table of positions whose first that is read is after that of padding's number, read before."""
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        if problems := super().read(given, fields):
+            return problems
+        rows, pad = fields[str(self.ours)], fields.get("pad_id")
+        if isinstance(pad, int) and rows <= pad + 1:
+            return [f"{self.theirs}={rows} leaves no position behind pad_token_id={pad}"]
+        fields[str(self.ours)] = rows - pad - 1 if isinstance(pad, int) else rows
+        return []
+
+    def write(self, config: Any) -> Values:
+        return {str(self.theirs): config.max_positions + config.pad_id + 1}
+
+
+@dataclass(frozen=True)
+class Architectures:
+    """Which class an encoder is of, which says what its head is, and the head's labels; the last line of a family.
+
+    A class of the bare encoder has a pooler, unless add_pooling_layer is off, which is our word in its config.json.
+    """
+
+    heads: Mapping[str, Mapping[str, Any]]
+    """{class: the fields of our head}; the first is that of a file that names none. "@activation": the model's own."""
+
+    @property
+    def defaults(self) -> Values:
+        labels = dict(id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={})
+        return {"architectures": [next(iter(self.heads))], "add_pooling_layer": True, **labels}
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        values = {key: given.value(key, default) for key, default in self.defaults.items()}
+        classes, labels = values["architectures"], values["id2label"]
+        name = classes[0] if isinstance(classes, list) and len(classes) == 1 else classes
+        if name not in list(self.heads):
+            return [f"architectures={classes!r:.80} is not one of {', '.join(self.heads)}"]
+        head = self._head(name, fields.get("activation"))
+        if head.get("kind") in ("classes", "token-classes"):
+            places = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else []
+            if not places or set(places) != set(labels) or not all(isinstance(x, str) for x in labels.values()):
+                return [f"id2label={labels!r:.60} must name each of its classes, from 0 on"]
+            head |= {"labels": [labels[place] for place in places]}
+        if head.get("kind") == "pooled" and values["add_pooling_layer"] is False:
+            head = {"kind": "hidden"}
+        if head.get("kind") is not None:  # logits of words alone may be tied
+            fields["tie_embeddings"] = "all"
+        fields["head"] = head
+        fields["output_bias"] = head.get("kind") not in ("hidden", "pooled")
+        return []
+
+    def write(self, config: Any) -> Values:
+        kind, own = config.head.kind, {**config.head.to_dict(), "labels": []}
+        kinds = [name for name in self.heads if self.heads[name].get("kind", "vocabulary") == kind]
+        same = [name for name in kinds if {**self._head(name, config.activation), "labels": []} == own]
+        name = next(iter([*same, *kinds, *self.heads]))
+        labels = {str(i): label for i, label in enumerate(config.head.labels)}
+        ids = {label: int(i) for i, label in labels.items()}
+        bare = {"add_pooling_layer": False} if kind == "hidden" else {}
+        return {"architectures": [name], **bare, **({"id2label": labels, "label2id": ids} if labels else {})}
+
+    def _head(self, name: str, activation: Any) -> Values:
+        return {key: activation if value == "@activation" else value for key, value in self.heads[name].items()}
+
+
 def _field(config: Any, name: str) -> Any:
     stack, _, own = name.rpartition(".")
     return getattr(config.of(stack) if stack else config, own)

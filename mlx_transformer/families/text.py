@@ -5,6 +5,7 @@ Each family's reader gives the pieces in the order of its ids; the text is of `c
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import Any
 
 from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.published_ids import laid_out
+from mlx_transformer.core.published_ids import laid_out, roles_of
 from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.core.tokenizer_files import JOINT, join_texts
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_object, read_text
 
 from .byte_level import byte_level_json
+from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
 from .languages import M2M100, MBART_50, added_tokens, content_of
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
@@ -36,12 +38,14 @@ Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
 
 def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, str]:
     """The text of a tokenizer.json made of a folder's other files; or None and what there is to say."""
-    names, reader = READERS.get(model_type, ((), None))
-    if reader is None or not all((path / name).is_file() for name in names):
+    encoder = config.architecture == "encoder"
+    entries = ENCODER_READERS if encoder else [READERS[model_type]] if model_type in READERS else []
+    complete = [read for names, read in entries if all((path / name).is_file() for name in names)]
+    if not complete:
         return None, ""
     try:
-        text = reader(path, config, _settings(path))
-        check_tokenizer(text, config, str(path))
+        text = complete[0](path, config, _settings(path))
+        check_tokenizer(text, with_ends(config, text) if encoder else config, str(path))
     except UserError as error:
         return None, str(error)
     return text, ""
@@ -99,16 +103,41 @@ def _mbart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -
 
 
 def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any], usual: str = "") -> str:
-    """The model's pieces behind four tokens, and then the languages."""
+    """The model's pieces as fairseq counts them, and then the languages."""
     if settings.get("legacy_behaviour"):
         raise UserError(f"{path}: its sources end with their language (legacy_behaviour), which no text of ours does")
+    model, vocabulary = _behind_four(path)
+    languages = _added(path, config, settings, len(vocabulary), usual)
+    return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
+
+
+def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
+    """The model, and {piece: id} as fairseq counts, behind four tokens."""
     model = read_sentencepiece(path / FAIRSEQ)
     if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
         raise UserError(f"{path / FAIRSEQ}: its first pieces are not <unk>, <s> and </s>")
     first = {token: id for id, token in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
-    vocabulary = first | {piece.text: id for id, piece in enumerate(model.pieces[3:], len(first))}
-    languages = _added(path, config, settings, len(vocabulary), usual)
-    return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
+    return model, first | {piece.text: id for id, piece in enumerate(model.pieces[3:], len(first))}
+
+
+def _wordpiece(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    return wordpiece(path, settings)
+
+
+def _adopted(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    return adopted(path, settings)
+
+
+def _roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    return of_pair_ends(_bart(path, config, settings), ("<s>", "</s>"), settings, path / VOCABULARY)
+
+
+def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """The model's pieces as fairseq counts them, and then <mask>."""
+    model, vocabulary = _behind_four(path)
+    vocabulary["<mask>"] = len(vocabulary)
+    text = _by_vocabulary(model, vocabulary, config, control=["<mask>"], lookup=False)
+    return of_pair_ends(text, ("<s>", "</s>"), settings, path / FAIRSEQ)
 
 
 def _added(
@@ -144,6 +173,14 @@ def _by_vocabulary(
     roles |= {"lookup": True} if lookup else {}
     roles |= {"missing": missing} if missing else {}
     return tokenizer_json(pieces, roles=roles)
+
+
+def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:
+    """The config of an encoder with the ids that its tokenizer puts before and behind a text: its own files say nothing
+    of them, and the network does without."""
+    roles = roles_of(json.loads(tokenizer))
+    ends = {f"{name}_id": roles[name] for name in ("bos", "eos") if name in roles}
+    return dataclasses.replace(config, **ends)
 
 
 def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
@@ -192,3 +229,10 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "m2m_100": ((FAIRSEQ,), _m2m100),
 }
 """{model_type: files that must be there, and what reads them}"""
+ENCODER_READERS: list[tuple[tuple[str, ...], Reader]] = [
+    ((JOINT,), _adopted),
+    ((WORDS,), _wordpiece),
+    ((FAIRSEQ,), _xlm_roberta),
+    ((VOCABULARY, MERGES), _roberta),
+]
+"""The same of encoders alone, of which those of one type have several kinds of vocabularies: the first that fits."""

@@ -76,7 +76,9 @@ class Candidates:
         """The batch and the options in terms of their places."""
         known = {*self.ids.tolist()}
         fields = {name: [id for id in getattr(options, name) if id in known] for name in ID_FIELDS}
-        options = replace(options, **{name: tuple(self.places(ids).tolist()) for name, ids in fields.items()})
+        found = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
+        sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
+        options = replace(options, **found, banned_sequences=tuple(tuple(self.places(x).tolist()) for x in sequences))
         return replace(batch, prefix=[self.places(row) for row in batch.prefix], candidates=None), options
 
     def restored(self, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

@@ -24,7 +24,7 @@ from mlx_transformer.system.watch import Watch
 from .alignment import CrossWeights
 from .lines import PART_LINES, Layout, LineReader, one_line
 from .options import Options, Overlong, TextSettings
-from .output import Writer, writer
+from .output import Writer, finishing, writer
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, language_id
 from .verbs import TextVerbs
 
@@ -74,8 +74,8 @@ def translate_stream(
     if input is not None and output is not None:
         check_unread(output, input)
     with ExitStack() as stack:
-        source, name = _source(stack, input, text)
-        known = _checked(input, model, s.overlong) if input is not None and input.is_file() else None
+        source, name = open_source(stack, input, text)
+        known = checked_lines(input, model, s.overlong) if input is not None and input.is_file() else None
 
         def facts() -> Mapping[str, str]:
             assert known is not None
@@ -110,14 +110,8 @@ class _Job:
         if self.progress.read:
             self.source.seek(self.progress.read)
         reader = LineReader(self.source, self.name, self.progress.lines, self.progress.read)
-        try:
+        with finishing(self.target):
             self._stream(reader) if stream else self._parts(reader)
-            self.target.finish()
-        except (UserError, KeyboardInterrupt) as error:
-            if kept := self.target.progress.lines:
-                what = f"{error}; " if str(error) else ""
-                error.args = (f"{what}{kept:,} lines are done: go on with --resume",)
-            raise
         self._tell()
 
     def _parts(self, reader: LineReader) -> None:
@@ -177,7 +171,8 @@ class _Job:
             print(f"{self.name}: {lines}: longer than the model takes, {DONE_WITH[self.overlong]}", file=sys.stderr)
 
 
-def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[BinaryIO, str]:
+def open_source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[BinaryIO, str]:
+    """Return what text is read from, and its name: a file, lines that are given, or standard input."""
     if text:
         return io.BytesIO("".join(f"{part}\n" for part in text).encode(errors="surrogateescape")), "text"
     if input is None:
@@ -187,7 +182,7 @@ def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[
     return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
-def _checked(path: Path, model: TextVerbs, overlong: Overlong) -> tuple[int, str]:
+def checked_lines(path: Path, model: TextVerbs, overlong: Overlong) -> tuple[int, str]:
     """Return the lines of a file and its SHA-256; `UserError` for a line that would end its translation."""
     with open_regular(path) as file:
         reader, first = LineReader(file, str(path), quiet=True), 1

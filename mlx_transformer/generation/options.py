@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
 
@@ -33,7 +34,7 @@ OverlongPair = Literal["error", "skip"]
 
 
 IdTuple = tuple[int, ...]
-ID_FIELDS = ("forced_first", "suppressed", "end_ids")
+ID_FIELDS = ("forced_first", "suppressed", "suppressed_first", "end_ids")
 """The fields of `Options` that are ids of one vocabulary."""
 
 
@@ -61,6 +62,9 @@ class Options:
     transformers."""
     max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
     """Most new tokens, the end token counted; unset: length of the source or prompt + 50."""
+    max_length_factor: Annotated[float, Bounds(at_least=0, at_most=LONGEST)] = 0.0
+    """Most new tokens for each token of the source or prompt where max_new_tokens is unset, ends counted, as in Marian;
+    0: its length + 50."""
     n_best: Annotated[int, Bounds(at_least=1)] = 1
     """Translations a sentence, best first."""
     min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
@@ -91,6 +95,10 @@ class Options:
     """End what reaches its length limit with the end token, which is not in the score."""
     suppressed: IdTuple = ()
     """Tokens that are never written."""
+    suppressed_first: IdTuple = ()
+    """Tokens that are not the first one, after those of forced_first."""
+    banned_sequences: tuple[IdTuple, ...] = ()
+    """Sequences of two tokens or more that are never written."""
     end_ids: IdTuple = ()
     """Tokens that end an output, beside the end token."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
@@ -98,7 +106,8 @@ class Options:
     are as long as their sources; of a decoder alone, as long as they may become."""
 
     def __post_init__(self) -> None:
-        if problems := [*check_fields(self), *(p for name in ID_FIELDS for p in self._check_ids(name))]:
+        problems = [*check_fields(self), *(p for name in ID_FIELDS for p in self._check_ids(name))]
+        if problems := [*problems, *self._check_sequences()]:
             raise UserError("; ".join(problems))
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
@@ -115,19 +124,27 @@ class Options:
     def _check_ids(self, name: str) -> list[str]:
         """What is wrong with a tuple of ids, which may be any sequence of them."""
         given = getattr(self, name)
+        if problems := _problems_of_ids(name, given):
+            return problems
+        object.__setattr__(self, name, tuple(map(int, given)))
+        return []
+
+    def _check_sequences(self) -> list[str]:
+        """The same of `banned_sequences`."""
+        given, name = self.banned_sequences, "banned_sequences"
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
-            return [f"{name}={given!r:.60} must be a list of ids"]
-        wrong = [
-            id for id in given if isinstance(id, bool) or not isinstance(id, Integral) or int(id) not in range(LONGEST)
-        ]
-        if not wrong:
-            object.__setattr__(self, name, tuple(map(int, given)))
-        return [f"{name}: {wrong[0]!r:.60} is no id" for _ in wrong[:1]]
+            return [f"{name}={given!r:.60} must be a list of lists of ids"]
+        if problems := [problem for ids in given for problem in _problems_of_ids(name, ids)]:
+            return problems[:1]
+        if short := [ids for ids in given if len(ids) < 2]:
+            return [f"{name}: {list(short[0])} is no sequence of two ids or more; suppressed are single ones"]
+        object.__setattr__(self, name, tuple(tuple(map(int, ids)) for ids in given))
+        return []
 
     @property
     def reads_history(self) -> bool:
         """Whether what may be written depends on all that was."""
-        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0
+        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(self.banned_sequences)
 
     def ends(self, config: TransformerConfig) -> tuple[int, ...]:
         """The tokens that end an output."""
@@ -146,6 +163,24 @@ class Options:
     def penalty(self, length: float | np.ndarray) -> float | np.ndarray:
         """lp(length)."""
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
+
+
+def _problems_of_ids(name: str, given: Any) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
+        return [f"{name}={given!r:.60} must be a list of ids"]
+    wrong = [
+        id for id in given if isinstance(id, bool) or not isinstance(id, Integral) or int(id) not in range(LONGEST)
+    ]
+    return [f"{name}: {wrong[0]!r:.60} is no id" for _ in wrong[:1]]
+
+
+def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Sequences of ids as rows (S, N) that end together, -1 before the shorter ones; (0, 1) of none."""
+    import numpy as np
+
+    longest = max(map(len, sequences), default=1)
+    rows = [[-1] * (longest - len(ids)) + list(ids) for ids in sequences]
+    return np.array(rows, np.int64).reshape(len(sequences), longest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +203,28 @@ class TextSettings:
     """The text's language, by its code in a model of several: eng_Latn."""
     target_language: str | None = None
     """The language that it is translated into, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """How texts become vectors, where that differs from what the model's folder says."""
+
+    prompt: str | None = None
+    """What stands before each text; unset: the model's own."""
+    prompt_name: str | None = None
+    """The name of one of the model's prompts, such as query; unset: its default one, if it has one."""
+    dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
+    """Numbers of a vector, the first ones; unset: all. For models that were trained to be cut (Matryoshka)."""
+    pooling: Pooling | None = None
+    """What is made of the tokens' vectors; unset: what the model's folder says."""
+    normalize: bool | None = None
+    """Whether vectors have length 1; unset: what the model's folder says."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+        if self.prompt is not None and self.prompt_name is not None:
+            raise UserError("prompt and prompt_name: give one of them")
 
 
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
@@ -203,8 +260,9 @@ def check_prefix(
 
 def check_options(options: Options, config: TransformerConfig) -> None:
     """`UserError` unless the first step has a token for every hypothesis, and all ids are the model's."""
-    for name in ID_FIELDS:
-        for id in getattr(options, name):
+    sequences = {"banned_sequences": [id for ids in options.banned_sequences for id in ids]}
+    for name, ids in {**{name: getattr(options, name) for name in ID_FIELDS}, **sequences}.items():
+        for id in ids:
             if id >= config.vocab_size:
                 raise UserError(f"{name}: {id} is outside the vocabulary of {config.vocab_size}")
             if name == "forced_first" and id in (config.pad_id, *options.ends(config)):
@@ -231,7 +289,7 @@ def length_limits(
     for i in np.flatnonzero(longest > config.max_positions) if hard else ():
         raise UserError(f"source row {i}: {lengths[i]} tokens, the model takes at most {config.max_positions}")
     if options.max_new_tokens is None:
-        limits = np.where(room >= 1, np.minimum(lengths + EXTRA_TOKENS, room), EXTRA_TOKENS)
+        limits = np.where(room >= 1, np.minimum(usual_limits(lengths, options), room), EXTRA_TOKENS)
         limits = np.maximum(limits, options.min_new_tokens)
     else:
         limits = np.full(len(lengths), options.max_new_tokens)
@@ -250,6 +308,15 @@ def length_limits(
         if first + len(row) > limits[i]:
             raise UserError(f"prefix row {i}: {first + len(row)} tokens, but max_new_tokens is {limits[i]}: raise it")
     return limits
+
+
+def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int64]:
+    """Most new tokens (N,) for sources of these lengths (N,), where nothing else limits them."""
+    import numpy as np
+
+    if options.max_length_factor == 0:
+        return lengths + EXTRA_TOKENS
+    return np.ceil(lengths.astype(np.float32) * np.float32(options.max_length_factor)).astype(np.int64)
 
 
 def expected_tokens(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,8 +99,7 @@ class Partial(Writer):
                 self._read()
             elif self.record.exists():
                 raise UserError(
-                    f"{self.shown}: holds what an interrupted translation has done; go on with --resume, or remove the "
-                    "file"
+                    f"{self.shown}: holds what an interrupted run has done; go on with --resume, or remove the file"
                 )
             stream.truncate(self.progress.written)
             stream.seek(self.progress.written)
@@ -176,6 +175,19 @@ class Partial(Writer):
             with suppress(OSError):
                 self.partial.unlink(missing_ok=True)
         self.stream.close()
+
+
+@contextmanager
+def finishing(target: Writer) -> Iterator[None]:
+    """Finish it after all is written; what ends that before says how much is kept."""
+    try:
+        yield
+        target.finish()
+    except (UserError, KeyboardInterrupt) as error:
+        if kept := target.progress.lines:
+            what = f"{error}; " if str(error) else ""
+            error.args = (f"{what}{kept:,} lines are done: go on with --resume",)
+        raise
 
 
 def writer(output: Path | None, facts: Callable[[], Mapping[str, str]] | None, resume: bool) -> Writer:

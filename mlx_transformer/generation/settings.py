@@ -17,6 +17,7 @@ from typing import Any
 
 from mlx_transformer.core.card import carried
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import kept_files
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
@@ -86,9 +87,11 @@ def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, P
 
 def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
-    these settings, the files that they name, and what its card says of license, languages and origin."""
+    these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
+    and origin."""
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
-    return {"texts": texts, "copies": named_files(settings, folder)}
+    vectors = {} if folder is None else dict(kept_files(folder))
+    return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
@@ -120,13 +123,16 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     """What a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
-    gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
+    gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
+    `target_language` is its token, forced first.
     """
     merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged["forced_first"] = (language_id(settings, target),)
     names = {field.name for field in dataclasses.fields(Options)}
     known = {name: value for name, value in merged.items() if name in names}
+    if "max_length_factor" in given and "max_new_tokens" not in given:
+        merged.pop("max_new_tokens", None)
     if known.get("sample") is True and "beam" not in given:
         merged.pop("beam", None)
     limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)

@@ -5,7 +5,7 @@ Shapes: B sentences, K hypotheses of a sentence, R = B*K rows (hypothesis r % K 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays
-from .options import Hypothesis, Options
+from .options import Hypothesis, Options, aligned_right
 
 # Log-probability of what must not happen. Finite, so that sums, differences and products with 0 stay finite on every
 # device; anything below DEAD has such a token in it.
@@ -161,12 +161,12 @@ class Rules:
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         self.xp, self.options, self.min_new_tokens = xp, options, options.min_new_tokens
         self.ends, self.vocab_size = options.ends(config), config.vocab_size
-        bans = np.zeros(config.vocab_size, np.float32)
-        bans[[*banned_ids(config), *options.suppressed]] = BANNED
-        self.bans = xp.asarray(bans)
-        bans = bans.copy()
-        bans[list(self.ends)] = BANNED
-        self.early_bans = xp.asarray(bans)
+        never = [*banned_ids(config), *options.suppressed]
+        self.bans, self.early_bans = self._marked(never), self._marked([*never, *self.ends])
+        self.first_bans = self._marked(options.suppressed_first) if options.suppressed_first else None
+        sequences = aligned_right(options.banned_sequences)
+        self.sequences = xp.asarray(sequences.astype(np.int32)) if len(sequences) else None
+        self.sequence_length = sequences.shape[1]
         self.token = xp.arange(config.vocab_size)[None, None]
         self.history = xp.asarray(_begun(batch, config)[:, None]) if options.reads_history else None
         """All that was written and read before it (B, K, L), -1 before its begin."""
@@ -180,8 +180,10 @@ class Rules:
         """Add BANNED to the scores (B, K, V) of tokens that may not be number t. What a prefix forces may always be."""
         xp, given = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
+        if self.first_bans is not None and t == len(self.options.forced_first):
+            scores = scores + self.first_bans
         if self.history is not None:
-            scores = self._without_repeats(scores)
+            scores = self._without_sequences(self._without_repeats(scores))
         if t < self.forced.shape[1]:
             forced = xp.asarray(self.forced[:, t])[:, None, None]
             only = xp.where(self.token == forced, given, given + BANNED)
@@ -233,6 +235,24 @@ class Rules:
             last = history[:, :, history.shape[2] - n + 1 + i][:, :, None]
             same = same & (history[:, :, i : i + windows] == last)
         return scores + self.xp.where(self._among(self.xp.where(same, history[:, :, n - 1 :], -1)), BANNED, 0.0)
+
+    def _without_sequences(self, scores: Array) -> Array:
+        """BANNED on each token that would end one of `banned_sequences`."""
+        xp, history = self.xp, self.history
+        if history is None or self.sequences is None:
+            return scores
+        before = self.sequence_length - 1
+        size, hypotheses, _ = history.shape
+        padded = xp.concatenate([xp.asarray(np.full((size, hypotheses, before), -2, np.int32)), history], axis=2)
+        latest, first = padded[:, :, -before:], self.sequences[:, :-1]
+        same = xp.sum(xp.where((latest[:, :, None] == first) | (first < 0), 1, 0), axis=3) == before
+        return scores + xp.where(self._among(xp.where(same, self.sequences[:, -1], -1)), BANNED, 0.0)
+
+    def _marked(self, ids: Sequence[int]) -> Array:
+        """(V,): BANNED at these ids, else 0."""
+        bans = np.zeros(self.vocab_size, np.float32)
+        bans[list(ids)] = BANNED
+        return self.xp.asarray(bans)
 
     def _among(self, tokens: Array) -> Array:
         """Whether each of the vocabulary (B, K, V) is among tokens (B, K, N); -1: none."""

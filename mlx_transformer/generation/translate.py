@@ -177,14 +177,21 @@ class Translator:
 
 
 def fitting_tokenizer(
-    config: TransformerConfig, tokenizer: Tokenizer | None, where: str, needed: Architecture, what: str
+    config: TransformerConfig,
+    tokenizer: Tokenizer | None,
+    where: str,
+    needed: Architecture,
+    what: str,
+    words: bool = True,
 ) -> Tokenizer:
     """Return the tokenizer. `UserError`, which names the model by `where`, unless its architecture is `needed` for
-    `what`, and its tokenizer is there and fits it."""
+    `what`, its head gives logits of words (where `words` are needed), and its tokenizer is there and fits it."""
     if config.architecture != needed:
         article = "a" if needed == "decoder" else "an"
         use = f"architecture={config.architecture!r} is for {USES[config.architecture]}"
         raise UserError(f"{where}: {what} needs {article} {needed}; {use}")
+    if words and config.head.kind != "vocabulary":
+        raise UserError(f"{where}: {what} needs logits of words; its head is of kind {config.head.kind!r}")
     if tokenizer is None:
         raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
     tokenizer.check_fits(config, where)

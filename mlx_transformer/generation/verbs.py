@@ -23,9 +23,11 @@ from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, Settings, resolved, wi
 from .steps import Model
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.families.marian_files.shortlist import Shortlist
 
+    from .embed import Embedder
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
 
@@ -98,6 +100,15 @@ class TextVerbs:
     def token_logits(self, ids: list[list[int]]) -> Any:
         """Compute the logits (B, L, V) of rows (B, L) of one length, by a decoder or an encoder alone."""
         raise NotImplementedError
+
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> Any:
+        """Compute the encoder's output (B, L, D) of rows (B, L) and their mask, 1 on tokens."""
+        raise NotImplementedError
+
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        """How a text's vector is made of the encoder's output, as the model's folder says; None if it doesn't."""
+        return None
 
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
@@ -187,6 +198,26 @@ class TextVerbs:
 
         found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
+
+    @overload
+    def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...
+    @overload
+    def embed(self, texts: Sequence[str], **options: Any) -> NDArray[np.float32]: ...
+    def embed(
+        self, texts: str | Sequence[str], *, done: Callable[[float], None] = lambda share: None, **options: Any
+    ) -> NDArray[np.float32]:
+        """Return the vector (W,) of a text, or those (N, W) of several, by an encoder alone; options: the fields of
+        `generation.embed.EmbedOptions`. The end of a text is left out that is longer than the model takes."""
+        embedder = self.embedder(**options)
+        found = embedder.vectors(embedder.rows([texts] if isinstance(texts, str) else texts), done)
+        return found[0] if isinstance(texts, str) else found
+
+    def embedder(self, **options: Any) -> Embedder:
+        """What goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model that has
+        no vectors of texts."""
+        from .embed import Embedder
+
+        return Embedder(self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, **options)
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""

@@ -50,6 +50,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": _fused(gelu),
     "gelu_tanh": _fused(gelu_tanh),
     "silu": _fused(silu),
+    "tanh": mx.tanh,
 }
 
 

@@ -45,6 +45,16 @@ def document_mask(segments: mx.array) -> mx.array:
     return (causal_mask(length, length) & (segments[:, :, None] == segments[:, None, :]))[:, None]
 
 
+def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
+    """How much each of a row's positions counts in its vector: tokens (B, S), True on tokens -> (B, 1, S)."""
+    real = tokens.astype(mx.int32)
+    if pooling == "first":
+        chosen = (real * (mx.cumsum(real, axis=1) == 1)).astype(mx.float32)
+    else:
+        chosen = real / mx.maximum(mx.sum(real, axis=1, keepdims=True), 1)
+    return chosen[:, None]
+
+
 def as_array(mask: Mask, queries: int, keys: int) -> mx.array | None:
     """The array that a mask stands for."""
     return causal_mask(queries, keys) if isinstance(mask, str) else mask

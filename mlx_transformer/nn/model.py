@@ -28,9 +28,11 @@ from mlx_transformer.system.page import table
 
 from .attention import Attention, MakeAttention
 from .cache import Cache, empty_layers
+from .feedforward import ACTIVATIONS
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
 from .layers import Decoder, Encoder
-from .masks import Mask, causal_padding_mask, document_mask, padding_mask
+from .masks import Mask, causal_padding_mask, document_mask, padding_mask, pooling_weights
+from .norms import make_norm
 from .parameters import initialise, stored_weights
 from .positions import positions_after, positions_in_documents, positions_of
 from .quantize import matrix, with_rows
@@ -67,8 +69,12 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
+        if config.head.activation:
+            self.head_proj = nn.Linear(config.d_model, config.d_model, config.head.bias)
+        if config.head.norm:
+            self.head_norm = make_norm(config)
         if config.own_classifier:
-            self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
+            self.output_proj = nn.Linear(config.d_model, config.outputs, config.output_bias)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
         initialise(self, config)
@@ -78,7 +84,7 @@ class Transformer(nn.Module):
         return table(f"Transformer: {parameter_count(self.config):,} parameters", self.config.summary().items())
 
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """Teacher-forced logits (B, T, V).
+        """Teacher-forced logits (B, T, V); of an encoder alone what its head gives (`core/heads.py`).
 
         Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None). Decoder,
         where rows hold several documents: model(ids, segments=segments), numbers (B, L), a new one for each document.
@@ -87,10 +93,11 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
     def hidden(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """What the classifier reads (B, T, D); inputs as for `__call__`. logits = hidden @ output_matrix().T + bias."""
+        """What the classifier reads (B, T, D), or (B, D) where it reads a vector of each row; inputs as for `__call__`.
+        logits = hidden @ output_matrix().T + bias."""
         shapes = {
             "encoder-decoder": self._hidden_encoder_decoder,
-            "encoder": self.encode,
+            "encoder": self._hidden_encoder,
             "decoder": self._hidden_decoder,
         }
         return shapes[self.config.architecture](*inputs, tap=tap, **named)
@@ -107,6 +114,23 @@ class Transformer(nn.Module):
         memory = self.encode(source_ids, source_mask, inputs_embeds=inputs_embeds, tap=tap)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         return self._hidden_decode(target_ids, memory, tokens, tap)
+
+    def _hidden_encoder(
+        self,
+        source_ids: Ids | None = None,
+        source_mask: Tokens | None = None,
+        *,
+        inputs_embeds: Vectors | None = None,
+        token_types: Ids | None = None,
+        tap: Tap | None = None,
+    ) -> mx.array:
+        memory = self.encode(source_ids, source_mask, inputs_embeds=inputs_embeds, token_types=token_types, tap=tap)
+        tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
+        if self.config.head.per_row:
+            tokens = mx.ones(memory.shape[:2], mx.bool_) if tokens is None else tokens
+            weights = pooling_weights(tokens, self.config.head.pooling)
+            return self.transformed(memory, weights.astype(memory.dtype), tap=tap)
+        return self.transformed(memory, tap=tap)
 
     def _hidden_decoder(
         self,
@@ -217,8 +241,22 @@ class Transformer(nn.Module):
         cache.offset += length
         return self.logits(x[:, -1:] if last else x, among=among, tap=tap)
 
+    def transformed(self, memory: mx.array, weights: mx.array | None = None, *, tap: Tap | None = None) -> mx.array:
+        """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
+        say how much of each position there is in a row's vector."""
+        head = self.config.head
+        x = memory if weights is None else (weights @ memory)[:, 0]
+        if head.activation is None:
+            return x
+        x = ACTIVATIONS[head.activation](self.head_proj(x))
+        x = self.head_norm(x) if head.norm else x
+        if tap is not None:
+            tap("head", x)
+        return x
+
     def logits(self, hidden: mx.array, *, among: Rows | None = None, tap: Tap | None = None) -> mx.array:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C)."""
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        classifier, what it would read."""
         hidden = self._scaled(hidden)
         y = self.classified(hidden) if among is None else among(hidden)
         if tap is not None:
@@ -227,6 +265,8 @@ class Transformer(nn.Module):
 
     def classified(self, hidden: mx.array) -> mx.array:
         """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        if not self.config.head.classifies:
+            return hidden
         if self.config.own_classifier:
             return cast(nn.Linear, self._output())(hidden)
         y = cast(nn.Embedding, self._output()).as_linear(hidden)
@@ -283,4 +323,4 @@ class OutputBias(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.bias = mx.zeros((config.vocab_size,))
+        self.bias = mx.zeros((config.outputs,))

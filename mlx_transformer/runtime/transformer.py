@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer import nn
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.settings import Settings, beside_weights, read_settings
@@ -83,6 +85,7 @@ class Transformer(nn.Transformer, TextVerbs):
         weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
         model = cls._filled(ours.config, weights, None)
         model.where, model.__dict__["generation"] = where, ours.settings
+        model.text_embedding = ours.text_embedding
         model.tokenizer = None if ours.tokenizer is None else Tokenizer(ours.tokenizer, where)
         return model
 
@@ -110,6 +113,10 @@ class Transformer(nn.Transformer, TextVerbs):
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         own = beside_weights(self.generation, self.place)
+        if self.text_embedding is not None:
+            own["copies"] = {n: path for n, path in own["copies"].items() if n not in (EMBEDDING, DENSE)}
+            own["texts"] |= self.text_embedding.texts()
+            own["tensors"] = self.text_embedding.tensors()
         return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), **own)
 
     @cached_property
@@ -126,6 +133,10 @@ class Transformer(nn.Transformer, TextVerbs):
     def generation(self) -> Settings:
         return {} if self._folder is None else read_settings(self._folder, self.config)
 
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        return None if self._folder is None else read_embedding(self._folder, self.config.d_model)
+
     @contextmanager
     def decoding(self) -> Iterator[Model]:
         """Give the model to a search, without dropout while the context lasts."""
@@ -135,6 +146,10 @@ class Transformer(nn.Transformer, TextVerbs):
     def token_logits(self, ids: list[list[int]]) -> Any:
         with evaluating(self):
             return self(ids)
+
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> Any:
+        with evaluating(self):
+            return self.encode(ids, None if mask.all() else mask.astype(bool))
 
 
 def load(folder: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:

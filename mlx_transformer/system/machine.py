@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .errors import UserError
+from .mac import performance_cores
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 PACKAGES = (
@@ -43,6 +44,11 @@ def usable_cores() -> int:
     """Count the cores that the system lets this process use: a container's cpuset or `taskset` may allow fewer than
     the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fast_cores() -> int:
+    """Count the cores that work is split over evenly: on a Mac those of the fastest kind, as the others lag behind."""
+    return min(usable_cores(), performance_cores() or usable_cores())
 
 
 def versions() -> dict[str, str]:

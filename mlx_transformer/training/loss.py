@@ -84,8 +84,7 @@ def losses(
 
 
 def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Return (hidden (N, D), targets (N,), 1 where a target counts). Of the others the target is 0: padding may have
-    no row."""
+    """Return (hidden (N, D), targets (N,), 1 where a target counts). Others become 0: padding may have no row."""
     targets = targets.reshape(-1)
     counted = targets != pad_id
     return hidden.reshape(-1, hidden.shape[-1]), mx.where(counted, targets, 0), counted.astype(mx.float32)

@@ -300,6 +300,8 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     except UserError as error:
         yield f"[model] {error}"
         return
+    if config.head.kind != "vocabulary":
+        yield f"model.head: no objective learns a head of kind {config.head.kind!r}: leave it out"
     if recipe.data.separate_vocabularies and config.one_embedding:
         yield (
             f"model.tie_embeddings = {config.tie_embeddings!r} is one table for both languages, separate_vocabularies "

@@ -148,6 +148,10 @@ def _from_checkpoint(path: Path, recipe: Recipe) -> Start:
             f"{path}: architecture={config.architecture!r} doesn't learn {objective}: choose objective "
             f"{' or '.join(fitting)}, or another checkpoint"
         )
+    if config.head.kind != "vocabulary":
+        raise UserError(
+            f"{path}: a head of kind {config.head.kind!r} doesn't learn {objective}, which needs logits of words"
+        )
     text = checkpoint.tokenizer_json()
     if text is None:
         raise UserError(f"{checkpoint.folder}: has no tokenizer.json, without which no text can be trained on")

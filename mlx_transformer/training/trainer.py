@@ -22,6 +22,7 @@ from mlx_transformer.data.prefetch import prefetched
 from mlx_transformer.device import device_record, training_memory
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.mac import battery_line
 from mlx_transformer.system.progress import Reporter
 
 from .card import model_card
@@ -142,7 +143,8 @@ class Trainer:
             with self.reporter, self.stop:
                 recorded = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
                 coming = prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
-                limited, clocked = training_memory(cache_limit(self.options)), Clock(recorded, self.state.seconds)
+                most = None if self.options.memory is None else self.options.memory * 1e9
+                limited, clocked = training_memory(cache_limit(self.options), most), Clock(recorded, self.state.seconds)
                 with limited, self.group.translating_errors(), clocked as clock, coming as batches:
                     self._train(clock, batches)
                 if not self.group.leads:
@@ -179,6 +181,8 @@ class Trainer:
         o, state = self.options, self.state
         per_step = self.batches_per_step
         for line in opening_lines(self.recipe, self.config, self.data, self.batches, per_step, self.start.adapter):
+            self.reporter.line(line)
+        if (line := battery_line()) is not None:
             self.reporter.line(line)
         self.model.train()
         dashboard = Dashboard(self.reporter, o, self.config, self.step)

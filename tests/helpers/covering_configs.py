@@ -9,6 +9,7 @@ from random_models import write_model
 
 from export.validate import compare
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.heads import Head
 from mlx_transformer.system.errors import UserError
 
 BASE: dict[str, Any] = dict(
@@ -69,9 +70,22 @@ def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None
     assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
 
 
+LABELS = ("a", "b", "c")
+HEADS: list[dict[str, Any]] = [
+    {},
+    {},
+    dict(head=Head(activation="tanh", norm=True)),
+    dict(head=Head(kind="hidden"), output_bias=False, logit_scale=None, tie_embeddings="all"),
+    dict(head=Head(kind="pooled", activation="tanh"), output_bias=False, logit_scale=None, tie_embeddings="all"),
+    dict(head=Head(kind="classes", labels=LABELS, pooling="mean"), tie_embeddings="all"),
+    dict(head=Head(kind="token-classes", labels=LABELS, activation="gelu"), tie_embeddings="all"),
+    dict(head=Head(kind="spans"), tie_embeddings="all"),
+]
+
+
 @st.composite
-def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Any config that is accepted, over all fields, at sizes that run in a fraction of a second.
+def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConfig:
+    """Any config that is accepted (of this architecture), over all fields, at sizes that run in a fraction of a second.
 
     The rule compares samples of rounding errors, so the smallest sizes are left to `test_smallest_sizes`: there a tap
     is one number times a fixed vector, and all inputs together hold three different tokens.
@@ -79,8 +93,10 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     key_value_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     pad_id, bos_id, eos_id = draw(st.permutations(range(6)))[:3]
     values = draw(options())
+    values |= {} if architecture is None else {"architecture": architecture}
     d_k = draw(st.integers(1, 12))
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
+    head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))
     return drawn(
         dict(
             **values,
@@ -108,4 +124,5 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             bos_id=draw(st.sampled_from([pad_id, eos_id, bos_id])),
             eos_id=eos_id,
         )
+        | head
     )

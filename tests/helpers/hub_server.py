@@ -1,7 +1,9 @@
-"""A Hub of a few repositories on this machine: what `huggingface_hub` asks for a model's facts and its files."""
+"""A Hub of a few repositories on this machine: what `huggingface_hub` asks for a model's facts and its files, and how
+it sends them."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -12,12 +14,14 @@ from pathlib import Path
 from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_that_may_write"
 
 
 @contextmanager
-def hub(repositories: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
+def hub(repositories: dict[str, Path], new: Path | None = None) -> Iterator[tuple[str, list[str]]]:
     """{name: folder} -> the address, and the files that were asked for, while the context lasts. Each has the branch
-    main alone, at `COMMIT`."""
+    main alone, at `COMMIT`. new: where who has `TOKEN` makes and fills repositories; "private" is a file of private
+    ones."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,6 +59,43 @@ def hub(repositories: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
                 asked.append(file)
             data = path.read_bytes()
             self.send(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, body)
+
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            parts = unquote(self.path.partition("?")[0]).strip("/").split("/")
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}" or new is None:
+                return self.send(401, b'{"error": "Invalid username or password."}', {}, body=True)
+            values: dict = {}
+            if parts == ["api", "repos", "create"]:
+                values = self.create(json.loads(data), new)
+            elif parts[4:] == ["preupload", "main"]:
+                files = json.loads(data)["files"]
+                how = {"uploadMode": "regular", "shouldIgnore": False}
+                values = {"files": [{"path": file["path"], **how} for file in files]}
+            elif parts[4:] == ["commit", "main"]:
+                name = "/".join(parts[2:4])
+                self.commit(repositories[name], [json.loads(line) for line in data.splitlines()])
+                values = {"commitUrl": f"{self.address()}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
+            self.send(200, json.dumps(values).encode(), {"Content-Type": "application/json"}, body=True)
+
+        def create(self, asked_for: dict, place: Path) -> dict:
+            name = f"{asked_for['organization']}/{asked_for['name']}"
+            if name not in repositories:
+                repositories[name] = place / name
+                repositories[name].mkdir(parents=True)
+                if asked_for.get("visibility") == "private" or asked_for.get("private"):
+                    (place / name / "private").touch()
+            return {"url": f"{self.address()}/{name}"}
+
+        def commit(self, folder: Path, entries: list[dict]) -> None:
+            for entry in entries:
+                if entry["key"] == "file":
+                    path = folder / entry["value"]["path"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(base64.b64decode(entry["value"]["content"]))
+
+        def address(self) -> str:
+            return f"http://127.0.0.1:{server.server_port}"
 
         def send(self, status: int, data: bytes, headers: dict[str, str], body: bool) -> None:
             self.send_response(status)

@@ -35,7 +35,8 @@ def resolve_from(node: ast.ImportFrom, module: str) -> str:
     return ".".join(module.split(".")[: -node.level] + ([node.module] if node.module else []))
 
 
-def imports_of(source: str, module: str) -> list[Import]:
+@cache
+def imports_of(source: str, module: str) -> tuple[Import, ...]:
     """Every import statement and every import_module("constant") of a module, those for type checkers included."""
     imports: list[Import] = []
 
@@ -47,14 +48,19 @@ def imports_of(source: str, module: str) -> list[Import]:
             # Always the longest name: whether it is a module or a value, the rules below look at prefixes.
             imports.extend(Import(f"{base}.{alias.name}", node.lineno, lazy) for alias in node.names)
         elif isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = _name(node.func)
             first = node.args[0] if node.args else None
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 imports.append(Import(str(first.value), node.lineno, lazy))
         is_lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for_types = node.body if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING") else []
+        for_types = node.body if isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING" else []
         for child in ast.iter_child_nodes(node):
             visit(child, is_lazy or child in for_types)
 
     visit(ast.parse(source), False)
-    return imports
+    return tuple(imports)
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name; nothing for what is none."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -127,7 +127,7 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
 def test_memory_is_bounded_and_resident_while_a_gpu_trains_and_as_before_afterwards(monkeypatch, kind):
-    limits = {"cache": 70, "wired": 0}
+    limits = {"cache": 70, "wired": 0, "memory": 1350}
 
     def setter(name):
         def set_limit(bytes):
@@ -140,18 +140,20 @@ def test_memory_is_bounded_and_resident_while_a_gpu_trains_and_as_before_afterwa
     monkeypatch.setattr(device, "device_kind", lambda: kind)
     monkeypatch.setattr(mx, "set_cache_limit", setter("cache"))
     monkeypatch.setattr(mx, "set_wired_limit", setter("wired"))
+    monkeypatch.setattr(mx, "set_memory_limit", setter("memory"))
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 900})
-    expected = {"cpu": (70, 0), "cuda": (50, 0), "metal": (50, 900)}[kind]
+    expected = {"cpu": (70, 0, 1350), "cuda": (50, 0, 1350), "metal": (50, 900, 800)}[kind]
     during = []
 
     def interrupted():
-        with device.training_memory(50.0):
-            during.append((limits["cache"], limits["wired"]))
+        with device.training_memory(50.0, 800.0):
+            during.append((limits["cache"], limits["wired"], limits["memory"]))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert during == [expected]
-    assert limits == {"cache": 70, "wired": 0}
+    assert limits == {"cache": 70, "wired": 0, "memory": 1350}
     with device.training_memory(None):
         assert limits["cache"] == 70
+        assert limits["memory"] == (900 if kind == "metal" else 1350)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import notebook_cells
 import pytest
 from imports import ROOT
 from standalone_page import read
 
 NOTEBOOK = ROOT / "docs" / "from_clone_to_proof.ipynb"
-RUNNER = Path(__file__).parents[1] / "helpers" / "notebook_cells.py"
 
 
-def shown(folder: Path, *parameters: str) -> str:
-    """What all cells print and show, as text."""
-    command = [sys.executable, str(RUNNER), str(NOTEBOOK), *parameters]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    return "\n".join(read(line) if line.startswith("<") else line for line in done.stdout.splitlines())
+@pytest.fixture
+def shown(tmp_path, monkeypatch, capsys):
+    """What all cells print and show, as text, run with these parameters in an empty folder."""
+
+    def run(*parameters: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        notebook_cells.run(NOTEBOOK, *parameters)
+        return "\n".join(read(line) if line.startswith("<") else line for line in capsys.readouterr().out.splitlines())
+
+    return run
 
 
 def check(said: str, lines: int) -> None:
@@ -31,14 +32,14 @@ def check(said: str, lines: int) -> None:
     assert re.search(r"peak memory[\d.]+ MB[\d.]+ MB", said)
 
 
-def test_its_cells_run(tmp_path):
-    check(shown(tmp_path, "STEPS, PAIRS, LINES = 2, 300, 10"), 10)
+def test_its_cells_run(shown, tmp_path):
+    check(shown("STEPS, PAIRS, LINES = 2, 300, 10"), 10)
     assert not list(tmp_path.iterdir()), "nothing is left where it runs"
 
 
 @pytest.mark.slow
-def test_its_cells_run_as_they_are(tmp_path):
-    said = shown(tmp_path)
+def test_its_cells_run_as_they_are(shown):
+    said = shown()
     check(said, 200)
     bleu = float(re.search(r"^\(([\d.]+), [\d.]+\)$", said, re.MULTILINE)[1])
     assert bleu > 10, "it has learned something"

@@ -1,63 +1,27 @@
 """What people do with a model takes one import and at most three lines; README and pages show the same names."""
 
 import inspect
+import os
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
+import ten_tasks
 from imports import ROOT
 from small_models import write_text_model
+from ten_tasks import TASKS
 from waiting import PATIENCE, until
 
 import mlx_transformer as mt
 from mlx_transformer.system.errors import UserError
 
+IMPORT = "import mlx_transformer as mt"
 LINES = ["one two", "three. four"]
-TASKS = {
-    "load": """
-        model, tokenizer = mt.load("run")
-        print(model.config.d_model, len(tokenizer.encode("one")))
-    """,
-    "translate": """
-        model = mt.open_model("run")
-        print(model.translate("one two", beam=4))
-    """,
-    "stream": """
-        for piece in mt.open_model("onnx").stream("one two"):
-            print(piece, end="")
-    """,
-    "n best": """
-        for translation in mt.open_model("run").n_best("one two", beam=4, n_best=2):
-            print(translation.score, translation.text)
-    """,
-    "train": """
-        result = mt.train(source="train.en", target="train.de", out="mine", **keys)
-        print(result.model)
-    """,
-    "save": """
-        model, _ = mt.load("run")
-        print(model.save("copy"))
-    """,
-    "export": """
-        print(mt.export_onnx("run", "exported"))
-        print(mt.OnnxTransformer("exported").translate(["one two"]))
-    """,
-    "prove": """
-        report = mt.validate("run", "onnx")
-        report.print()
-    """,
-    "compare": """
-        found = mt.compare("run", "onnx", lines)
-        print(found.lines, len(found.sentences))
-    """,
-    "serve": """
-        mt.serve("onnx", port=port)
-    """,
-}
-KEYS = {"vocab_size": 280, "preset": "tiny", "steps": 2, "batch_tokens": 200, "d_model": 16, "heads": 2, "d_ff": 16}
+KEYS = {"preset": "tiny", "steps": 2, "vocab_size": 280}
 
 
 @pytest.fixture(scope="module")
@@ -70,30 +34,48 @@ def place(tmp_path_factory):
     return folder
 
 
-def code_of(task: str) -> str:
-    return "import mlx_transformer as mt\n" + inspect.cleandoc(TASKS[task])
-
-
 def test_each_task_takes_one_import_and_at_most_three_lines():
-    assert len(TASKS) == 10
+    text = Path(ten_tasks.__file__).read_text(encoding="utf-8")
+    assert len({task.__name__ for task in TASKS}) == 10
+    assert [line for line in text.splitlines() if line.startswith(("import", "from"))] == [IMPORT]
     for task in TASKS:
-        lines = code_of(task).splitlines()
-        assert len(lines) <= 3, task
-        assert [line for line in lines if "import" in line] == lines[:1], task
+        lines = inspect.getsource(task).splitlines()[1:]
+        assert len([IMPORT, *lines]) <= 3, task.__name__
+        assert not any("import" in line for line in lines), task.__name__
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "serve"])
+@pytest.mark.parametrize(
+    "task", [task for task in TASKS if task is not ten_tasks.serve], ids=lambda task: task.__name__
+)
 def test_a_task(task, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    exec(code_of(task), {"__name__": "script", "keys": KEYS, "lines": LINES})
+    task()
     assert capsys.readouterr().out.strip()
+
+
+def test_type_checkers_see_no_any_in_a_users_file(tmp_path):
+    """mypy, whose option finds every expression of type Any; pyright reads the file, strictly, in `make lint`."""
+    pytest.importorskip("mypy")
+    users = tmp_path / "users.py"
+    users.write_text(Path(ten_tasks.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--disallow-any-expr", "--follow-imports=silent"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+
+    def check():
+        arguments = [*command, "--cache-dir", str(tmp_path / "cache"), str(users)]
+        return subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = check()
+    assert done.returncode == 0, done.stdout + done.stderr
+    users.write_text(users.read_text() + "\n\ndef wrong() -> None:\n    print(mt.load('run')[0].token_logits([[1]]))\n")
+    assert 'Expression has type "Any"' in check().stdout
 
 
 def test_serving(place):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = code_of("serve").replace("port=port", f"port={port}")
+    code = f"{IMPORT}\n{inspect.getsource(ten_tasks.serve)}\nserve()".replace("port=8000", f"port={port}")
     server = subprocess.Popen([sys.executable, "-c", code], cwd=place, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: answers(f"http://127.0.0.1:{port}/health"), server)

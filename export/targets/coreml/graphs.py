@@ -1,6 +1,7 @@
 """The graphs of the target `coreml`: every extent is known and no operator computes one.
 
-    encoder_coreml     source to memory and to every decoder layer's keys and values of it (an encoder alone: to logits)
+    encoder_coreml     source to memory and to every decoder layer's keys and values of it (an encoder alone: to what
+                       its head gives)
     decoder_coreml     one token of each row, at that row's own position, over buffers of fixed length
 
 They are built from the same modules as the others. CoreML's provider leaves what it hasn't (`OPERATORS`) to the CPU and
@@ -29,6 +30,7 @@ from export.nn.primitives import Op, table
 from export.nn.ssru import LayerState, OneStep
 from export.nn.taps import within
 from export.targets.attention import AttentionTap
+from export.targets.heads import head_outputs
 
 from .rows import split_rows
 
@@ -40,7 +42,7 @@ HIDDEN = -3e4
 # (gather_op_builder.cc, since microsoft/onnxruntime#24387).
 OPERATORS = frozenset(
     "Add Cast Clip Concat Div Gather Gelu Identity LayerNormalization MatMul Mul Pow ReduceMean Relu Reshape Sigmoid "
-    "Softmax Split Sqrt Sub Transpose Unsqueeze".split()
+    "Softmax Split Sqrt Sub Tanh Transpose Unsqueeze".split()
 )
 
 
@@ -93,13 +95,15 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D) --> present.N.encoder.{key,value}
     attention_mask (B, S) ----> mask -------^               \\--> logits (B, S, V)                      (B, K, S, d)
 
-    Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone.
+    Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone, or what else
+    its head gives.
     """
     assert request.shape is not None
     g = CoreMLGraphBuilder.declared(ENCODER_COREML, request)
     model, length = Transformer(request.config), request.shape.source
     source = g.source()
-    mask = padding_mask(g.op, source.pop("source_mask"))
+    tokens = source.pop("source_mask")
+    mask = padding_mask(g.op, tokens)
     index = table(g.op, "positions.source", lambda: np.arange(length)[None])
     places = table(g.op, "positions.distances", lambda: np.arange(length) - np.arange(length)[:, None])
     position_ids = PositionIds(index, places)
@@ -109,7 +113,8 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     if request.config.has_decoder:
         g.give(cross=model.decoder.cross_keys_values(g.op, memory))
     else:
-        g.give(logits=model.logits(g.op, memory, tap=g.tap))
+        weights = pooling_weights(g.op, tokens, request) if request.config.head.per_row else None
+        g.give(**head_outputs(g.op, model, memory, weights, g.tap))
     return g
 
 
@@ -157,6 +162,17 @@ def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
     """Turn tokens (B, S), 1 on tokens, into (B, 1, 1, S): 0 on tokens, HIDDEN on padding."""
     hidden = op.Sub(1.0, op.Cast(tokens, to=ir.DataType.FLOAT))
     return op.Unsqueeze(op.Mul(hidden, HIDDEN), [1, 2])
+
+
+def pooling_weights(op: Op, tokens: ir.Value, request: Request) -> ir.Value:
+    """Turn tokens (B, S), 1 on tokens, into how much of each position there is in a row's vector (B, 1, S)."""
+    assert request.shape is not None
+    rows, length = request.shape.rows, request.shape.source
+    if request.config.head.pooling == "first":
+        return table(op, "head.first", lambda: np.tile(np.eye(1, length, dtype=np.float32), (rows, 1, 1)))
+    real = op.Cast(tokens, to=ir.DataType.FLOAT)
+    share = op.Div(real, op.ReduceMean(real, [1], keepdims=1))
+    return op.Unsqueeze(op.Div(share, float(length)), [1])
 
 
 def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir.Value, ir.Value]:

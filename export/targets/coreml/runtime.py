@@ -60,17 +60,21 @@ class CoreMLEncoder(EncoderGraphs):
         source, mask = sources.padded(length)
         return {**self.graph.portions({**source, "source_mask": mask}, outputs), "source_mask": mask}
 
-    def _run(self, output: str, source: Values, mask: NDArray) -> NDArray:
-        """Return an output (B, L, ...) with the values of tokens in their places, where `mask` has them; 0 on
-        padding."""
-        values = self.run(unpadded(self.config, source, mask), [output])[output]
-        return placed(values, mask.astype(bool))
+    def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
+        """Return outputs (B, L, ...) with the values of tokens in their places, where `mask` has them, 0 on padding;
+        vectors of rows (B, ...) as they are."""
+        found = self.run(unpadded(self.config, source, mask), outputs)
+        rows = [self.config.head.per_row and value != "memory" for value in outputs]
+        return [
+            found[value] if of_row else placed(found[value], mask.astype(bool))
+            for value, of_row in zip(outputs, rows, strict=True)
+        ]
 
 
 def placed(values: NDArray, real: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Return values (B, L, ...) of rows that begin with their tokens, moved to where `real` (B, L) has these; 0
     elsewhere."""
-    moved = np.zeros((*real.shape, values.shape[-1]), np.float32)
+    moved = np.zeros((*real.shape, *values.shape[2:]), np.float32)
     for i, is_token in enumerate(real):
         moved[i, is_token] = values[i, : is_token.sum()]
     return moved

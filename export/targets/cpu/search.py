@@ -28,7 +28,7 @@ def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: 
     xp: Any = NumpyArrays()
     arguments = xp, batch, options, config
     forced = any(len(row) for row in batch.prefix)
-    needs_all = forced or options.reads_history or options.end_ids
+    needs_all = forced or options.reads_history or options.end_ids or options.suppressed_first
     if options.beam > 1:  # whose probabilities are those of all tokens, suppressed ones among them
         return Beam(*arguments) if needs_all or options.suppressed else BeamOfCandidates(*arguments)
     return Greedy(*arguments, scored) if needs_all or scored or options.sample else NextToken(*arguments)

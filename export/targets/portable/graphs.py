@@ -17,10 +17,12 @@ import onnx_ir as ir
 from export.graph.builder import GraphBuilder
 from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL, Request
 from export.nn.cache import Cache, KeyValues, LayerCache, empty_layers
+from export.nn.masks import pooling_weights
 from export.nn.model import Transformer
 from export.nn.primitives import Op
 from export.nn.ssru import LayerState
 from export.targets.attention import AttentionTap
+from export.targets.heads import head_outputs
 
 
 def encoder_model(request: Request) -> GraphBuilder:
@@ -123,15 +125,18 @@ def causal_model(request: Request) -> GraphBuilder:
 def encoder_only_model(request: Request) -> GraphBuilder:
     """
     input_ids (B, L) ------> embedding --> Encoder --> last_hidden_state (B, L, D)
-    attention_mask (B, L) --> positions ----^  \\----> classifier --> logits (B, L, V)
+    attention_mask (B, L) --> positions ----^  \\----> head --> logits (B, L, V)
                           \\-> mask ---------^
 
-    Or inputs_embeds (B, L, D) ------------^ in place of input_ids.
+    Other heads (`core/heads.py`): logits (B, C) or (B, L, C) of C classes, start_logits and end_logits (B, L),
+    pooler_output (B, D), or none. Or inputs_embeds (B, L, D) ------------^ in place of input_ids.
     """
     g = GraphBuilder.declared(MODEL, request)
-    model = Transformer(request.config)
-    memory = model.encode(g.op, **g.source(), tap=g.tap)
-    g.give(memory=memory, logits=model.logits(g.op, memory, tap=g.tap))
+    model, head = Transformer(request.config), request.config.head
+    source = g.source()
+    memory = model.encode(g.op, **source, tap=g.tap)
+    weights = pooling_weights(g.op, source["source_mask"], head.pooling) if head.per_row else None
+    g.give(memory=memory, **head_outputs(g.op, model, memory, weights, g.tap))
     return g
 
 

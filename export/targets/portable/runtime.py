@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, Request
+from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, Request, head
 from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Sources
@@ -180,11 +180,16 @@ class EncoderGraphs:
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
         """Return (B, L, D) of a source, by value, and its mask (B, L)."""
-        return self._run("memory", source, mask)
+        return self._run(["memory"], source, mask)[0]
 
     def logits(self, source: Values, mask: NDArray) -> NDArray:
-        return self._run("logits", source, mask)
+        """Return what the head gives: logits (B, L, V), (B, L, C) or (B, C), (B, L, 2) that an answer begins and ends,
+        or vectors (B, D) or (B, L, D)."""
+        values = [port.value for port in head(Request(config=self.config), "", "")] or ["memory"]
+        arrays = self._run(values, source, mask)
+        return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
-    def _run(self, output: str, source: Values, mask: NDArray) -> NDArray:
+    def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
         self.graph.check_source(source)
-        return self.graph([output], {**source, "source_mask": mask})[output]
+        found = self.graph(outputs, {**source, "source_mask": mask})
+        return [found[value] for value in outputs]

@@ -20,6 +20,8 @@ from export.validate.findings import PLAIN, Tokens
 from export.validate.rule import Truth
 
 Array = NDArray
+CHOOSING = ("vocabulary", "classes", "token-classes")
+"""Kinds of heads whose largest logit is a choice."""
 MOST_NOTED = 1000  # of one runtime: a broken one disagrees everywhere
 
 
@@ -57,9 +59,10 @@ class Agreement:
         noted.tokens += int(truth.valid.sum())
         chosen, best = got.argmax(axis=-1), expected.argmax(axis=-1)
         for place in np.argwhere((chosen != best) & truth.valid)[: MOST_NOTED - len(noted.parted)]:
-            row, i = map(int, place)
-            gap = float(expected[row, i, best[row, i]]) - float(expected[row, i, chosen[row, i]])
-            message = f"{case.name}, row {row}, position {i}: {chosen[row, i]}, expected {best[row, i]}, gap {gap:.3g}"
+            at = tuple(map(int, place))
+            gap = float(expected[at][best[at]]) - float(expected[at][chosen[at]])
+            where = ", position ".join(map(str, at))
+            message = f"{case.name}, row {where}: {chosen[at]}, expected {best[at]}, gap {gap:.3g}"
             noted.parted.append((gap, message))
 
     def judged(self, limits: Mapping[str, float]) -> Iterator[Tokens]:

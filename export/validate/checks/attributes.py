@@ -59,7 +59,8 @@ def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str,
         "unidirectional": (0,),
     }
     forms = {"gelu": "none", "gelu_tanh": "tanh"}
-    gelu = _one_of(forms[c.activation] for c in stacks if c.activation in forms)
+    used = [*(c.activation for c in stacks), stacks[0].head.activation]
+    gelu = _one_of(forms[name] for name in used if name in forms)
     return {
         **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last | stashed)} for name in NORMS},
         **dict.fromkeys(("Softmax", "LogSoftmax"), last),

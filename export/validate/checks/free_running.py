@@ -9,21 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
 from export.validate.findings import Divergence, Tokens
 from export.validate.reference import Reference
-from export.validate.reference.search import BeamState, allowed, beam_search, drawn, teacher_forced, token_by_token
+from export.validate.reference.rules import check_known, ends, forced, without_end
+from export.validate.reference.search import (
+    BeamState,
+    beam_search,
+    drawn,
+    greedy_scores,
+    read,
+    teacher_forced,
+    token_by_token,
+)
 from export.validate.rule import UNIT
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.sampling import BLOCK, noise
+from mlx_transformer.generation.settings import BESIDE
 
+Array = NDArray
 T = TypeVar("T")
 TokenText = Callable[[Sequence[int]], tuple[str, ...]]
 """Gives the words that the report prints for token ids."""
@@ -35,6 +48,11 @@ BEAM = 4
 SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
 MOST_NEW_TOKENS = 20
 MOST_SENTENCES = 8
+RULES = ", with rules"
+WITH_RULES = 4
+"""Sentences of a search with rules."""
+ENOUGH_WORDS = 10
+OF_SAMPLING = ("sample", "seed", "temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True)
@@ -76,8 +94,10 @@ def free_running(
     cases: Sequence[Case],
     limits: Mapping[str, float],
     words: TokenText,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Tokens]:
-    """Search greedily, by beam and by sampling with every runtime, from the rows of the cases that have several."""
+    """Search with every runtime, from the rows of the cases that have several: greedily, by beam and by sampling; with
+    rules in force; and as `settings`, the model's own, say."""
     c = reference.config
     if not c.has_decoder:
         return
@@ -86,72 +106,108 @@ def free_running(
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
     limit = min(MOST_NEW_TOKENS, room - longest + 1)
-    widest = min(BEAM, c.vocab_size)
-    truth = beam_search(reference, sources, widest, limit)
+    for name, options in searches(c, limit, settings or {}).items():
+        rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
+        yield from _searched(reference, engines, rows, limits, words, name, options)
 
-    def reference_outputs(beam: int, sample: int | None) -> list[list[int]]:
-        """Return the reference's own outputs, without eos."""
-        if beam == 1:
-            return [ids for ids, _ in token_by_token(reference, sources, limit, sample)]
-        return [[token for token in s.finished[0][1].tokens if token != c.eos_id] for s in truth]
 
+def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any]) -> dict[str, Options]:
+    """Return the searches that are compared, by the names that the report has for them."""
+    beam = min(BEAM, c.vocab_size)
+    bare = {"greedy": {}, "sampling": {"sample": True, "seed": SAMPLE}, f"beam {beam}": {"beam": beam}}
+    rules = rules_for(c, limit)
+    ruled = {f"{name}{RULES}": {**rules, **bare[name]} for name in ("greedy", f"beam {beam}")}
+    found = {name: Options(max_new_tokens=limit, **options) for name, options in {**bare, **ruled}.items()}
+    left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # the limit is given
+    own = {name: value for name, value in settings.items() if name not in left}
+    if own:
+        own["max_new_tokens"] = min(limit, own.get("max_new_tokens", limit))
+        own["min_new_tokens"] = min(own["max_new_tokens"], own.get("min_new_tokens", 0))
+        found["as the model's own settings say"] = Options(**{**own, "n_best": 1})
+    return found
+
+
+def rules_for(c: TransformerConfig, limit: int) -> dict[str, Any]:
+    """Return options with every rule in force that a search knows; those that take a token out of use only where the
+    vocabulary has enough others."""
+    words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id}, reverse=True)
+    given, *rare = words[:4] if len(words) >= ENOUGH_WORDS else [None]
+    return {
+        "forced_first": () if given is None or limit < 2 else (given,),
+        "suppressed": tuple(rare[:2]),
+        "end_ids": tuple(rare[2:]),
+        "forced_end": True,
+        "heuristic_stop": True,
+        "penalty_form": "length",
+        "repetition_penalty": 1.25,
+        "no_repeat_ngram": 2,
+        "min_new_tokens": min(3, limit),
+    }
+
+
+def _searched(
+    reference: Reference,
+    engines: Sequence[Engine],
+    sources: Sequence[list[int]],
+    limits: Mapping[str, float],
+    words: TokenText,
+    name: str,
+    options: Options,
+) -> Iterator[Tokens]:
+    """Judge one search of every runtime."""
+    c = reference.config
+    check_known(options)
+    truth = beam_search(reference, sources, options) if options.beam > 1 else []
     for engine in engines:
-        for name, beam, sample in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {widest}", widest, None)):
-            hypotheses, why = attempt(
-                lambda engine=engine, beam=beam, sample=sample: engine.search(sources, beam, limit, sample)
-            )
-            outputs = [ids for ids, _ in hypotheses or []]
-            if hypotheses is None:
-                judged = [Judged(problem=why)]
-            elif beam == 1:
-                judged = judge_greedy(reference, sources, outputs, limit, limits[engine.name], sample)
-            else:
-                judged = judge_beam(truth, hypotheses, limit, limits[engine.name], c.eos_id)
-            parted = [i for i, j in enumerate(judged) if j.summary] if hypotheses is not None else []
-            expected = reference_outputs(beam, sample) if parted else []
-            yield Tokens(
-                runtime=engine.name,
-                search=name,
-                sentences=len(outputs),
-                tokens=sum(map(len, outputs)),
-                ties=tuple(j.tie for j in judged if j.tie),
-                problems=tuple(j.problem for j in judged if j.problem),
-                partings=tuple(
-                    Divergence(i, words(outputs[i]), words(expected[i]), judged[i].summary, bool(judged[i].problem))
-                    for i in parted
-                ),
-            )
+        hypotheses, why = attempt(lambda engine=engine: engine.search(sources, options))
+        outputs = [ids for ids, _ in hypotheses or []]
+        if hypotheses is None:
+            judged = [Judged(problem=why)]
+        elif options.beam == 1:
+            judged = judge_greedy(reference, sources, outputs, options, limits[engine.name])
+        else:
+            judged = judge_beam(truth, hypotheses, options, limits[engine.name], c)
+        parted = [i for i, j in enumerate(judged) if j.summary] if hypotheses is not None else []
+        expected: list[list[int]] = []
+        if parted and options.beam == 1:
+            expected = [ids for ids, _ in token_by_token(reference, sources, options)]
+        elif parted:
+            expected = [without_end(s.finished[0][1].tokens, c, options) for s in truth]
+        yield Tokens(
+            runtime=engine.name,
+            search=name,
+            sentences=len(outputs),
+            tokens=sum(map(len, outputs)),
+            ties=tuple(j.tie for j in judged if j.tie),
+            problems=tuple(j.problem for j in judged if j.problem),
+            partings=tuple(
+                Divergence(i, words(outputs[i]), words(expected[i]), judged[i].summary, bool(judged[i].problem))
+                for i in parted
+            ),
+        )
 
 
 def judge_greedy(
     reference: Reference,
     sources: Sequence[list[int]],
     outputs: Sequence[list[int]],
-    limit: int,
+    options: Options,
     budget: float,
-    sample: int | None = None,
 ) -> list[Judged]:
-    """Hold every token of greedy outputs (without eos) against the reference's logits along that very output; of drawn
-    ones, with the noise of the seed `sample`."""
-    c = reference.config
-    chosen = [[*ids, c.eos_id] if len(ids) < limit else list(ids) for ids in outputs]
-    logits = teacher_forced(reference, sources, [tokens[:-1] for tokens in chosen])
+    """Hold every token of greedy outputs (without their end) against the reference's logits along that very output; of
+    drawn ones, with the same noise."""
+    c, limit = reference.config, options.max_new_tokens or 0
+    logits = teacher_forced(reference, sources, [ids[: limit - 1] for ids in outputs])
     judged = []
-    for row, tokens in enumerate(chosen):
+    for row, ids in enumerate(outputs):
+        tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: one of the tokens that end an output
         verdict = Judged()
         if not tokens or len(tokens) > limit:
             judged.append(Judged(problem=f"sentence {row}: {len(tokens)} tokens, the limit is {limit}"))
             continue
         for i, token in enumerate(tokens):
-            scores = allowed(logits[row][i], c)
-            tie = 2 * budget
-            if sample is None:
-                best = int(scores.argmax())
-                gap = float(scores[best] - scores[token])
-            else:
-                best, gap = drawn(scores, noise(sample, i, np.array([row]), c.vocab_size)[0], token)
-                # Sums in float32: of a block's probabilities, and of scores and noise.
-                tie += UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
+            scores = greedy_scores(logits[row][i], read(c, sources[row]), ids[:i], c, options)
+            token, best, gap, tie = _gap(scores, i, row, token, c, options, budget)
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
             if gap > tie:
                 verdict = Judged(problem=f"{place} (a tie would be at most {tie:.3g})")
@@ -162,30 +218,64 @@ def judge_greedy(
     return judged
 
 
+def _gap(
+    scores: Array, step: int, row: int, token: int | None, c: TransformerConfig, o: Options, budget: float
+) -> tuple[int, int, float, float]:
+    """Return a token (None: the likeliest end), the reference's, how far the first falls behind the second, and how far
+    it may at a tie. scores: as the search has them, not the network."""
+    last = ends(c, o)
+    if (given := forced(step, o.max_new_tokens or 0, c, o)) is not None:
+        same = given in last if token is None else token == given
+        return given if same or token is None else token, given, 0.0 if same else np.inf, 0.0
+    best = int(scores.argmax())
+    if token is None:
+        token = best if best in last else max(last, key=lambda end: float(scores[end]))
+    tie = 2 * budget * _stretched(o)
+    if not np.isfinite(scores[best]):  # the rules leave no token, so that none is wrong
+        return token, token, 0.0, tie
+    if not o.sample:
+        return token, best, float(scores[best] - scores[token]), tie
+    best, gap = drawn(scores, noise(o.seed, step, np.array([row]), c.vocab_size)[0], token)
+    # Sums in float32: of a block's probabilities, and of scores and noise.
+    return (
+        token,
+        best,
+        gap,
+        tie + UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0))),
+    )
+
+
+def _stretched(o: Options) -> float:
+    """Return by how much the penalty of repetitions may enlarge an error."""
+    return max(o.repetition_penalty, 1 / o.repetition_penalty)
+
+
 def judge_beam(
     sentences: Sequence[BeamState],
     outputs: Sequence[tuple[list[int], float]],
-    limit: int,
+    options: Options,
     budget: float,
-    eos: int,
+    c: TransformerConfig,
 ) -> list[Judged]:
-    """Hold the best hypotheses (ids without eos, score) against the reference's own search."""
+    """Hold the best hypotheses (ids without their end, score) against the reference's own search."""
     judged = []
     for row, (sentence, (ids, score)) in enumerate(zip(sentences, outputs, strict=True)):
-        expected, best = sentence.finished[0]
-        tokens = tuple(ids) if len(ids) == limit else (*ids, eos)
+        score_there, best = sentence.finished[0]
+        tokens, expected = list(ids), without_end(best.tokens, c, options)
         # A log-probability errs by at most two logits' errors, a sum by as many as it has terms; the runtimes add up in
         # float32.
-        room = len(best.tokens) * 2 * budget + 1e-6 * abs(best.log_p)
-        if tokens == best.tokens:
-            off = abs(score - expected)
-            bad = off > room
-            judged.append(Judged(problem=f"sentence {row}: score {score:.9g}, reference {expected:.9g}" if bad else ""))
+        room = len(best.tokens) * 2 * budget * _stretched(options) + 1e-6 * abs(best.log_p)
+        if tokens == expected:
+            bad = abs(score - score_there) > room
+            judged.append(
+                Judged(problem=f"sentence {row}: score {score:.9g}, reference {score_there:.9g}" if bad else "")
+            )
         elif sentence.margin <= 2 * room:
             judged.append(Judged(tie=f"sentence {row}: closest decision of the reference {sentence.margin:.3g}"))
         else:
-            first = next((i for i, (a, b) in enumerate(zip(tokens, best.tokens, strict=False)) if a != b), 0)
-            message = f"sentence {row}, token {first}: {list(tokens)}, reference {list(best.tokens)}"
+            common = min(len(tokens), len(expected))
+            first = next((i for i in range(common) if tokens[i] != expected[i]), common)
+            message = f"sentence {row}, token {first}: {tokens}, reference {expected}"
             judged.append(
                 Judged(problem=f"{message}; closest decision {sentence.margin:.3g}, a tie would be {2 * room:.3g}")
             )

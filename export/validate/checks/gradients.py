@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from export.validate.cases import padding, words
 from export.validate.reference import Reference
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 
@@ -77,6 +78,8 @@ def kind_of(name: str) -> str:
 
 def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], seed: int) -> list[Gradient]:
     """Check every kind of a model's parameters, on inputs and in directions that follow from the seed."""
+    if config.head.kind != "vocabulary":
+        raise UserError(f"gradients are those of logits of words; the head is of kind {config.head.kind!r}")
     rng = np.random.default_rng(seed)
     batch = _batch(config, rng)
     computed = mlx_gradients(config, weights, batch)

@@ -41,7 +41,8 @@ Found = tuple[str, float, tuple[float, ...]]
 
 def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> Iterator[Found]:
     """Yield every number that is known of by its place, in a graph and in those within it."""
-    constants = {tensor.name: tensor for tensor in initializers(graph)}
+    settings = {entry.name for entry in graph.input}  # of a search, which have a default
+    constants = {tensor.name: tensor for tensor in initializers(graph) if tensor.name not in settings}
     nodes = list(all_nodes(graph))
     for node in nodes:
         if node.op_type == "Constant":

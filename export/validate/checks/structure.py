@@ -99,7 +99,8 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
     product, so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
     products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
     attentions = sum(name.endswith(".query_proj.weight") for name in products)
-    return len(products | {output_weight_name(config)}) + 2 * attentions, attentions
+    products |= {output_weight_name(config)} if config.head.classifies else set()
+    return len(products) + config.head.per_row + 2 * attentions, attentions  # rows' vectors are a product too
 
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:

@@ -39,13 +39,16 @@ class CoreMLEngine(SteppingEngine):
         self.capabilities = replace(self.capabilities, longest=self.config.max_positions)
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
-        joined = np.concatenate(self._whole_runs(name, runs, len(case.ids)), axis=1)
+        whole = self._whole_runs(name, runs, len(case.ids))
+        if name == "head" and self.config.head.per_row:
+            return whole[0]
+        joined = np.concatenate(whole, axis=1)
         targets = case.target_ids is not None and name.startswith("decoder.")
         return joined if targets else placed(joined, case.source_real)
 
     def _whole_runs(self, name: str, values: Sequence[Array], rows: int) -> list[Array]:
         """Join the portions of each run, as a graph takes so many rows at once."""
-        graph = self._session(ENCODER_COREML if name.startswith("encoder.") else DECODER_COREML)
+        graph = self._session(ENCODER_COREML if name.startswith(("encoder.", "head")) else DECODER_COREML)
         portions = -(-rows // graph.rows)
         return [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
 

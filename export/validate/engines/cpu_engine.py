@@ -21,6 +21,7 @@ from export.targets.cpu.runtime import CpuModel
 from export.validate.cases import Case, search_inputs
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.search import generate
 from mlx_transformer.system.errors import UserError
 
@@ -73,15 +74,13 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
             self._shown[key] = TappedSession(self.open(self.files[DECODER_CPU], model), shown, self._observe)
         return self._shown[key]
 
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
+    def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
         """As `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score isn't
         known."""
-        if beam == 1 and sample is None:
-            rows = generate(self.graphs, max_new_tokens=max_new_tokens, **search_inputs(sources))  # type: ignore[arg-type]
+        if options.beam == 1 and not options.sample:
+            rows = generate(self.graphs, **search_inputs(sources), **vars(options))  # type: ignore[arg-type]
             return [(ids, 0.0) for ids in rows]
-        return super().search(sources, beam, max_new_tokens, sample)
+        return super().search(sources, options)
 
     def _logits_of(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None

@@ -34,6 +34,7 @@ from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
@@ -292,8 +293,10 @@ class OnnxEngine(OnnxFiles):
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
         """Return the values of the taps during a run, the passes of each joined along the positions."""
         self._observed = {}
-        run()
-        return {name: np.concatenate(values, axis=1) for name, values in self._observed.items()}
+        given = run()
+        observed = {name: np.concatenate(v, axis=1) if len(v) > 1 else v[0] for name, v in self._observed.items()}
+        # What heads without an output of that name give.
+        return observed if self.config.head == VOCABULARY else {**observed, "logits": given}
 
     def _observe(self, name: str, value: Array) -> None:
         self._observed.setdefault(name, []).append(value)

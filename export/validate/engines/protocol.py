@@ -16,7 +16,7 @@ from export.validate.cases import Case, search_inputs
 from export.validate.rule import Budget, budget_for, stored_as
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
-from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
@@ -160,18 +160,13 @@ class Engine:
         """Return the output `cross_attention` (B,T,S) of graphs that have one, by the way of running them."""
         return {}
 
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
-        """Return the best output (ids without eos, score) of each source; with `sample`, a seed, drawn tokens."""
-        options = {"beam": beam, "max_new_tokens": max_new_tokens}
-        if sample is not None:
-            options |= {"sample": True, "seed": sample}
+    def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
+        """Return the best output (ids without the token that ends it, score) of each source."""
         return [(best[0].ids, best[0].score) for best in self._hypotheses(sources, options)]
 
-    def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
+    def _hypotheses(self, sources: Sequence[Any], options: Options) -> list[list[Hypothesis]]:
         with self.searching() as model:
-            return search(model, **search_inputs(sources), **options)
+            return search(model, **search_inputs(sources), **vars(options))
 
     def searching(self) -> AbstractContextManager[Any]:
         """Return a context that gives the model as `generation.steps.run` takes it."""
@@ -196,7 +191,8 @@ class Engine:
         if not self.capabilities.reads_vectors:
             return set()
         c = self.config
-        readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
+        readers = {output_weight_name(c)} if c.head.classifies else set()
+        readers |= {target_embedding_name(c)} if c.has_decoder else set()
         return {source_embedding_name(c)} - readers
 
 

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case, reference_logits, reference_started, reference_step, reference_taps
 from export.validate.reference import Cache, Reference, Tap
+from export.validate.reference.rules import without_end
 from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 
 from .protocol import ModelEngine, Placement
@@ -56,17 +58,11 @@ class ReferenceEngine(ModelEngine):
     def logits(self, case: Case) -> Array:
         return reference_logits(self.model, case)
 
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
-        if beam == 1:
-            return token_by_token(self.model, sources, max_new_tokens, sample)
-        results = []
-        for sentence in beam_search(self.model, sources, beam, max_new_tokens):
-            score, best = sentence.finished[0]
-            ids = list(best.tokens)
-            results.append((ids[:-1] if ids[-1] == self.config.eos_id else ids, score))
-        return results
+    def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
+        if options.beam == 1:
+            return token_by_token(self.model, sources, options)
+        best = [sentence.finished[0] for sentence in beam_search(self.model, sources, options)]
+        return [(without_end(found.tokens, self.config, options), score) for score, found in best]
 
     def _cached(self, case: Case, tap: Tap | None) -> Array:
         cache, parts = reference_started(self.model, case), []

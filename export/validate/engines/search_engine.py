@@ -68,6 +68,6 @@ class SearchEngine(WholeEngine, OnnxFiles):
         options = session_options(self.threads, activations=self.activations)
         return open_changed(model, path, options, with_options([self.provider]))
 
-    def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
-        # The rules of published models are no part of what the reference searches by.
-        return self.model.search(list(sources), **vars(Options(**options)))
+    def _hypotheses(self, sources: Sequence[Any], options: Options) -> list[list[Hypothesis]]:
+        # Every option is given, so that none is taken from the file's own settings.
+        return self.model.search(list(sources), **vars(options))

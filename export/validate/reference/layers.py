@@ -72,12 +72,14 @@ def norm(x: Array, gamma: Array, beta: Array | None, epsilon: float) -> Array:
 
 def activation(name: str, x: Array) -> Array:
     """Compute relu; gelu (Hendrycks and Gimpel 2016) exact or in its tanh form; silu x * sigmoid(x) (Elfwing et al.
-    2017)."""
+    2017); tanh."""
     if name == "relu":
         return np.maximum(x, 0)
     if name == "gelu":
         erf = np.asarray(np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)), x.dtype)
         return x * (1 + erf) / 2
+    if name == "tanh":
+        return np.tanh(x)
     if name == "gelu_tanh":
         return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
     return x * sigmoid(x)

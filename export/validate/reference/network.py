@@ -62,7 +62,8 @@ class Reference(Sublayers):
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone.
+        """Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone, or what else
+        an encoder's head gives.
 
         `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T) only where there are both stacks. An encoder
         takes vectors (B,S,D) in place of `source_ids`.
@@ -72,7 +73,9 @@ class Reference(Sublayers):
                 raise UserError("reference: an encoder-decoder needs target_ids")
             return self.decode(target_ids, self.encode(source_ids, mask, tap), mask, tap)
         if self.config.architecture == "encoder":
-            return self.classify(self.encode(source_ids, mask, tap, token_types), tap)
+            memory = self.encode(source_ids, mask, tap, token_types)
+            real = np.ones(memory.shape[:2], bool) if mask is None else np.asarray(mask, bool)
+            return self.classify(self.head(memory, real, tap), tap)
         return self.step(source_ids, self.start(batch=len(np.asarray(source_ids))), mask, tap)[0]
 
     def encode(

@@ -3,11 +3,11 @@
 The package's search written a third time: plain lists, one sentence after the other, only the network is run for all of
 them at once.
 
-Greedy search, limit n: at each step the likeliest token that is allowed (never pad, nor bos unless it is eos), until
-eos or n tokens.
+Greedy search, limit n: at each step the likeliest token that the rules allow (`rules.py`), until an end or n tokens.
 Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row alone, the best block of BLOCK tokens by its
 log-sum-exp, then the best token of it by its logit.
-Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha, length counting eos.
+Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha or n^alpha, length
+counting eos.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.sampling import BLOCK, noise
 
-from . import Cache, Reference
+from . import Cache, Reference, rules
 
 Array = NDArray
-
-ALPHA = 0.6
 
 
 @dataclass
@@ -38,29 +37,28 @@ class Hypothesis:
 
 @dataclass
 class BeamState:
-    """State of one sentence's beam search. `margin`: the closest decision taken so far, in log-probability."""
+    """State of one sentence's beam search. `margin`: the closest decision so far, in log-probability. `read`: what the
+    decoder began with."""
 
     live: list[Hypothesis]
     finished: list[tuple[float, Hypothesis]] = field(default_factory=list)
     margin: float = np.inf
+    read: list[int] = field(default_factory=list)
 
     def decide(self, chosen: float, dropped: float) -> None:
         self.margin = min(self.margin, abs(chosen - dropped))
 
 
-def beam_search(
-    reference: Reference, sources: Sequence[list[int]], beam: int, limit: int, alpha: float = ALPHA
-) -> list[BeamState]:
+def beam_search(reference: Reference, sources: Sequence[list[int]], options: Options) -> list[BeamState]:
     """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length)."""
-    c = reference.config
     cache, logits = _start(reference, sources)
-    sentences = [BeamState([Hypothesis(0.0, ())]) for _ in sources]
-    for _ in range(limit):
+    sentences = [BeamState([Hypothesis(0.0, ())], read=read(reference.config, source)) for source in sources]
+    for _ in range(_limit(options)):
         rows: list[int] = []
         offset = 0
         for sentence in sentences:
             width = len(sentence.live)
-            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], beam, limit, alpha, c)]
+            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], options, reference.config)]
             offset += width
         if not rows:
             break
@@ -72,31 +70,22 @@ def beam_search(
     return sentences
 
 
-def _advance(s: BeamState, logits: Array, beam: int, limit: int, alpha: float, c: TransformerConfig) -> list[int]:
+def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> list[int]:
     """Advance one sentence by a step, from its live hypotheses' logits (K,V); return the parents of the new live
     ones."""
     if not s.live:
         return []
-    length = len(s.live[0].tokens) + 1
-    penalty = ((5 + length) / 6) ** alpha
-    scores = allowed(_log_softmax(logits), c) + np.array([[h.log_p] for h in s.live])
-    last = np.partition(scores, -min(3 * beam, scores.size), axis=None)[-min(3 * beam, scores.size)]
-    best = np.flatnonzero(scores >= last)
-    order = best[np.argsort(-scores.reshape(-1)[best], kind="stable")]  # ties: first hypothesis, lowest id
-    candidates = []
-    for parent, token in zip(*np.unravel_index(order, scores.shape), strict=True):
-        if np.isfinite(scores[parent, token]):
-            tokens = (*s.live[parent].tokens, int(token))
-            candidates.append((int(parent), Hypothesis(float(scores[parent, token]), tokens)))
+    beam, limit, length = o.beam, _limit(o), len(s.live[0].tokens) + 1
+    candidates = _candidates(s, logits, length - 1, o, c)
 
     def ends(hypothesis: Hypothesis) -> bool:
-        return hypothesis.tokens[-1] == c.eos_id or length == limit
+        return hypothesis.tokens[-1] in rules.ends(c, o) or length == limit
 
     # Those of the beam best candidates that end are finished; the beam best of all that go on are live.
     border = [h for _, h in candidates[beam - 1 : beam + 1]]
     if len(border) == 2 and any(map(ends, border)):
         s.decide(border[0].log_p, border[1].log_p)
-    s.finished += [(h.log_p / penalty, h) for _, h in candidates[:beam] if ends(h)]
+    s.finished += [(h.log_p / _penalty(length, o), h) for _, h in candidates[:beam] if ends(h)]
     s.finished.sort(key=lambda pair: -pair[0])
     if len(s.finished) > beam:
         s.decide(s.finished[beam - 1][0], s.finished[beam][0])
@@ -105,44 +94,101 @@ def _advance(s: BeamState, logits: Array, beam: int, limit: int, alpha: float, c
     if len(going) > beam:
         s.decide(going[beam - 1][1].log_p, going[beam][1].log_p)
         del going[beam:]
-    if going and len(s.finished) == beam:  # could the best live one still win?
-        worst, hope = s.finished[-1][0], going[0][1].log_p / ((5 + limit) / 6) ** alpha
-        s.decide(worst, hope)
-        if worst >= hope:
+    if going and len(s.finished) == beam:
+        if o.early_stopping:
             going = []
+        else:  # could the best live one still win?
+            worst, hope = s.finished[-1][0], going[0][1].log_p / _hoped(length, o)
+            s.decide(worst, hope)
+            going = [] if worst >= hope else going
     s.live = [h for _, h in going]
     return [parent for parent, _ in going]
 
 
+def _candidates(
+    s: BeamState, logits: Array, step: int, o: Options, c: TransformerConfig
+) -> list[tuple[int, Hypothesis]]:
+    """Return the best (parent, longer hypothesis), enough of them that as many as the beam has don't end."""
+    given = rules.forced(step, _limit(o), c, o)
+    if given is not None:
+        return [(i, Hypothesis(h.log_p, (*h.tokens, given))) for i, h in enumerate(s.live)]
+    log_p = _log_softmax(logits)
+    before = [[*s.read, *h.tokens] for h in s.live]
+    rows = [rules.allowed(rules.penalised(row, b, o), b, step, c, o) for row, b in zip(log_p, before, strict=True)]
+    scores = np.array(rows) + np.array([[h.log_p] for h in s.live])
+    count = min((2 + len(rules.ends(c, o))) * o.beam, scores.size)
+    last = np.partition(scores, -count, axis=None)[-count]
+    best = np.flatnonzero(scores >= last)
+    order = best[np.argsort(-scores.reshape(-1)[best], kind="stable")]  # ties: first hypothesis, lowest id
+    return [
+        (int(parent), Hypothesis(float(scores[parent, token]), (*s.live[parent].tokens, int(token))))
+        for parent, token in zip(*np.unravel_index(order, scores.shape), strict=True)
+        if np.isfinite(scores[parent, token])
+    ]
+
+
+def _limit(o: Options) -> int:
+    if o.max_new_tokens is None:
+        raise ValueError("the reference search needs a limit")
+    return o.max_new_tokens
+
+
+def _penalty(length: int, o: Options) -> float:
+    """Return lp(length) of the form that the options name."""
+    return (length if o.penalty_form == "length" else (5 + length) / 6) ** o.length_penalty
+
+
+def _hoped(length: int, o: Options) -> float:
+    """Return the penalty with which a live hypothesis of this length may win at best."""
+    if o.heuristic_stop:
+        return _penalty(length, o)
+    return _penalty(_limit(o), o) if o.length_penalty >= 0 else _penalty(length + 1, o)
+
+
 def token_by_token(
-    reference: Reference, sources: Sequence[list[int]], limit: int, sample: int | None = None
+    reference: Reference, sources: Sequence[list[int]], options: Options
 ) -> list[tuple[list[int], float]]:
-    """Return the greedy output (ids without eos, log p / lp(length)) of each source, by the reference's own logits;
-    with a seed `sample` a drawn one. Not a beam search of width one, which may go on past eos for a better score."""
-    c = reference.config
+    """Return the greedy output (ids without its end, log p / lp(length)) of each source, by the reference's own logits;
+    a drawn one if the options sample. Not a beam search of width one, which may go on past eos for a better score."""
+    c, limit = reference.config, _limit(options)
     cache, logits = _start(reference, sources)
     rows = np.arange(len(sources))
     tokens: list[list[int]] = [[] for _ in sources]
     total = np.zeros(len(sources))
     done = np.zeros(len(sources), bool)
     for step in range(limit):
-        scores = allowed(logits, c)
-        if sample is None:
-            chosen = scores.argmax(axis=1)
-        else:
-            noises = noise(sample, step, rows, c.vocab_size)
+        scores = [
+            greedy_scores(row, read(c, x), y, c, options) for row, x, y in zip(logits, sources, tokens, strict=True)
+        ]
+        chosen = np.array([row.argmax() for row in scores])
+        if options.sample:
+            noises = noise(options.seed, step, rows, c.vocab_size)
             chosen = np.array([drawn(*pair)[0] for pair in zip(scores, noises, strict=True)])
-        log_p = _log_softmax(logits)
+        log_p, given = _log_softmax(logits), rules.forced(step, limit, c, options)
         for row in rows[~done]:
-            tokens[row].append(int(chosen[row]))
-            total[row] += log_p[row, chosen[row]]
-        done |= chosen == c.eos_id
+            tokens[row].append(int(chosen[row]) if given is None else given)
+            total[row] += log_p[row, chosen[row]] if given is None else 0.0
+            done[row] = tokens[row][-1] in rules.ends(c, options)
         if done.all() or step + 1 == limit:  # a learned table may end here
             break
-        new, cache = reference.step(chosen[:, None], cache)
+        new, cache = reference.step([[row[-1]] for row in tokens], cache)
         logits = new[:, -1]
-    scores = [float(p) / ((5 + len(row)) / 6) ** ALPHA for p, row in zip(total, tokens, strict=True)]
-    return [(row[:-1] if row[-1] == c.eos_id else row, s) for row, s in zip(tokens, scores, strict=True)]
+    scores = [float(p) / _penalty(len(row), options) for p, row in zip(total, tokens, strict=True)]
+    return [(rules.without_end(row, c, options), s) for row, s in zip(tokens, scores, strict=True)]
+
+
+def greedy_scores(
+    logits: Array, begun: Sequence[int], written: Sequence[int], c: TransformerConfig, o: Options
+) -> Array:
+    """Return the logits (V,) that the next token is chosen by, after what was begun with (`read`) and
+    written."""
+    before = [*begun, *written]
+    return rules.allowed(rules.penalised(logits, before, o), before, len(written), c, o)
+
+
+def read(c: TransformerConfig, source: Sequence[int]) -> list[int]:
+    """Return what the decoder has read before its first token."""
+    return [c.bos_id] if c.has_encoder else list(source)
 
 
 def _start(reference: Reference, sources: Sequence[list[int]]) -> tuple[Cache, Array]:
@@ -190,15 +236,6 @@ def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, f
     best = block * BLOCK + int(within[block].argmax())
     index, place = divmod(best if token is None else token, BLOCK)
     return best, float(max(blocks.max() - blocks[index], within[index].max() - within[index][place]))
-
-
-def allowed(scores: Array, c: TransformerConfig) -> Array:
-    """Return the scores (...,V) with minus infinity where a token is never written."""
-    scores = scores.copy()
-    end = scores[..., c.eos_id].copy()  # which BART's decoder starts with
-    scores[..., [c.pad_id, c.bos_id]] = -np.inf
-    scores[..., c.eos_id] = end
-    return scores
 
 
 def _log_softmax(logits: Array) -> Array:

@@ -192,10 +192,26 @@ class Sublayers:
             return x
         return observe_tap(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
 
+    def head(self, memory: Array, real: Bits, tap: Tap | None) -> Array:
+        """Return what an encoder's classifier reads of its last layer (B,S,D): a vector of each row (B,D), that of its
+        first token or the mean of its tokens, or of each position; through norm(activation(W x + b))."""
+        h, x = self.config.head, memory
+        if h.per_row and h.pooling == "first":
+            x = memory[np.arange(len(memory)), real.argmax(axis=1)]
+        elif h.per_row:
+            x = (memory * real[..., None]).sum(axis=1) / real.sum(axis=1, keepdims=True)
+        if h.activation is None:
+            return x
+        observe = self.observer(tap, "head")
+        x = activation(h.activation, observe("head_proj", self._linear("head_proj", x)))
+        return observe_tap(tap, "head", self._norm("head_norm", x) if h.norm else x)
+
     def classify(self, x: Array, tap: Tap | None) -> Array:
         """Return the logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where
-        tied."""
+        tied. A head without a classifier gives what that would read."""
         scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
+        if not self.config.head.classifies:
+            return observe_tap(tap, "logits", x)
         logits = self._product(x * scale, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]

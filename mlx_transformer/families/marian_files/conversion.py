@@ -102,13 +102,14 @@ def read_model(path: Path) -> list[Item]:
 def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | None) -> tuple[Settings, list[str]]:
     """How the model is meant to be searched, by Marian's settings, and a note: what of them was left behind.
 
-    Marian never writes <unk> unless it is told that it may. Its limit, a multiple of the source's length, stays in
-    marian.json.
+    Marian never writes <unk> unless it is told that it may.
     """
     given = files.generation or {}
     settings: Settings = {}
     if given.get("beam-size", 1) != 1:
         settings = {"beam": given["beam-size"], "penalty_form": "length", "length_penalty": given.get("normalize", 0)}
+    if "max-length-factor" in given:
+        settings["max_length_factor"] = given["max-length-factor"]
     if tokenizer is not None and not given.get("allow-unk", False):
         settings["suppressed"] = [Tokenizer(tokenizer).unk_id]
     notes = [f"word-penalty {given['word-penalty']} left behind"] if given.get("word-penalty", 0) else []

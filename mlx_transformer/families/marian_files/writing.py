@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, read_int8_scales
+from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, multiplied_names, read_int8_scales
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.core.sentencepiece import sentencepiece_bytes
 from mlx_transformer.core.sentencepiece_tokenizer import sentencepiece_of
@@ -31,6 +31,7 @@ from .folder import holds_marian
 from .items import Item, bin_bytes, float_item, int8_item, is_quantized, options_item
 from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, parse_options, read_options, write_options
+from .shortlist import Shortlist, shortlist_bytes
 
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
@@ -42,42 +43,54 @@ TOKENIZER = (
 )
 
 
-def to_marian(checkpoint: str | Path, out: str | Path, force: bool = False) -> list[str]:
+def to_marian(
+    checkpoint: str | Path,
+    out: str | Path,
+    force: bool = False,
+    scales: Int8Scales | None = None,
+    shortlist: Shortlist | None = None,
+) -> list[str]:
     """Write a checkpoint (or a run's folder) as a folder `out` of Marian's own files.
 
-    These are the weights in float32 (`.npz`), where int8_scales.json has a scale for each product also as integers
-    (`.bin`), vocabularies, options, settings, and the shortlist of an imported model. What was imported and hasn't
-    changed is written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such
-    a folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
+    These are the weights in float32 (`.npz`), where there is a scale for each product also as integers (`.bin`),
+    vocabularies, options, settings, and `shortlist`; None: that of an imported model. `scales`: such as
+    `export.marian_scales` takes from a text; None: those of int8_scales.json. What was imported and hasn't changed is
+    written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such a folder
+    that is replaced. Raises `UserError` with every reason why Marian has no such model.
     """
     opened, out = open_checkpoint(checkpoint), Path(out)
     check_free(out, "Marian folder", holds_marian, force, opened.folder)
     origin = _origin(opened.folder)
     names = _Names(origin)
     vocabularies, sizes = _vocabularies(opened, origin)
-    _check_config(opened.config, sizes, opened.folder)
+    check_network(opened.config, sizes, opened.folder)
     weights = _weights(opened)
+    listed = _listed(opened, origin, sizes, shortlist)
     options = origin.get("options") or write_options(opened.config, sizes, f"mlx-transformer {__version__}")
     tensors = written(opened.config, sizes, weights)
     floats = [float_item(name, tensors[name]) for name in sorted(tensors)]
-    original, notes = _unchanged(opened, origin, weights), []
-    scales = read_int8_scales(opened.folder, opened.config)
+    own, notes = read_int8_scales(opened.folder, opened.config), []
+    scales = scales or own
+    original = _unchanged(opened, origin, weights) if scales == own else None
     with replace_folder(out, "Marian folder") as temporary:
         (temporary / names.archive).write_bytes(npz_bytes([*floats, options_item(options)]))
         if original is not None:
             shutil.copyfile(original, temporary / original.name)
         elif scales is None:
-            notes.append("no .bin of integers (the checkpoint has no int8_scales.json: calibrate it first)")
-        elif reason := _lacking(scales):
+            notes.append("no .bin of integers (the checkpoint has no int8_scales.json: give text with --calibrate)")
+        elif reason := _lacking(scales, opened.config):
             notes.append(f"no .bin of integers ({reason})")
         else:
             items = _integers(opened.config, tensors, scales)
             (temporary / names.integers).write_bytes(bin_bytes([*items, options_item(options)]))
         for name, data in zip(names.vocabularies[len(vocabularies) - 1], vocabularies, strict=True):
             (temporary / name).write_bytes(data)
-        for name in filter(None, (origin.get("shortlist"),)):
-            shutil.copyfile(opened.folder / name, temporary / name)
-        _write_settings(temporary, opened.folder, origin, names, len(vocabularies))
+        for name, data in listed.items():
+            (temporary / name).write_bytes(data)
+        if settings := origin.get("settings"):
+            shutil.copyfile(opened.folder / settings, temporary / settings)
+        else:
+            _write_settings(temporary, origin, names, len(vocabularies), listed)
         files = [names.archive, *names.vocabularies[len(vocabularies) - 1] * (3 - len(vocabularies))]
         form = Form("marian", ("marian", "bergamot"), USE.format(files[0], " ".join(files[1:])))
         write_card(temporary, opened.config, form, carried(opened.folder, results=True), out)
@@ -126,7 +139,25 @@ def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[byte
     return [sentencepiece_bytes(model) for model in found], (len(found[0].pieces), len(found[-1].pieces))
 
 
-def _check_config(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
+def _listed(
+    opened: Checkpoint, origin: dict[str, Any], sizes: tuple[int, int], shortlist: Shortlist | None
+) -> dict[str, bytes]:
+    """Name and bytes of the shortlist's file; none where there is none. `UserError` for one of other vocabularies."""
+    name = origin.get("shortlist")
+    if shortlist is None:
+        return {} if name is None else {name: (opened.folder / name).read_bytes()}
+    offsets, behind = shortlist.offsets[: sizes[0] + 1], shortlist.offsets[sizes[0] + 1 :]
+    lists, largest = len(shortlist.offsets) - 1, int(shortlist.ids.max(initial=0))
+    if lists < sizes[0] or (behind != offsets[-1]).any() or largest >= sizes[1]:
+        raise UserError(
+            f"{opened.folder}: the shortlist is of other vocabularies: {lists} source pieces, and target pieces up to "
+            f"{largest}; the model has {sizes[0]} and {sizes[1]}"
+        )
+    name = name or f"lex.{shortlist.first}.{shortlist.best}.s2t.bin"
+    return {name: shortlist_bytes(dataclasses.replace(shortlist, offsets=offsets))}
+
+
+def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
     """`UserError` with everything in which the model differs from what Marian makes of its options."""
     reasons = []
     if config.activation not in ACTIVATIONS.values():
@@ -169,8 +200,10 @@ def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, ND
     return file if all(np.array_equal(before[name], weights[name]) for name in before) else None
 
 
-def _lacking(scales: Int8Scales) -> str:
+def _lacking(scales: Int8Scales, config: TransformerConfig) -> str:
     """Why integers can't be written with these scales, or nothing."""
+    if missing := [name for name in multiplied_names(config) if scales.of(name).activation is None]:
+        return f"there is no scale for what comes to {min(missing)}"
     if unlike := [name for name, entry in scales.products.items() if entry.steps != SYMMETRIC]:
         return f"the activations of {unlike[0]} have {scales.products[unlike[0]].steps} steps, Marian's {SYMMETRIC}"
     return ""
@@ -203,17 +236,14 @@ def multiplier(array: NDArray) -> np.float32:
     return np.float32(127) / np.float32(largest) if largest > 0 else np.float32(1)
 
 
-def _write_settings(folder: Path, checkpoint: Path, origin: dict[str, Any], names: _Names, count: int) -> None:
-    """The settings that name the other files: the original ones, or those of Bergamot's engine."""
-    if settings := origin.get("settings"):
-        shutil.copyfile(checkpoint / settings, folder / settings)
-        return
+def _write_settings(folder: Path, origin: dict[str, Any], names: _Names, count: int, listed: Iterable[str]) -> None:
+    """The settings of Bergamot's engine, which name the other files. listed: the shortlist, if there is one."""
     integers = (folder / names.integers).is_file()
     vocabularies = names.vocabularies[count - 1] * (3 - count)
     lines = ["relative-paths: true", "models:", f"  - {names.integers if integers else names.archive}", "vocabs:"]
     lines += [f"  - {name}" for name in vocabularies]
-    if shortlist := origin.get("shortlist"):
-        lines += ["shortlist:", f"  - {shortlist}", "  - false"]
+    for name in listed:
+        lines += ["shortlist:", f"  - {name}", "  - false"]
     lines += _search(origin.get("generation") or {})
     lines += ["gemm-precision: int8shiftAlphaAll"] if integers else []
     (folder / "config.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")

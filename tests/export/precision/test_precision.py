@@ -22,6 +22,7 @@ from export.validate.reference import Reference
 from export.validate.reference.search import token_by_token
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import write_manifest
 
@@ -186,5 +187,6 @@ def test_the_reference_draws_up_to_the_last_learned_position():
     config = alone("odd widths", "decoder")
     prompt = [5, 6, 7]
     limit = config.max_positions - len(prompt) + 1
-    (tokens, _), *_ = token_by_token(Reference(config, random_weights(config, 1)), [prompt], limit, sample=4)
+    options = Options(max_new_tokens=limit, sample=True, seed=4)
+    (tokens, _), *_ = token_by_token(Reference(config, random_weights(config, 1)), [prompt], options)
     assert len(tokens) == limit

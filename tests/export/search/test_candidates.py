@@ -26,7 +26,15 @@ MODELS = {
 CHOICES: dict[str, dict[str, Any]] = {
     "greedy": dict(beam=1),
     "beam": dict(beam=3, n_best=3),
-    "rules": dict(beam=2, no_repeat_ngram=2, repetition_penalty=1.3, end_ids=(7,), suppressed=(9, 4)),
+    "rules": dict(
+        beam=2,
+        no_repeat_ngram=2,
+        repetition_penalty=1.3,
+        end_ids=(7,),
+        suppressed=(9, 4),
+        suppressed_first=(5,),
+        banned_sequences=((11, 11), (8, 6), (3, 3, 3)),
+    ),
     "forced": dict(beam=2, forced_first=(8,), forced_end=True, min_new_tokens=3),
     "drawn": dict(sample=True, top_k=5, seed=4),
 }

@@ -54,6 +54,9 @@ REQUESTS = [
     {"beam": 2, "repetition_penalty": 1.3, "forced_end": True, "max_new_tokens": 9, "suppressed": [5, 8]},
     {"beam": 4, "heuristic_stop": True, "length_penalty": 1.5, "penalty_form": "length", "forced_first": [12]},
     {"sample": True, "seed": 4, "no_repeat_ngram": 1, "repetition_penalty": 0.8, "suppressed": [3]},
+    {"beam": 3, "banned_sequences": [[4, 6], [5, 8, 7], [3, 3]], "suppressed_first": [4, 6, 9, 11]},
+    {"sample": True, "seed": 9, "banned_sequences": [[i, j] for i in range(3, 9) for j in range(3, 20)]},
+    {"beam": 2, "max_length_factor": 3.1, "suppressed_first": [5], "forced_first": [7], "max_new_tokens": None},
 ]
 
 
@@ -78,6 +81,7 @@ def test_every_runtime_finds_what_mlx_finds(pair, options, prefixed):
     rows = [rng.integers(3, model.config.vocab_size, n).tolist() for n in (2, 9, 5, 1)]
     prefix = [[6], [], [12, 10], [5, 5]] if prefixed else None
     options = {"max_new_tokens": 10, **options}
+    options = {name: value for name, value in options.items() if value is not None}
     found, expected = other.search(rows, prefix, **options), model.search(rows, prefix, **options)
     assert [[h.ids for h in row] for row in found] == [[h.ids for h in row] for row in expected]
     first, ends = list(options.get("forced_first", [])), options.get("end_ids", [])

@@ -27,7 +27,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
-SEARCHES = {"greedy", "sampling", "beam 4"}
+SEARCHES = {"greedy", "sampling", "beam 4", "greedy, with rules", "beam 4, with rules"}
 
 
 def checkpoint_of(folder: Path, config, seed: int = 1) -> Path:

@@ -24,7 +24,13 @@ def test_a_models_own_settings_hold_unless_told_otherwise(spoken):
         assert http.post("/translate", json={"text": LINES, **drawn}).json()["translations"] == spoken.translate(
             LINES, **drawn
         )
-        rules = {"no_repeat_ngram": 1, "suppressed": [7, 9], "end_ids": [30], "forced_first": [40]}
+        rules = {
+            "no_repeat_ngram": 1,
+            "suppressed": [7, 9],
+            "end_ids": [30],
+            "forced_first": [40],
+            "banned_sequences": [[7, 8]],
+        }
         answer = http.post("/translate", json={"text": LINES, **rules})
         assert answer.json() == {"translations": spoken.translate(LINES, **rules)}
 

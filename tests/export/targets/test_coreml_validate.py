@@ -42,7 +42,7 @@ def test_every_kind_of_model(name, architecture, tmp_path):
     assert any(text.startswith(f"longest (1 x {longest}") for text in report.inputs)
     searches = {t.search: t.tokens for t in report.tokens if t.runtime == "onnxruntime"}
     assert set(searches) == {"top-1, teacher-forced"} | (
-        {"greedy", "sampling", "beam 4"} if config.has_decoder else set()
+        {"greedy", "sampling", "beam 4", "greedy, with rules", "beam 4, with rules"} if config.has_decoder else set()
     )
     assert min(searches.values()) > 10
 

@@ -77,7 +77,14 @@ def test_every_precision_and_what_is_said(tmp_path):
         assert note.startswith(f"{runtime.name}: not compared, because the fused graphs have no such value: ")
         assert "decoder.layers.*.self_attention" in note
         searches = {t.search: t.tokens for t in report.tokens if t.runtime == runtime.name}
-        assert set(searches) == {"top-1, teacher-forced", "greedy", "sampling", "beam 4"}
+        assert set(searches) == {
+            "top-1, teacher-forced",
+            "greedy",
+            "sampling",
+            "beam 4",
+            "greedy, with rules",
+            "beam 4, with rules",
+        }
         assert min(searches.values()) > 20
     places = {s.runtime: (s.products, s.softmaxes) for s in report.structures}
     assert len(places) == len(PRECISIONS) + 1

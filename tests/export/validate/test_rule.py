@@ -15,6 +15,7 @@ from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measuremen
 from export.validate.threads import one_blas_thread
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 
 BUDGET = Budget(rms=4.0, max=8.0)
@@ -122,6 +123,8 @@ def model() -> Reference:
     return Reference(config, {name: rng.standard_normal(s) * 0.4 for name, s in parameter_shapes(config).items()})
 
 
+EIGHT, NINE = Options(max_new_tokens=8), Options(max_new_tokens=9)
+RARE = (17, 18, 19)
 SOURCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2]]
 
 
@@ -139,13 +142,13 @@ def greedy(model: Reference, source: list[int], limit: int) -> list[int]:
 
 def test_greedy_tokens_are_judged_one_by_one(model: Reference) -> None:
     outputs = [greedy(model, source, 8) for source in SOURCES]
-    assert [j for j in judge_greedy(model, SOURCES, outputs, 8, 1e-6) if j.problem or j.tie] == []
+    assert [j for j in judge_greedy(model, SOURCES, outputs, EIGHT, 1e-6) if j.problem or j.tie] == []
     changed = [list(row) for row in outputs]
     changed[1][2] = next(i for i in range(3, 20) if i != outputs[1][2])
-    judged = judge_greedy(model, SOURCES, changed, 8, 1e-6)
+    judged = judge_greedy(model, SOURCES, changed, EIGHT, 1e-6)
     assert [bool(j.problem) for j in judged] == [False, True, False]
     assert judged[1].problem.startswith(f"sentence 1, token 2: {changed[1][2]}, reference {outputs[1][2]}, gap ")
-    too_long = judge_greedy(model, SOURCES, [[*row, 3] for row in outputs], 8, 1e-6)
+    too_long = judge_greedy(model, SOURCES, [[*row, *[3] * 8] for row in outputs], EIGHT, 1e-6)
     assert all(j.problem for j in too_long)
 
 
@@ -174,8 +177,10 @@ def test_greedy_search_ends_with_eos_where_a_beam_of_one_goes_on() -> None:
     following[1, 5] = following[6, 6] = 0.994  # bos 5 6 6 6 6 6 ...
     following[5, [2, 6]] = 0.5, 0.495  # or bos 5 eos
     model: Any = Bigrams(following)
-    assert token_by_token(model, [[3, 2]], 20) == [([5], pytest.approx(np.log(0.994 * 0.5) / (7 / 6) ** 0.6))]
-    assert beam_search(model, [[3, 2]], beam=1, limit=20)[0].finished[0][1].tokens == (5, *[6] * 19)
+    assert token_by_token(model, [[3, 2]], Options(max_new_tokens=20)) == [
+        ([5], pytest.approx(np.log(0.994 * 0.5) / (7 / 6) ** 0.6))
+    ]
+    assert beam_search(model, [[3, 2]], Options(beam=1, max_new_tokens=20))[0].finished[0][1].tokens == (5, *[6] * 19)
 
 
 def test_a_greedy_divergence_is_accepted_only_at_a_tie(model: Reference) -> None:
@@ -186,8 +191,8 @@ def test_a_greedy_divergence_is_accepted_only_at_a_tie(model: Reference) -> None
     gap = float(np.sort(-logits)[1] - np.sort(-logits)[0])
     other = [[second], *outputs[1:]]
     limit_of_one = [[row[0]] for row in other]
-    accepted = judge_greedy(model, SOURCES, limit_of_one, 1, gap / 2 * 1.01)[0]
-    refused = judge_greedy(model, SOURCES, limit_of_one, 1, gap / 2 * 0.99)[0]
+    accepted = judge_greedy(model, SOURCES, limit_of_one, Options(max_new_tokens=1), gap / 2 * 1.01)[0]
+    refused = judge_greedy(model, SOURCES, limit_of_one, Options(max_new_tokens=1), gap / 2 * 0.99)[0]
     assert accepted.tie
     assert not accepted.problem
     assert refused.problem
@@ -202,7 +207,7 @@ def every_hypothesis(model: Reference, source: list[int], limit: int) -> list[tu
         for log_p, tokens in live:
             logits = model([source], [[c.bos_id, *tokens]])[0, -1]
             scores = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-            for token in set(range(c.vocab_size)) - {c.pad_id, c.bos_id}:
+            for token in set(range(c.vocab_size)) - {c.pad_id, c.bos_id, *RARE}:
                 new = (log_p + float(scores[token]), (*tokens, token))
                 (done if token == c.eos_id or length == limit else longer).append(new)
         live = longer
@@ -210,7 +215,7 @@ def every_hypothesis(model: Reference, source: list[int], limit: int) -> list[tu
 
 
 def test_a_beam_as_wide_as_everything_finds_the_best_of_all(model: Reference) -> None:
-    sentences = beam_search(model, SOURCES, beam=400, limit=3)
+    sentences = beam_search(model, SOURCES, Options(beam=256, max_new_tokens=3, suppressed=RARE))
     for sentence, source in zip(sentences, SOURCES, strict=True):
         score, tokens = every_hypothesis(model, source, 3)[0]
         assert sentence.finished[0][1].tokens == tokens
@@ -218,26 +223,26 @@ def test_a_beam_as_wide_as_everything_finds_the_best_of_all(model: Reference) ->
 
 
 def test_sentences_do_not_disturb_each_other(model: Reference) -> None:
-    together = beam_search(model, SOURCES, beam=3, limit=6)
+    together = beam_search(model, SOURCES, Options(beam=3, max_new_tokens=6))
     for sentence, source in zip(together, SOURCES, strict=True):
-        single = beam_search(model, [source], beam=3, limit=6)[0]
+        single = beam_search(model, [source], Options(beam=3, max_new_tokens=6))[0]
         assert [h.tokens for _, h in single.finished] == [h.tokens for _, h in sentence.finished]
         assert single.margin == pytest.approx(sentence.margin, rel=1e-9)
 
 
 def test_a_beam_divergence_is_accepted_only_at_a_tie() -> None:
-    best = Hypothesis(-3.0, (7, 8, 2))
+    best, config = Hypothesis(-3.0, (7, 8, 2)), Bigrams(np.ones((9, 9))).config
 
     def sentence(margin: float) -> list[BeamState]:
         return [BeamState([], [(-2.5, best)], margin)]
 
-    same = judge_beam(sentence(1.0), [([7, 8], -2.5)], 9, 1e-6, eos=2)[0]
+    same = judge_beam(sentence(1.0), [([7, 8], -2.5)], NINE, 1e-6, config)[0]
     assert (same.problem, same.tie) == ("", "")
-    score = judge_beam(sentence(1.0), [([7, 8], -2.5001)], 9, 1e-6, eos=2)[0]
+    score = judge_beam(sentence(1.0), [([7, 8], -2.5001)], NINE, 1e-6, config)[0]
     assert score.problem == "sentence 0: score -2.5001, reference -2.5"
-    other = judge_beam(sentence(1.0), [([7, 9], -2.6)], 9, 1e-6, eos=2)[0]
-    assert other.problem.startswith("sentence 0, token 1: [7, 9, 2], reference [7, 8, 2]; closest decision 1,")
-    tie = judge_beam(sentence(1e-6), [([7, 9], -2.5)], 9, 1e-6, eos=2)[0]
+    other = judge_beam(sentence(1.0), [([7, 9], -2.6)], NINE, 1e-6, config)[0]
+    assert other.problem.startswith("sentence 0, token 1: [7, 9], reference [7, 8]; closest decision 1,")
+    tie = judge_beam(sentence(1e-6), [([7, 9], -2.5)], NINE, 1e-6, config)[0]
     assert tie.tie
     assert not tie.problem
 

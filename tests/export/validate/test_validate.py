@@ -61,7 +61,7 @@ def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[
     searches = {(t.runtime, t.search) for t in report.tokens}
     kinds = ["top-1, teacher-forced"]
     if CONFIGS[name].has_decoder:
-        kinds += ["cached against full", "greedy", "sampling", "beam 4"]
+        kinds += ["cached against full", "greedy", "sampling", "beam 4", "greedy, with rules", "beam 4, with rules"]
     assert searches == {(r, s) for r in ("mlx", "onnxruntime") for s in kinds}
     decoder = [tap for tap in tap_names(CONFIGS[name]) if tap == "logits" or tap.startswith("decoder.")]
     for path, runtime in [("cached", "mlx"), ("cached", "onnxruntime"), ("cached, merged", "onnxruntime")]:

@@ -181,7 +181,7 @@ def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
     assert said[2].startswith("warning: the run ends at step 12, inside its warm-up of 4,000 steps, and will be poor")
     assert "--warmup" in said[2]
     assert any(re.fullmatch(r"at this speed: 12 steps in all, \d:\d\d:\d\d from now", line) for line in said)
-    assert main("train", recipe, "--minutes", 0.05, "--steps", 10**6, "--out", tmp_path / "minutes") == 0
+    assert main("train", recipe, "--minutes", 0.02, "--steps", 10**6, "--out", tmp_path / "minutes") == 0
     said = capsys.readouterr().err
     assert re.search(r"^at this speed: [\d,]+ steps in all, 0:00:0\d from now$", said, re.MULTILINE)
     assert re.search(r"^warning: the run ends at step [\d,]+, inside its warm-up", said, re.MULTILINE)

@@ -107,7 +107,7 @@ def test_a_whole_number_where_a_float_is_meant_becomes_one(name):
         ("[" * 100_000, "not JSON"),
         ('{"vocab_size": ' + "9" * 5000 + "}", "not JSON"),
         ("{}", "vocab_size is missing"),
-        ('{"vocab_size": 9, "head": 2, "xyzzy": 1}', r"unknown key 'head' .*'heads'.*; unknown key 'xyzzy'$"),
+        ('{"vocab_size": 9, "headz": 2, "xyzzy": 1}', r"unknown key 'headz' .*'head'.*; unknown key 'xyzzy'$"),
         ('{"vocab_size": 9, "dropout": NaN}', "dropout=nan"),
         ('{"vocab_size": 9, "heads": true}', "heads=True must be a whole number"),
         ('{"vocab_size": null}', "vocab_size=None must be a whole number"),

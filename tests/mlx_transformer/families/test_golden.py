@@ -7,7 +7,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -43,6 +45,13 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         import_huggingface(FOLDERS[name], folder / name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def exported(imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The portable export of a name's checkpoint, made when it is first asked for; nobody changes it."""
+    folder = tmp_path_factory.mktemp("exported")
+    return cache(lambda name: export_onnx(imported / name, folder / name))
 
 
 def answers(name: str) -> dict[str, np.ndarray]:
@@ -94,12 +103,11 @@ def test_logits_are_equal_by_the_rule(name: str, imported: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_equal(name: str, imported: Path, tmp_path: Path) -> None:
+def test_tokens_are_equal(name: str, imported: Path, exported: Callable[[str], Path]) -> None:
     """Greedy and of four beams, after the first token that generation_config.json forces."""
     given, eos = answers(name), open_checkpoint(imported / name).config.eos_id
     rows = [ids[real].tolist() for ids, real in zip(given["ids"], given["mask"].astype(bool), strict=True)]
-    export_onnx(imported / name, tmp_path / "onnx")
-    models = (Transformer.load(imported / name), OnnxTransformer(tmp_path / "onnx", threads=1))
+    models = (Transformer.load(imported / name), OnnxTransformer(exported(name), threads=1))
     for search, options in {"tokens": dict(beam=1), "beams": BEAMS}.items():
         expected = [row[: row.index(eos)] if eos in row else row for row in given[search].tolist()]
         for model in models:
@@ -139,9 +147,11 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["t5", "t5-1.1", "marian", "bart", "mbart-50"])
-def test_optimums_folder_of_any_family_opens(name: str, imported: Path, tmp_path: Path) -> None:
+def test_optimums_folder_of_any_family_opens(
+    name: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Its graphs have the names of ours, and its config.json is the published model's."""
-    folder = export_onnx(imported / name, tmp_path / "onnx")
+    folder = shutil.copytree(exported(name), tmp_path / "onnx")
     ours = OnnxTransformer(folder, threads=1)
     for file in ("mlx_transformer.json", "manifest.json"):
         (folder / file).unlink()
@@ -153,18 +163,23 @@ def test_optimums_folder_of_any_family_opens(name: str, imported: Path, tmp_path
 
 
 @pytest.mark.parametrize(("name", "target"), combined([name for name in NAMES if name not in PAPER], TARGETS))
-def test_validate_finds_every_target_equal(name: str, target: str, imported: Path, tmp_path: Path) -> None:
+def test_validate_finds_every_target_equal(
+    name: str, target: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path
+) -> None:
     shape = {"fixed_shape": "2x12x10"} if target == "coreml" else {}
-    export_onnx(imported / name, tmp_path / "onnx", target=target, **shape)
+    if target == "portable":
+        folder = exported(name)
+    else:
+        folder = export_onnx(imported / name, tmp_path / "onnx", target=target, **shape)
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
-    report = compare(imported / name, tmp_path / "onnx", engines, 3, threads=1)
+    report = compare(imported / name, folder, engines, 3, threads=1)
     assert report.equal, report.failures()
 
 
 @pytest.mark.parametrize("name", ["t5-1.1", "bart", "mbart-50", "m2m100", "marian", "pegasus"])
-def test_an_exported_folder_says_what_the_published_one_does(name: str, imported: Path, tmp_path: Path) -> None:
+def test_an_exported_folder_says_what_the_published_one_does(name: str, exported: Callable[[str], Path]) -> None:
     """By its own name, for Optimum and transformers.js, which take the sizes of the cache from there."""
-    written = contents(export_onnx(imported / name, tmp_path / "onnx"), "config.json")
+    written = contents(exported(name), "config.json")
     published = contents(FOLDERS[name], "config.json")
     sizes = ("model_type", "architectures", "d_model", "d_kv", "num_heads", "decoder_layers", "num_decoder_layers")
     sizes += ("decoder_attention_heads", "vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")

@@ -28,8 +28,23 @@ def run(code: str, folder: Path, *arguments: str, **environment: str) -> subproc
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=given, timeout=PATIENCE)
 
 
-IMPORT = "import sys; from mlx_transformer.__main__ import main; sys.argv[0] = 'x'; sys.exit(main())"
-LOAD = "import sys, mlx_transformer as mt; print(mt.load(sys.argv[1])[0].generate([[5, 17, 0]], max_new_tokens=4))"
+SEVERAL = """
+import contextlib, io, json, sys
+import mlx_transformer
+from mlx_transformer.cli import main
+
+for command, *arguments in json.loads(sys.argv[1]):
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        if command == "load":
+            print(mlx_transformer.load(*arguments)[0].generate([[5, 17, 0]], max_new_tokens=4))
+        else:
+            try:
+                main([command, *arguments])
+            except SystemExit as done:
+                status = done.code or 0
+    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +60,36 @@ def repository(tmp_path_factory):
     return folder
 
 
+def ended(commands: list[str], folder: Path, **environment: str) -> list[tuple[int, str, str]]:
+    """(status, standard output, standard error) of commands that one process runs; load: what a model generates."""
+    done = run(SEVERAL, folder, json.dumps([command.split() for command in commands]), **environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(found) == len(commands)
+    return found
+
+
 def test_names_are_fetched_once_and_found_again_offline(repository, tmp_path):
     with hub({"org/tiny": repository}) as (address, asked):
-        done = run(IMPORT, tmp_path, "import", "org/tiny", "--out", "ours", HF_ENDPOINT=address)
-        assert done.returncode == 0, done.stderr
+        imports = ["import org/tiny --out ours", f"import org/tiny again --revision {COMMIT}"]
+        for status, _, said in ended(imports, tmp_path, HF_ENDPOINT=address):
+            assert status == 0, said
         assert sorted(asked) == ["config.json", "generation_config.json", "model.safetensors"]
-        again = run(IMPORT, tmp_path, "import", "org/tiny", "again", "--revision", COMMIT, HF_ENDPOINT=address)
-        assert again.returncode == 0, again.stderr
-        assert len(asked) == 3
-        loaded = run(LOAD, tmp_path, "org/tiny", HF_ENDPOINT=address)
-        wrong = run(IMPORT, tmp_path, "import", "org/other", "--out", "x", HF_ENDPOINT=address)
-        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-        assert "org/other: no such folder, and no model that you may read on the Hugging Face Hub" in wrong.stderr
-        wrong = run(IMPORT, tmp_path, "import", "org/tiny", "x", "--revision", "v7", HF_ENDPOINT=address)
-        assert "org/tiny: has no revision 'v7'" in wrong.stderr
+        found = ["load org/tiny", "import org/other --out x", "import org/tiny x --revision v7"]
+        loaded, other, revision = ended(found, tmp_path, HF_ENDPOINT=address)
+        assert loaded[0] == 0
+        assert loaded[1].startswith("[[")
+        assert (other[0], other[2].count("\n")) == (2, 1)
+        assert "org/other: no such folder, and no model that you may read on the Hugging Face Hub" in other[2]
+        assert "org/tiny: has no revision 'v7'" in revision[2]
     origin = json.loads((tmp_path / "ours" / "origin.json").read_text())
     assert origin == {"repository": "org/tiny", "revision": COMMIT}
     assert '\nbase_model: "org/tiny"\n' in (tmp_path / "ours" / "README.md").read_text()
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": address}):  # where nobody answers any more
-        offline = run(LOAD, tmp_path, "org/tiny", **environment)
-        assert offline.returncode == 0, offline.stderr
-        assert offline.stdout == loaded.stdout
-        assert loaded.stdout.startswith("[[")
-        missing = run(IMPORT, tmp_path, "import", "org/other", "--out", "x", **environment)
-        assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
-        assert "org/other: no such folder, and not in the cache of the Hugging Face Hub" in missing.stderr
+        offline, missing = ended(["load org/tiny", "import org/other --out x"], tmp_path, **environment)
+        assert offline == loaded
+        assert (missing[0], missing[2].count("\n")) == (2, 1)
+        assert "org/other: no such folder, and not in the cache of the Hugging Face Hub" in missing[2]
     assert not (tmp_path / "x").exists()
 
 
@@ -111,3 +131,5 @@ def test_only_what_a_model_needs_is_chosen():
     ]
     assert needed(files[:2]) == files[:2]
     assert needed(["model.safetensors", "sub/config.json"]) == []
+    onnx = ["config.json", "mlx_transformer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/manifest.json"]
+    assert needed([*onnx, "onnx/run.py", "README.md"]) == onnx

@@ -39,6 +39,10 @@ RULES = [
     {"no_repeat_ngram_size": 1},
     {"no_repeat_ngram_size": 2},
     {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "forced_bos_token_id": 30},
+    {"bad_words_ids": [[PAD], [9, 23], [23, 23, 23], [26, 26, 33, 26], [26, 32], [33, 32]]},
+    {"bad_words_ids": [[PAD], [9], [23, 17], [30, 26, 23]], "forced_bos_token_id": 30, "no_repeat_ngram_size": 2},
+    {"begin_suppress_tokens": [9, 26, 35]},
+    {"begin_suppress_tokens": [26, 23, END], "forced_bos_token_id": 12},
 ]
 SEARCHES = [
     {"num_beams": 1},

@@ -163,7 +163,7 @@ def test_what_was_interrupted_is_neither_lost_nor_mixed(tmp_path, small_parts):
     with pytest.raises(KeyboardInterrupt, match="9 lines are done: go on with --resume"):
         translate_stream(stopping(1, KeyboardInterrupt()), source, target, n_best=2, resume=True)
     kept = (tmp_path / "out.partial").read_bytes(), (tmp_path / "out.partial.json").read_bytes()
-    with pytest.raises(UserError, match=r"out\.partial: holds what an interrupted translation has done; go on with"):
+    with pytest.raises(UserError, match=r"out\.partial: holds what an interrupted run has done; go on with"):
         translate_stream(UpperCase(), source, target, n_best=2)
     with pytest.raises(UserError, match=r"out\.partial: n_best=2 before, now 3; scores=False before, now True; give"):
         translate_stream(UpperCase(), source, target, n_best=3, scores=True, resume=True)

@@ -75,12 +75,11 @@ def test_settings_come_back_as_they_went(tmp_path):
 
 
 NOTES = {
-    "settings of generation left behind: begin_suppress_tokens": {"begin_suppress_tokens": [3]},
+    "settings of generation left behind: forced_decoder_ids": {"forced_decoder_ids": [[1, 3]]},
     "settings of generation left behind: encoder_no_repeat_ngram_size, do_sample": {
         "encoder_no_repeat_ngram_size": 3,
         "do_sample": True,
     },
-    "banned sequences left behind: [[4, 5]]": {"bad_words_ids": [[39], [4, 5], [7]]},
 }
 
 
@@ -98,6 +97,9 @@ WRONG = {
     "repetition_penalty=0.0 must be": {"repetition_penalty": 0.0},
     "max_new_tokens='long' must be": {"max_length": "long"},
     "no_repeat_ngram=-1 must be": {"no_repeat_ngram_size": -1},
+    "suppressed_first: 40 is outside the vocabulary of 40": {"begin_suppress_tokens": [40]},
+    "banned_sequences: 41 is outside the vocabulary of 40": {"bad_words_ids": [[1, 41]]},
+    "banned_sequences: 'x' is no id": {"bad_words_ids": [[1, "x"]]},
 }
 
 

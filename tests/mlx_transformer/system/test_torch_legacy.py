@@ -253,7 +253,8 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
 
 def test_pickles_that_are_too_long(tmp_path):
     path = tmp_path / "x.bin"
-    path.write_bytes(head() + BEGIN + b"}" * LARGEST_PICKLE + END)
+    text = b"X" + LARGEST_PICKLE.to_bytes(4, "little") + b"x" * LARGEST_PICKLE
+    path.write_bytes(head() + BEGIN + text + END)
     with pytest.raises(UserError, match=r"its pickles have over 8\.4 MB, more than names of tensors take"):
         stored_torch_tensors(path)
 

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from command_line import caller, refused
 from tiny_run import metrics, start, write_recipe
 from waiting import PATIENCE, until
 
@@ -14,6 +15,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.training.group import ALONE, VARIABLE, joined
 
 RANKS = 2
+call = pytest.fixture(caller)
 
 
 def weights(folder):
@@ -36,13 +38,13 @@ def recipe_of(folder, **training):
     return path
 
 
-def test_two_processes_are_one_with_twice_the_batches(tmp_path):
+def test_two_processes_are_one_with_twice_the_batches(tmp_path, call):
     """Over 50 steps whose batches have unequal numbers of tokens: losses and weights to float32's rounding."""
     given = recipe_of(tmp_path, steps=50, learning_rate=1e-3, keep=1)
     status, out, error = ended(launched(given, "--out", tmp_path / "two"))
     assert status == 0, error
     assert re.match(r".*two/model: [\d,]+ parameters, 50 steps", out)
-    status, _, error = ended(start("train", given, "--accumulate", RANKS, "--out", tmp_path / "one"))
+    status, _, error = call("train", given, "--accumulate", RANKS, "--out", tmp_path / "one")
     assert status == 0, error
     two, one = (metrics(tmp_path / name, "train") for name in ("two", "one"))
     assert [entry["step"] for entry in two] == list(range(1, 51))
@@ -144,13 +146,18 @@ def test_a_signal_ends_all_and_saves(tmp_path):
         (["-n", 0, "--", "train"], "-n 0: give 1 to "),
         (["-n", 99999, "--", "train"], "processes, four a core"),
         (["--hostfile", "nowhere", "--", "train"], "nowhere: no such hostfile"),
-        (["-n", 2, "--", "train", "nowhere", "--out", "x"], "nowhere: no such recipe file"),
     ],
 )
-def test_refused(arguments, message, tmp_path):
-    status, out, error = ended(start("launch", *arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}))
+def test_refused(arguments, message, tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(call("launch", *arguments), message)
+
+
+def test_what_all_processes_refuse_is_said_once(tmp_path):
+    arguments = ["launch", "-n", RANKS, "--", "train", "nowhere", "--out", "x"]
+    status, out, error = ended(start(*arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}))
     assert (status, out) == (2, "")
-    assert message in error
+    assert "nowhere: no such recipe file" in error
     assert error.count("\n") == 1
 
 

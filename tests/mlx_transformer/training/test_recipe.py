@@ -307,7 +307,7 @@ def test_files_that_are_no_recipe(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"{name}\.toml: (not a TOML recipe|cannot be read \(not UTF-8)"):
             load_recipe(str(path), {})
-    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(iwslt14-de-en, "):
+    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(distil, "):
         load_recipe("nothing", {})
     with pytest.raises(UserError, match="no such recipe file"):
         load_recipe(str(tmp_path), {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from marian_checks import SOURCES, TARGETS, forced, model_file, network
 from marian_models import KINDS, SIZES, STUDENT, model_items, shortlist, vocabulary, write_model
 from marian_network import MarianNetwork
 
+from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.validate.reference import Reference, sublayers
 from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian
@@ -267,15 +269,18 @@ def test_without_a_vocabulary_the_model_takes_ids(change: Any, tmp_path: Path) -
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
 
 
+BEAM_6 = {"beam": 6, "penalty_form": "length", "length_penalty": 0}
+
+
 @pytest.mark.parametrize(
     ("more", "expected", "notes"),
     [
-        ("", {"suppressed": [1]}, []),
-        ("allow-unk: true\n", {}, []),
-        ("beam-size: 6\n", {"beam": 6, "penalty_form": "length", "length_penalty": 0, "suppressed": [1]}, []),
+        ("", {"max_length_factor": 2.5, "suppressed": [1]}, []),
+        ("allow-unk: true\n", {"max_length_factor": 2.5}, []),
+        ("beam-size: 6\n", {**BEAM_6, "max_length_factor": 2.5, "suppressed": [1]}, []),
         (
             "beam-size: 4\nnormalize: 0.8\nword-penalty: 0.1\n",
-            {"beam": 4, "penalty_form": "length", "length_penalty": 0.8, "suppressed": [1]},
+            {**BEAM_6, "beam": 4, "length_penalty": 0.8, "max_length_factor": 2.5, "suppressed": [1]},
             ["word-penalty 0.1 left behind"],
         ),
     ],
@@ -290,6 +295,27 @@ def test_settings_of_the_search_come_along(
     path = tmp_path / "ours" / "generation.json"
     assert json.loads(path.read_text()) == {**expected, "shortlist": "lex.50.50.test.s2t.bin"}
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
+
+
+def test_outputs_are_at_most_so_many_times_as_long_as_sources(tmp_path: Path) -> None:
+    """Marian's rule, in every runtime and in the bare file; whatever a caller gives wins."""
+    import_marian(write_model(tmp_path / "theirs", STUDENT), tmp_path / "ours")
+    endless = {"min_new_tokens": 3, "suppressed": [0]}
+    folder, file = (
+        export_onnx(tmp_path / "ours", tmp_path / "onnx"),
+        export_search(tmp_path / "ours", tmp_path / "a.onnx"),
+    )
+    search = SearchModel(file, threads=1)
+    for model in (Transformer.load(tmp_path / "ours"), OnnxTransformer(folder, threads=1), search):
+        lengths = [len(row) for row in model.generate(SOURCES, **endless)]
+        assert lengths == [math.ceil(2.5 * len(row)) for row in SOURCES]
+        assert {len(row) for row in model.generate(SOURCES, max_new_tokens=5, **endless)} == {5}
+        lengths = [len(row) for row in model.generate(SOURCES, max_length_factor=0, **endless)]
+        assert lengths == [len(row) + 50 for row in SOURCES]
+    ids = np.array(SOURCES[:1])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "suppressed": np.array([0])}
+    (found,) = search.session.run(["lengths"], given)
+    assert found.tolist() == [[math.ceil(2.5 * ids.shape[1])]]
 
 
 def test_a_shortlist_that_the_settings_do_not_name_is_kept_and_not_used(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, ProductScales, read_int8_scales
 from mlx_transformer.families.marian_files.items import read_bin
+from mlx_transformer.families.marian_files.shortlist import Shortlist, read_shortlist, shortlist_bytes
 from mlx_transformer.system.errors import UserError
 
 
@@ -41,7 +42,7 @@ def test_an_archive_comes_back(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind])
     import_marian(folder, tmp_path / "ours")
     assert to_marian(tmp_path / "ours", tmp_path / "back") == [
-        "no .bin of integers (the checkpoint has no int8_scales.json: calibrate it first)"
+        "no .bin of integers (the checkpoint has no int8_scales.json: give text with --calibrate)"
     ]
     for path in folder.iterdir():
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes(), path.name
@@ -152,6 +153,34 @@ def test_a_start_that_is_not_zero_is_refused(tmp_path: Path) -> None:
         UserError, match=r"decoders start from zeros, and row 29 of embedding\.weight has other numbers"
     ):
         to_marian(tmp_path / "new", tmp_path / "back")
+
+
+def lists(count: int, largest: int) -> Shortlist:
+    """Of each source piece one target piece, the last one's the largest; none of what is behind them."""
+    ids = np.array([*range(28), largest], np.uint32)
+    return Shortlist(2, 1, np.minimum(np.arange(count + 1), len(ids)).astype(np.uint64), ids)
+
+
+@pytest.mark.parametrize("count", [29, 30])
+def test_a_shortlist_goes_with_it(count: int, tmp_path: Path) -> None:
+    """The row behind the vocabulary, which a list of our own has, is none of Marian's."""
+    import_marian(write_model(tmp_path / "theirs", STUDENT, integers=True), tmp_path / "ours")
+    folder = bare(tmp_path / "ours", tmp_path / "bare")
+    (tmp_path / "list").write_bytes(shortlist_bytes(lists(count, 27)))
+    cli.main(["to-marian", str(folder), str(tmp_path / "back"), "--shortlist", str(tmp_path / "list")])
+    found = read_shortlist(tmp_path / "back" / "lex.2.1.s2t.bin")
+    assert (found.first, found.best, found.offsets.tolist()) == (2, 1, [*range(30)])
+    assert "shortlist:\n  - lex.2.1.s2t.bin\n" in (tmp_path / "back" / "config.yml").read_text(encoding="utf-8")
+    import_marian(tmp_path / "back", tmp_path / "again")
+    assert (tmp_path / "again" / "lex.2.1.s2t.bin").is_file()
+
+
+@pytest.mark.parametrize(("count", "largest"), [(28, 27), (29, 29)])
+def test_a_shortlist_of_other_vocabularies_is_refused(count: int, largest: int, tmp_path: Path) -> None:
+    import_marian(write_model(tmp_path / "theirs", STUDENT, integers=True), tmp_path / "ours")
+    with pytest.raises(UserError, match=rf"of other vocabularies: {count} source pieces, .* up to {largest}; .* 29 "):
+        to_marian(tmp_path / "ours", tmp_path / "back", shortlist=lists(count, largest))
+    assert not (tmp_path / "back").exists()
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

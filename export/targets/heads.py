@@ -1,0 +1,22 @@
+"""What the head of an encoder alone gives, as outputs of a graph."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from export.interface import SPANS
+from export.nn.model import Transformer
+from export.nn.primitives import Op
+from export.nn.taps import Tap
+
+
+def head_outputs(
+    op: Op, model: Transformer, memory: ir.Value, weights: ir.Value | None, tap: Tap
+) -> dict[str, ir.Value]:
+    """Return the outputs by value, of the last layer (B, S, D) and, where the head gives one vector of each row, the
+    `weights` (B, 1, S) of its positions."""
+    kind = model.config.head.kind
+    given = model.logits(op, model.transformed(op, memory, weights, tap=tap), tap=tap)
+    if kind == "spans":
+        return {value: op.Gather(given, i, axis=2) for i, value in enumerate(SPANS)}
+    return {} if kind == "hidden" else {"pooled" if kind == "pooled" else "logits": given}

@@ -1,0 +1,80 @@
+"""The rules of a search a third time: which tokens may come next in one sentence, in plain lists.
+
+Written from what they mean and not from `generation/steps.py`, so that a mistake there is seen. What each says is in
+the help of the option (`generation/options.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.options import Options
+from mlx_transformer.system.errors import UserError
+
+Array = NDArray
+
+KNOWN = {
+    "beam", "length_penalty", "penalty_form", "max_new_tokens", "min_new_tokens", "early_stopping", "heuristic_stop",
+    "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
+    "suppressed_first", "banned_sequences",
+}  # fmt: skip
+"""The fields of `Options` that this search is written for; `batch_tokens` changes nothing that is found."""
+
+
+def check_known(options: Options) -> None:
+    """Raise `UserError` for a rule that the reference search doesn't have."""
+    default = Options()
+    changed = {f.name for f in dataclasses.fields(Options) if getattr(options, f.name) != getattr(default, f.name)}
+    if unknown := sorted(changed - KNOWN - {"batch_tokens"}):
+        raise UserError(f"the reference search has no {', '.join(unknown)}")
+
+
+def ends(c: TransformerConfig, o: Options) -> list[int]:
+    """Return the tokens that end an output."""
+    return [c.eos_id, *o.end_ids]
+
+
+def without_end(tokens: Sequence[int], c: TransformerConfig, o: Options) -> list[int]:
+    """Return an output without the token that ends it, if one does."""
+    return list(tokens[:-1] if tokens and tokens[-1] in ends(c, o) else tokens)
+
+
+def forced(step: int, limit: int, c: TransformerConfig, o: Options) -> int | None:
+    """Return the token that is number `step` of every output whatever its score, and counts nothing; None: a free
+    choice."""
+    if step < len(o.forced_first):
+        return o.forced_first[step]
+    return c.eos_id if o.forced_end and step == limit - 1 else None
+
+
+def penalised(scores: Array, before: Sequence[int], o: Options) -> Array:
+    """Return scores (V,) with those of all that was written or read `before` made worse."""
+    scores = scores.copy()
+    for token in {*before}:
+        score = scores[token]
+        scores[token] = score * o.repetition_penalty if score < 0 else score / o.repetition_penalty
+    return scores
+
+
+def allowed(scores: Array, before: Sequence[int], step: int, c: TransformerConfig, o: Options) -> Array:
+    """Return scores (V,) with minus infinity where a token may not be number `step` of an output. before: what the
+    decoder has read, the start token or a prompt first."""
+    never = {c.pad_id, c.bos_id} - {c.eos_id} | {*o.suppressed}  # BART's decoder starts with its end
+    if step < o.min_new_tokens:
+        never |= {*ends(c, o)}
+    if n := o.no_repeat_ngram:
+        last = tuple(before[len(before) - n + 1 :])
+        grams = [tuple(before[i : i + n]) for i in range(len(before) - n + 1)]
+        never |= {gram[-1] for gram in grams if gram[:-1] == last}
+    if step == len(o.forced_first):
+        never |= {*o.suppressed_first}
+    read = tuple(before)
+    never |= {ids[-1] for ids in o.banned_sequences if read[-len(ids) + 1 :] == ids[:-1]}
+    scores = scores.copy()
+    scores[sorted(never)] = -np.inf
+    return scores

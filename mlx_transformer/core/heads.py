@@ -1,0 +1,89 @@
+"""What an encoder alone makes of its last layer: one frozen, validated description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import check_fields, unknown_keys
+
+HeadKind = Literal["vocabulary", "hidden", "pooled", "classes", "token-classes", "spans"]
+HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+HeadPooling = Literal["first", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The way from an encoder's last layer to what it gives: one vector of each row, where it gives one (`pooling`);
+    norm(activation(dense(x))), where there is an `activation`; and a classifier, in the kinds that have one.
+
+    Raises `UserError` listing every problem at once.
+    """
+
+    kind: HeadKind = "vocabulary"
+    """vocabulary: logits of each position over the vocabulary; hidden: the last layer as it is; pooled: a vector of
+    each row; classes: logits over `labels` of each row; token-classes: of each position; spans: two logits of each
+    position, that an answer begins and that it ends there."""
+    activation: HeadActivation | None = None
+    """That of one more dense layer, which there is only if this is set."""
+    norm: bool = False
+    """A norm of the model's kind behind the activation."""
+    bias: bool = True
+    """Bias of the dense layer."""
+    pooling: HeadPooling = "first"
+    """Whence a row's vector: its first token, or the mean of its tokens."""
+    labels: tuple[str, ...] = ()
+    """What the classes are called, in their order."""
+
+    def __post_init__(self) -> None:
+        problems = check_fields(self)
+        if isinstance(self.labels, list | tuple) and all(isinstance(label, str) for label in self.labels):
+            object.__setattr__(self, "labels", tuple(self.labels))
+        else:
+            problems.append(f"labels={self.labels!r:.60} must be a list of texts")
+        if not problems:
+            problems = self._relations()
+        if problems:
+            raise UserError("head: " + "; ".join(problems))
+
+    def _relations(self) -> list[str]:
+        named, whole = self.kind in ("classes", "token-classes"), self.activation is None
+        wrong = {
+            f"kind={self.kind!r} needs labels": named and not self.labels,
+            f"labels: kind={self.kind!r} has none": bool(self.labels) and not named,
+            "kind='pooled' needs an activation": self.kind == "pooled" and whole,
+            "kind='hidden' has no activation": self.kind == "hidden" and not whole,
+            "norm and bias are of the dense layer, which an activation makes": whole and (self.norm or not self.bias),
+            f"pooling={self.pooling!r}: kind={self.kind!r} gives no vector of a row": self.pooling != "first"
+            and not self.per_row,
+        }
+        return [problem for problem, there in wrong.items() if there]
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the last step is a classifier."""
+        return self.kind not in ("hidden", "pooled")
+
+    @property
+    def per_row(self) -> bool:
+        """Whether it gives one vector of each row, not of each position."""
+        return self.kind in ("pooled", "classes")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field that isn't at its default."""
+        values = {**asdict(self), "labels": list(self.labels)}
+        plain = {**asdict(VOCABULARY), "labels": []}
+        return {name: value for name, value in values.items() if value != plain[name]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Head:
+        """Strict: an unknown key is an error."""
+        if problems := unknown_keys(values, cls):
+            raise UserError("head: " + "; ".join(problems))
+        return cls(**values)
+
+
+VOCABULARY = Head()
+"""The paper's classifier and nothing else."""

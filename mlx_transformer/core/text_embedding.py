@@ -1,0 +1,225 @@
+"""How a text becomes one vector: what embedding.json in a model's folder says, and the arithmetic that it means.
+
+    the encoder's output (L, D) -> pooled, one part a way (P D) -> dense layers -> unit length -> its first numbers
+
+    {"format": 1, "pooling": ["mean"], "normalize": true, "max_length": 256,
+     "prompts": {"query": "query: "}, "dense": [{"width": 768, "activation": "tanh", "bias": true}]}
+
+Fields that have their default are left out. The matrices of dense layers are in embedding.safetensors beside it.
+Numbers are computed in float64, a text at a time, and rounded once: neither padding nor other texts can change them.
+Folders of sentence-transformers hold the same facts (`families/sentence_folder.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
+from mlx_transformer.system.files import read_json
+
+from .pooling import Pooling, pooled
+
+EMBEDDING, DENSE = "embedding.json", "embedding.safetensors"
+FORMAT = 1
+SMALLEST_NORM = 1e-12
+"""A vector is divided by its length, or by this, whichever is larger."""
+
+Activation = Literal["identity", "tanh", "relu", "gelu"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
+Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """A layer behind the pooling: activation(x W^T + b)."""
+
+    width: Width
+    """Numbers that it gives."""
+    activation: Activation = "tanh"
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEmbedding:
+    """What makes a text's vector of the encoder's output. `UserError` lists all that is wrong with it."""
+
+    pooling: Sequence[Pooling] = ("mean",)
+    """What is made of the tokens' rows; of several ways the vectors stand side by side, in this order."""
+    dense: Sequence[Dense] = ()
+    """Layers that follow, in this order."""
+    normalize: bool = False
+    """Divide the vector by its length."""
+    max_length: Length | None = None
+    """Tokens of a text that are read, special ones included; unset: as many as the model has positions."""
+    lower_case: bool = False
+    """Text is lower-cased before it reaches the tokenizer."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """What stands before texts of one kind, by the kind's name."""
+    default_prompt: str | None = None
+    """The name of the prompt that texts have unless another is asked for."""
+    prompt_counts: bool = True
+    """Whether a prompt's tokens are pooled with the text's."""
+    similarity: Similarity | None = None
+    """What its vectors are compared by; nothing here depends on it."""
+    weights: Mapping[str, NDArray] = field(default_factory=dict, repr=False, compare=False)
+    """The dense layers' dense.N.weight (width, width before) and dense.N.bias (width,), float32."""
+
+    def __post_init__(self) -> None:
+        problems = check_fields(self)
+        ways = get_args(Pooling)
+        if not isinstance(self.pooling, list | tuple) or not self.pooling:
+            problems.append("pooling must be a list of at least one way")
+        else:
+            problems += [f"pooling: {way!r} is not one of {', '.join(ways)}" for way in self.pooling if way not in ways]
+            if len(set(map(str, self.pooling))) < len(self.pooling):
+                problems.append("pooling: names a way twice")
+        for i, layer in enumerate(self.dense):
+            problems += [f"dense {i}: {problem}" for problem in check_fields(layer)]
+        texts = self.prompts
+        if not isinstance(texts, Mapping) or not all(isinstance(x, str) for pair in texts.items() for x in pair):
+            problems.append("prompts must be an object of texts")
+        elif self.default_prompt is not None and self.default_prompt not in texts:
+            problems.append(f"default_prompt={self.default_prompt!r} is none of the prompts")
+        if problems:
+            raise UserError("; ".join(problems))
+
+    def width(self, d_model: int) -> int:
+        """Return how many numbers a vector has."""
+        return self.dense[-1].width if self.dense else len(self.pooling) * d_model
+
+    def shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each of `weights`."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        width = len(self.pooling) * d_model
+        for i, layer in enumerate(self.dense):
+            shapes[f"dense.{i}.weight"] = (layer.width, width)
+            if layer.bias:
+                shapes[f"dense.{i}.bias"] = (layer.width,)
+            width = layer.width
+        return shapes
+
+    def check_fits(self, d_model: int, where: str) -> None:
+        """Raise `UserError`, which begins with `where`, unless its matrices are those that it needs."""
+        shapes, found = self.shapes(d_model), {name: array.shape for name, array in self.weights.items()}
+        wrong = [f"{name} is {found.get(name, 'missing')}, expected {shape}" for name, shape in shapes.items()]
+        wrong = [text for text, name in zip(wrong, shapes, strict=True) if found.get(name) != shapes[name]]
+        wrong += [f"unknown {name} {shape}" for name, shape in found.items() if name not in shapes]
+        if wrong:
+            raise UserError(f"{where}: {first_of(wrong)}")
+
+    def prompt(self, name: str | None = None) -> str:
+        """Return a prompt's text, that of the default one without a name. `UserError` for a name that isn't there."""
+        chosen = self.default_prompt if name is None else name
+        if chosen is None:
+            return ""
+        if chosen not in self.prompts:
+            known = f"it has {', '.join(self.prompts)}" if self.prompts else "it has none"
+            raise UserError(f"prompt_name={chosen!r} is none of the model's prompts: {known}")
+        return self.prompts[chosen]
+
+    def vectors(
+        self, memory: NDArray, mask: NDArray, skipped: int = 0, dimensions: int | None = None
+    ) -> NDArray[np.float32]:
+        """Return the vectors (B, W) of an encoder's output (B, L, D) and its mask (B, L), 1 on tokens.
+
+        skipped: so many first tokens of each row, a prompt's, are pooled where `prompt_counts` says so. dimensions: the
+        first numbers alone, which a model that was trained for it still compares well by (Kusupati et al. 2022); of a
+        unit vector again one of unit length.
+        """
+        places = [np.flatnonzero(row) for row in np.asarray(mask)]
+        kept = [row if self.prompt_counts else row[skipped:] for row in places]
+        rows = [self._vector(each, row) for each, row in zip(memory, kept, strict=True)]
+        return np.stack([self._cut(row, dimensions) for row in rows]).astype(np.float32)
+
+    def _vector(self, memory: NDArray, places: NDArray[np.intp]) -> NDArray[np.float64]:
+        """(L, D) and the places of its tokens -> (W,), of whatever length."""
+        rows = memory[places].astype(np.float64)
+        x = np.concatenate([pooled(rows, places, way) for way in self.pooling])
+        for i, layer in enumerate(self.dense):
+            x = self.weights[f"dense.{i}.weight"].astype(np.float64) @ x
+            x = x + self.weights[f"dense.{i}.bias"] if layer.bias else x
+            x = _ACTIVATIONS[layer.activation](x)
+        return x
+
+    def _cut(self, x: NDArray[np.float64], dimensions: int | None) -> NDArray[np.float64]:
+        x = x[:dimensions]
+        return x / max(float(np.sqrt(x @ x)), SMALLEST_NORM) if self.normalize else x
+
+    def json(self) -> str:
+        """Return the text of the file."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "weights"}
+        values |= {"pooling": list(self.pooling), "dense": [dataclasses.asdict(layer) for layer in self.dense]}
+        usual = dict(max_length=None, dense=[], prompts={}, default_prompt=None, similarity=None)
+        usual |= dict(lower_case=False, prompt_counts=True)
+        told = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        return json.dumps({"format": FORMAT, **told}, indent=2, ensure_ascii=False) + "\n"
+
+    def texts(self) -> dict[str, str]:
+        """{name: contents} of its file."""
+        return {EMBEDDING: self.json()}
+
+    def tensors(self) -> dict[str, Mapping[str, NDArray]]:
+        """{name: arrays} of the file beside it, {} without dense layers."""
+        return {DENSE: self.weights} if self.weights else {}
+
+
+def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
+    """Read what a folder says of its vectors; None if it says nothing. `UserError` for files that are damaged, or not
+    of a model of this width."""
+    path = folder / EMBEDDING
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        found = values.get("format") if isinstance(values, dict) else type(values).__name__
+        raise UserError(f"{path}: format {found!r} is not known to this version (it reads format {FORMAT})")
+    fields = {name: value for name, value in values.items() if name != "format"}
+    problems = unknown_keys(fields, TextEmbedding) + ["weights are in a file of their own"] * ("weights" in fields)
+    layers = fields.get("dense", [])
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) and "width" in layer for layer in layers):
+        problems.append("dense must be a list of objects, each with its width")
+    else:
+        problems += [problem for layer in layers for problem in unknown_keys(layer, Dense)]
+    if problems:
+        raise UserError(f"{path}: {'; '.join(problems)}")
+    weights = _weights(folder) if layers else {}
+    try:
+        embedding = TextEmbedding(**{**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    embedding.check_fits(d_model, str(folder / DENSE))
+    return embedding
+
+
+def _weights(folder: Path) -> Mapping[str, NDArray]:
+    from mlx_transformer.system.tensors import read_tensors  # few have dense layers, and need what reads them
+
+    return read_tensors(folder / DENSE)
+
+
+def kept_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(name, path) of those of its files that a folder has, for who copies them as they are."""
+    return ((name, folder / name) for name in (EMBEDDING, DENSE) if (folder / name).is_file())
+
+
+def _gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([0.5 * value * (1 + math.erf(value / math.sqrt(2))) for value in x.tolist()])
+
+
+_ACTIVATIONS: dict[Activation, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+}

@@ -1,0 +1,149 @@
+"""The vocabularies of published encoders as a tokenizer.json of ours: WordPiece, byte-level BPE or SentencePiece.
+
+A folder's own tokenizer.json says how its model's text was cut, down to the accents; it is taken as it is, but for what
+it says of lengths, which are the model's matter, and with the ids of its special tokens (`core/published_ids.py`). The
+files before there were any, vocab.txt and its kin, become the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.published_ids import ROLES
+from mlx_transformer.core.tokenizer_files import JOINT
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_object, read_text
+
+from .languages import content_of
+
+WORDS = "vocab.txt"
+NAMES = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
+SETTINGS_OF = {"pad": "pad_token", "bos": "cls_token", "eos": "sep_token", "unk": "unk_token", "mask": "mask_token"}
+
+
+def adopted(path: Path, settings: Mapping[str, Any]) -> str:
+    """The text of a folder's tokenizer.json with the ids of its special tokens. settings: what tokenizer_config.json
+    says. Raises `UserError` for a file that doesn't put a token before and behind each text."""
+    specification = read_object(path / JOINT)
+    return _with_roles(specification, _ends(specification, path / JOINT), settings, path / JOINT)
+
+
+def wordpiece(path: Path, settings: Mapping[str, Any]) -> str:
+    """The same of a vocab.txt, one token a line (Devlin et al. 2019)."""
+    lines = read_text(path / WORDS).split("\n")
+    tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    names = {role: _named(settings, role) or name for role, name in NAMES.items()}
+    if missing := [name for name in names.values() if name not in vocabulary and name != names["mask"]]:
+        raise UserError(f"{path / WORDS}: has no {' and no '.join(missing)}")
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = sorted({name for name in names.values() if name in vocabulary}, key=lambda name: vocabulary[name])
+    specification: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": vocabulary[name], "content": name, **flags} for name in special],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
+            "strip_accents": settings.get("strip_accents"),
+            "lowercase": settings.get("do_lower_case", True),
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": names["unk"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+    ends = [(names["bos"], vocabulary[names["bos"]]), (names["eos"], vocabulary[names["eos"]])]
+    specification["post_processor"] = _template(ends, typed=True)
+    return _with_roles(specification, ends, settings, path / WORDS)
+
+
+def of_pair_ends(text: str, ends: tuple[str, str], settings: Mapping[str, Any], where: Path) -> str:
+    """The text of a tokenizer.json of ours whose texts stand between two tokens; what cuts them stays what it is."""
+    specification = json.loads(text)
+    known = _ids(specification)
+    specification["post_processor"] = _template([(name, known[name]) for name in ends], typed=False)
+    return _with_roles(specification, [(name, known[name]) for name in ends], settings, where, as_written=False)
+
+
+def _with_roles(
+    specification: Mapping[str, Any],
+    ends: list[tuple[str, int]],
+    settings: Mapping[str, Any],
+    where: Path,
+    as_written: bool = True,
+) -> str:
+    known = _ids(specification)
+    roles: dict[str, Any] = {"bos": ends[0][1], "eos": ends[1][1], **({"as_written": True} if as_written else {})}
+    for role, usual in (("pad", "<pad>"), ("unk", "<unk>"), ("mask", "<mask>")):
+        spelled = _named(settings, role)
+        found = [known[name] for name in (spelled, NAMES[role], usual) if name in known]
+        if not found and role != "mask":
+            raise UserError(f"{where}: has no {NAMES[role]} and no {usual}")
+        roles |= {role: found[0]} if found else {}
+    template = specification["post_processor"]
+    if template["type"] != "TemplateProcessing":
+        template = _template(ends, typed=template["type"] == "BertProcessing")
+    changed = {"truncation": None, "padding": None, "post_processor": {**template, ROLES: roles}}
+    return json.dumps({**specification, **changed}, ensure_ascii=False, indent=1) + "\n"
+
+
+def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]]:
+    """(token, id) of what stands before and behind a text."""
+    processor = specification.get("post_processor")
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    try:
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            return [(str(text), int(id)) for text, id in (processor["cls"], processor["sep"])]  # type: ignore[index]
+        if kind == "TemplateProcessing":
+            first, text, last = (next(iter(part.items())) for part in processor["single"])  # type: ignore[index]
+            if (first[0], text[0], last[0]) == ("SpecialToken", "Sequence", "SpecialToken"):
+                tokens = processor["special_tokens"]  # type: ignore[index]
+                return [(part["id"], tokens[part["id"]]["ids"][0]) for part in (first[1], last[1])]
+    except (LookupError, TypeError, ValueError, StopIteration, AttributeError):
+        pass
+    raise UserError(f"{where}: doesn't put one token before and one behind each text, as encoders read it")
+
+
+def _template(ends: list[tuple[str, int]], typed: bool) -> dict[str, Any]:
+    """`[CLS] A [SEP]`, and of pairs `[CLS] A [SEP] B [SEP]` with two kinds of tokens (typed), or, as RoBERTa has them,
+    `<s> A </s></s> B </s>` of one."""
+
+    def special(name: str, kind: int = 0) -> dict[str, Any]:
+        return {"SpecialToken": {"id": name, "type_id": kind}}
+
+    (first, _), (last, _) = ends
+    a, b = ({"Sequence": {"id": name, "type_id": kind * typed}} for kind, name in enumerate("AB"))
+    between = [special(last)] if typed else [special(last), special(last)]
+    return {
+        "type": "TemplateProcessing",
+        "single": [special(first), a, special(last)],
+        "pair": [special(first), a, *between, b, special(last, int(typed))],
+        "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in ends},
+    }
+
+
+def _ids(specification: Mapping[str, Any]) -> dict[str, int]:
+    """{token: id} of what may be a special token: what was added, and the vocabulary's own."""
+    model, added = specification.get("model"), specification.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    known = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    if isinstance(vocabulary, list):
+        known = {entry[0]: id for id, entry in enumerate(vocabulary) if isinstance(entry, list) and entry}
+    return known | {x["content"]: x["id"] for x in added or () if isinstance(x, dict) and {"content", "id"} <= x.keys()}
+
+
+def _named(settings: Mapping[str, Any], role: str) -> str | None:
+    name = settings.get(SETTINGS_OF[role])
+    return None if name is None else content_of(name)

@@ -1,0 +1,98 @@
+"""A model's folder sent to the Hugging Face Hub: which files, and one commit of all of them.
+
+`huggingface_hub` looks after endpoint and token (HF_ENDPOINT, HF_TOKEN, `hf auth login`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlx_transformer.core.adapter import ADAPTER
+from mlx_transformer.core.card import LEGAL
+from mlx_transformer.core.checkpoint import holds_theirs, open_checkpoint, resolve
+from mlx_transformer.core.folders import SPEC
+from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.system.files import check_name, read_bytes
+from mlx_transformer.system.front_matter import keys_of
+from mlx_transformer.system.lazy import needs
+from mlx_transformer.system.manifest import CARD, verify_files
+from mlx_transformer.system.version import __version__
+
+from .hub import NAME, one_line
+from .marian_files.folder import holds_marian
+
+GRAPHS = "onnx"
+REFUSED = (401, 403)
+"""Statuses of a token that is none, or may not write there."""
+
+
+class Shipment(NamedTuple):
+    """What is to be sent: a folder, its files by their names there, and what is to be said of it before."""
+
+    folder: Path
+    files: dict[str, int]
+    """{name: bytes}"""
+    notes: list[str]
+
+    def __str__(self) -> str:
+        lines = [f"{size:>15,} {name}" for name, size in self.files.items()]
+        return "\n".join([*lines, f"{sum(self.files.values()):>15,} bytes in all, of {self.folder}", *self.notes])
+
+
+def shipment(folder: str | Path) -> Shipment:
+    """Choose what is sent of a checkpoint's folder (or a run's, which holds one), an ONNX folder, or one that
+    `to-huggingface` or `to-marian` wrote: all its files but hidden ones.
+
+    `UserError` for any other folder, and for one that is damaged.
+    """
+    check_name(folder)
+    folder = Path(folder)
+    if (folder / SPEC).is_file():
+        verify_files(folder)
+        verify_files(folder / GRAPHS)
+    elif (folder / ADAPTER).is_file() or not (holds_theirs(folder) or holds_marian(folder)):
+        folder = resolve(folder)
+        open_checkpoint(folder)
+    files = {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    }
+    keys = keys_of(read_bytes(folder / CARD).decode(errors="replace")) if CARD in files else {}
+    notes = [] if any(key in keys for key in LEGAL) else [f"{folder / CARD} names no license yet"]
+    return Shipment(folder, files, notes)
+
+
+def check_repository(name: str) -> None:
+    """`UserError` for what can't be a repository's name, and where the Hub's library is missing or has no token."""
+    if NAME.fullmatch(name) is None or ".." in name:
+        raise UserError(f"{shortened(name)}: is no name on the Hugging Face Hub: give ORG/NAME, or your own USER/NAME")
+    if _library().get_token() is None:
+        raise UserError("the Hugging Face Hub wants to know who sends: hf auth login, or a token in HF_TOKEN")
+
+
+def push(shipment: Shipment, name: str, private: bool = False) -> str:
+    """Send the files as one commit to the repository `name`, made if there is none, and return the commit's address.
+
+    private: the repository, if it is made. `UserError` if it can't be done, all of it: a commit is there or not.
+    """
+    check_repository(name)
+    hub = _library()
+    files = [hub.CommitOperationAdd(file, str(shipment.folder / file)) for file in shipment.files]
+    try:
+        api = hub.HfApi()
+        api.create_repo(name, private=private, exist_ok=True)
+        return str(api.create_commit(name, files, commit_message=f"mlx-transformer {__version__}").commit_url)
+    except Exception as error:  # nobody answers, or refuses: errors of whichever library it speaks HTTP by
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        hint = "; may the token write there? hf auth login" if status in REFUSED else ""
+        raise UserError(f"{name}: could not be sent to the Hugging Face Hub ({one_line(error)}){hint}") from error
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise UserError(f"push needs huggingface_hub: {needs('hub')}") from error
+    return huggingface_hub

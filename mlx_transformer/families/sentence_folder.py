@@ -1,0 +1,198 @@
+"""Folders of sentence-transformers: which parts a model has behind its encoder, from and to `core/text_embedding.py`.
+
+modules.json                          the parts in order: encoder, pooling, dense layers, unit length
+N_Pooling/config.json                 which rows are pooled, and how
+N_Dense/config.json, weights          one layer each
+sentence_bert_config.json             the longest text, and lower-casing
+config_sentence_transformers.json     prompts, and what vectors are compared by
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.pooling import Pooling
+from mlx_transformer.core.text_embedding import Activation, Dense, Similarity, TextEmbedding
+from mlx_transformer.core.tokenizer_files import JOINT
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json, read_object
+
+from .weights import open_weights
+
+MODULES, PROMPTS, LIMITS = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+KINDS = "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
+"""What the second file is named after; all mean the same."""
+FLAGS: dict[Pooling, tuple[str, str]] = {
+    "cls": ("pooling_mode_cls_token", "cls"),
+    "max": ("pooling_mode_max_tokens", "max"),
+    "mean": ("pooling_mode_mean_tokens", "mean"),
+    "mean_sqrt_len": ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    "weighted_mean": ("pooling_mode_weightedmean_tokens", "weightedmean"),
+    "last": ("pooling_mode_lasttoken", "lasttoken"),
+}
+"""{ours: (its flag, its name in newer files)}, in the order in which several stand side by side."""
+PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
+CLASSES: dict[Activation, str] = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+    "relu": "torch.nn.modules.activation.ReLU",
+    "gelu": "torch.nn.modules.activation.GELU",
+}
+
+
+class SentenceFolder(NamedTuple):
+    """What such a folder holds."""
+
+    network: Path
+    """The folder of the encoder."""
+    embedding: TextEmbedding
+    notes: list[str]
+    """What there is to say."""
+
+
+def is_sentence_folder(path: Path) -> bool:
+    """Return whether it names the parts of a model."""
+    return (path / MODULES).is_file()
+
+
+def read_sentence_folder(path: Path) -> SentenceFolder:
+    """Read what stands behind the encoder. `UserError` for files that are damaged, and by its name for a part of any
+    other kind or in another order."""
+    parts = _parts(path)
+    kinds = [kind for kind, _ in parts]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] != sorted(kinds[2:]) or kinds.count("Normalize") > 1:
+        raise UserError(f"{path / MODULES}: its parts are {', '.join(kinds)}; read are {', then '.join(PARTS)}")
+    network, pooling = parts[0][1], parts[1][1]
+    pooled = read_object(pooling / "config.json")
+    layers, weights = [], {}
+    for i, (_, folder) in enumerate(part for part in parts if part[0] == "Dense"):
+        layer, arrays = _dense(folder)
+        layers.append(layer)
+        weights |= {f"dense.{i}.{name}": array for name, array in arrays.items()}
+    more = _optional(path / PROMPTS)
+    prompts = {str(k): str(v) for k, v in (more.get("prompts") or {}).items()}
+    default, similarity = more.get("default_prompt_name"), more.get("similarity_fn_name")
+    limits, notes = _limits(network), []
+    try:
+        embedding = TextEmbedding(
+            pooling=_ways(pooled, pooling / "config.json"),
+            dense=layers,
+            normalize="Normalize" in kinds,
+            max_length=_longest(limits, network),
+            lower_case=limits.get("do_lower_case") or False,
+            prompts=prompts,
+            default_prompt=default if default in prompts else None,
+            prompt_counts=pooled.get("include_prompt", True),
+            similarity=similarity if similarity in get_args(Similarity) else None,
+            weights=weights,
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    cut = (_optional(network / JOINT).get("truncation") or {}).get("max_length")
+    if cut is not None and embedding.max_length is not None and cut != embedding.max_length:
+        notes.append(f"{JOINT} ends texts after {cut} tokens, {LIMITS} after {embedding.max_length}, which counts")
+    if default is not None and embedding.default_prompt is None:
+        notes.append(f"its default prompt {default!r} is none of its prompts")
+    return SentenceFolder(network, embedding, notes)
+
+
+def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -> dict[str, Any]:
+    """{name: values} of the JSON files of such a folder; the encoder's stand beside them."""
+    width = len(embedding.pooling) * d_model
+    pooling: dict[str, Any] = {"word_embedding_dimension": d_model}
+    pooling |= {flag: way in embedding.pooling for way, (flag, _) in FLAGS.items()}
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(embedding.dense), *["Normalize"] * embedding.normalize]
+    places = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
+    files: dict[str, Any] = {
+        MODULES: [
+            {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
+            for i, (kind, place) in enumerate(zip(kinds, places, strict=True))
+        ],
+        f"{places[1]}/config.json": {**pooling, "include_prompt": embedding.prompt_counts},
+        LIMITS: {"max_seq_length": embedding.max_length or max_positions, "do_lower_case": embedding.lower_case},
+        PROMPTS: {
+            "prompts": dict(embedding.prompts),
+            "default_prompt_name": embedding.default_prompt,
+            "similarity_fn_name": embedding.similarity,
+        },
+    }
+    for i, layer in enumerate(embedding.dense, 2):
+        shape = {"in_features": width, "out_features": layer.width, "bias": layer.bias}
+        files[f"{places[i]}/config.json"] = {**shape, "activation_function": CLASSES[layer.activation]}
+        width = layer.width
+    return files
+
+
+def dense_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDArray]]]:
+    """(folder, arrays) of each dense layer."""
+    for i, layer in enumerate(embedding.dense):
+        names = ("weight", "bias") if layer.bias else ("weight",)
+        yield f"{i + 2}_Dense", {f"linear.{name}": embedding.weights[f"dense.{i}.{name}"] for name in names}
+
+
+def _parts(path: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of each part."""
+    file = path / MODULES
+    listed = read_json(file)
+    if not isinstance(listed, list) or not all(isinstance(part, dict) for part in listed):
+        raise UserError(f"{file}: expected a list of parts")
+    parts = []
+    for part in listed:
+        name, place = str(part.get("type")), part.get("path")
+        package, kind = name.partition(".")[0], name.rpartition(".")[2]
+        if package != "sentence_transformers" or kind not in PARTS:
+            raise UserError(f"{file}: {name[:80]!r} is none of the parts that are read: {', '.join(PARTS)}")
+        if not isinstance(place, str) or place.startswith(("/", "\\")) or ".." in place or ":" in place:
+            raise UserError(f"{file}: {place!r:.80} is no folder within it")
+        parts.append((kind, path / place))
+    return parts
+
+
+def _ways(pooled: Mapping[str, Any], file: Path) -> list[Pooling]:
+    """The ways of pooling that a file names; where its flags don't speak of the mean, that is one."""
+    if (named := pooled.get("pooling_mode")) is not None:
+        names = [named] if isinstance(named, str) else list(named)
+        known: dict[str, Pooling] = {theirs: ours for ours, (_, theirs) in FLAGS.items()}
+        if unknown := [name for name in names if name not in known]:
+            raise UserError(f"{file}: pooling_mode {unknown[0]!r:.60} is not one of {', '.join(known)}")
+        return [ours for theirs, ours in known.items() if theirs in names]
+    return [way for way, (flag, _) in FLAGS.items() if pooled.get(flag, way == "mean")]
+
+
+def _dense(folder: Path) -> tuple[Dense, dict[str, NDArray]]:
+    values = read_object(folder / "config.json")
+    name = str(values.get("activation_function", CLASSES["tanh"]))
+    known: dict[str, Activation] = {theirs: ours for ours, theirs in CLASSES.items()}
+    for key in ("module_input_name", "module_output_name"):
+        if (other := values.get(key)) not in (None, "sentence_embedding"):
+            raise UserError(f"{folder}: {key} is {other!r:.60}; read are layers of the pooled vector alone")
+    if name not in known:
+        raise UserError(f"{folder}: activation_function {name[:80]!r} is not one of {', '.join(known)}")
+    arrays = {
+        stored.removeprefix("linear."): np.asarray(array).astype(np.float32)
+        for stored, array in open_weights(folder).items()
+    }
+    weight = arrays.get("weight", np.zeros(0))
+    width = weight.shape[0] if weight.ndim == 2 else int(values.get("out_features") or 1)
+    return Dense(width=width, activation=known[name], bias="bias" in arrays), arrays
+
+
+def _limits(network: Path) -> dict[str, Any]:
+    names = (f"sentence_{kind}_config.json" for kind in KINDS)
+    return next((read_object(network / name) for name in names if (network / name).is_file()), {})
+
+
+def _longest(limits: Mapping[str, Any], network: Path) -> int | None:
+    """The longest text in tokens; where none is named, the tokenizer's own."""
+    longest = limits.get("max_seq_length")
+    own = _optional(network / "tokenizer_config.json").get("model_max_length")
+    return longest if longest is not None else own if isinstance(own, int) and own < 1 << 20 else None
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}

@@ -1,0 +1,126 @@
+"""Text to vectors, whatever runtime computes the encoder: prompt + text -> ids -> encoder -> `core/text_embedding.py`.
+
+Texts of about one length are computed together, those of a batch padded to the same multiple of a few tokens as a text
+alone: which others a text comes with is nothing that its vector depends on. On MLX the last bits do, as its products
+of matrices are summed in another order where there are more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import SOURCE_IDS, Ids, Sources
+from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
+
+from .options import EmbedOptions
+from .translate import as_lines, fitting_tokenizer
+
+MULTIPLE = 4
+"""A row is padded to a multiple of it; why is said at `SOURCE_MULTIPLE` in `export/targets/portable/runtime.py`."""
+BATCH_TOKENS = 4096
+"""Tokens computed together, padding included; a longer row is computed alone."""
+
+
+class Embedder:
+    """`token_vectors(ids, mask)`, an encoder's output, between a tokenizer and what makes a vector of it."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tokenizer: Tokenizer | None,
+        embedding: TextEmbedding | None,
+        token_vectors: Callable[[NDArray, NDArray], Any],
+        where: str = "model",
+        **options: Any,
+    ) -> None:
+        """where: the model's name in messages. options: fields of `EmbedOptions`. `UserError` for a model that is no
+        encoder, one that doesn't say how a vector is made where no `pooling` does either, and for wrong options."""
+        self.config, self.where, self.token_vectors = config, where, token_vectors
+        self._tokenizer = tokenizer
+        asked = EmbedOptions(**options)
+        if embedding is None and asked.pooling is None:
+            raise UserError(
+                f"{where}: doesn't say how a text's vector is made: give pooling=mean, or how it was trained for it"
+            )
+        embedding = embedding or TextEmbedding()
+        if asked.pooling is not None:
+            if embedding.dense:
+                raise UserError(
+                    f"pooling={asked.pooling!r}: its dense layers were made for its own pooling; leave it out"
+                )
+            embedding = replace(embedding, pooling=(asked.pooling,))
+        if asked.normalize is not None:
+            embedding = replace(embedding, normalize=asked.normalize)
+        self.embedding, self.width = embedding, embedding.width(config.d_model)
+        if asked.dimensions is not None and asked.dimensions > self.width:
+            raise UserError(f"dimensions={asked.dimensions}: the model's vectors have {self.width}")
+        self.dimensions = asked.dimensions or self.width
+        self.prompt = embedding.prompt(asked.prompt_name) if asked.prompt is None else asked.prompt
+        self.most = min(embedding.max_length or config.max_positions, config.max_positions)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; `UserError` for a model that takes ids alone."""
+        what = "a text's vector"
+        return fitting_tokenizer(self.config, self._tokenizer, self.where, "encoder", what, words=False)
+
+    def rows(
+        self, texts: Sequence[str], first_line: int = 1, on_overlong: Callable[[int], None] | None = None
+    ) -> list[list[int]]:
+        """Return the ids of each text, behind the prompt. The end of one that is too long is left out, and
+        `on_overlong` is told its number, that of the first being `first_line`."""
+        rows = self.tokenizer.encode_batch([self._prepared(self.prompt + text) for text in as_lines(texts)])
+        for i, ids in enumerate(rows):
+            if len(ids) > self.most:
+                if on_overlong is not None:
+                    on_overlong(first_line + i)
+                rows[i] = [*ids[: self.most - 1], ids[-1]]
+        return rows
+
+    def vectors(
+        self, rows: Ids, done: Callable[[float], None] = lambda share: None, of_text: bool = True
+    ) -> NDArray[np.float32]:
+        """Return the vectors (N, W) of rows of ids; of_text: which begin with the prompt, as `rows` gave them. `done`
+        is told the share of them that is done."""
+        sources = Sources.of(self.config, "rows", ids=rows) if len(rows) else None
+        found = np.zeros((len(rows), self.dimensions), np.float32)
+        if sources is None:
+            return found
+        if (longest := int(sources.lengths.max())) > self.config.max_positions:
+            raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
+        skipped = self._prompt_tokens() if of_text and self.prompt and not self.embedding.prompt_counts else 0
+        computed = 0
+        for part in _batches(sources.lengths, self.config.max_positions):
+            arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
+            memory = np.asarray(self.token_vectors(arrays[SOURCE_IDS.name], mask), np.float32)
+            if not np.isfinite(memory).all():
+                raise UserError(f"{self.where}: its output is not finite; check its weights")
+            found[part] = self.embedding.vectors(memory, mask, skipped, self.dimensions)
+            computed += len(part)
+            done(computed / len(rows))
+        return found
+
+    def _prepared(self, text: str) -> str:
+        text = text.strip()
+        return text.lower() if self.embedding.lower_case else text
+
+    def _prompt_tokens(self) -> int:
+        """Tokens of the prompt, with the one before it and without the one behind it."""
+        return len(self.tokenizer.encode(self._prepared(self.prompt))) - 1
+
+
+def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
+    """Which rows are computed together: of one padded length, the longest first."""
+    padded = np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, most)
+    order = np.argsort(-padded, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(padded[order])) + 1)
+    sizes = [max(1, BATCH_TOKENS // int(padded[group[0]])) for group in groups]
+    return [group[i : i + size] for group, size in zip(groups, sizes, strict=True) for i in range(0, len(group), size)]

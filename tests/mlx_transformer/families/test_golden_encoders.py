@@ -1,0 +1,235 @@
+"""Encoders that `transformers` wrote, and what it computed with them (`make_golden_encoders.py`): the same hidden
+states, vectors and logits here, in MLX and in exported graphs, and the same files again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file
+
+from export import OnnxTransformer, export_onnx
+from export.validate import compare
+from export.validate.reference import Reference
+from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
+from mlx_transformer import Transformer
+from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Head
+from mlx_transformer.families.table import FAMILIES
+from mlx_transformer.system.errors import UserError
+
+HERE = Path(__file__).parent
+FOUR, FIVE = HERE / "golden_encoders", HERE / "golden_encoders_5"
+NAMES = sorted(path.name for path in FOUR.iterdir())
+Arrays = dict[str, np.ndarray]
+LABELS = ("bad", "fair", "good")
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints, by the names."""
+    folder = tmp_path_factory.mktemp("golden")
+    for name in NAMES:
+        assert import_huggingface(FOUR / name, folder / name) == [f"no tokenizer ({FOUR / name} has no tokenizer.json)"]
+    return folder
+
+
+def answers(name: str) -> Arrays:
+    return dict(np.load(FOUR / name / "answers.npz"))
+
+
+def contents(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def given_to(config: TransformerConfig, given: Arrays) -> dict[str, Any]:
+    """What the model reads besides ids and mask."""
+    return {"token_types": given["types"]} if config.token_types else {}
+
+
+def outputs_of(config: TransformerConfig, given: Arrays) -> np.ndarray:
+    """What the head gave, in the form of ours."""
+    if config.head.kind == "spans":
+        return np.stack([given["start_logits"], given["end_logits"]], axis=-1)
+    names = {"hidden": "last_hidden_state", "pooled": "pooler_output"}
+    return given[names.get(config.head.kind, "logits")]
+
+
+def truths(config: TransformerConfig, weights: Arrays, given: Arrays) -> tuple[Truth, Truth]:
+    """Of the last layer and of what the head gives."""
+    mask, others = given["mask"].astype(bool), given_to(config, given)
+    references = [Reference(config, weights, kind) for kind in (np.float64, np.float32)]
+    hidden, single_hidden = (reference.encode(given["ids"], mask, **others) for reference in references)
+    head, single_head = (reference(given["ids"], mask=mask, **others) for reference in references)
+    valid = np.ones(len(mask), bool) if config.head.per_row else mask
+    return Truth.of(hidden, single_hidden, mask), Truth.of(head, single_head, valid)
+
+
+def passes(array: np.ndarray, truth: Truth) -> bool:
+    pool, budget = ErrorScale.pooled([truth.scale]), budget_for("float32", "cpu")
+    return Measurement.of(Deviation.of(array, truth), truth.scale, pool, budget).passed
+
+
+def on_the_other_side(given: Arrays) -> Arrays:
+    """The same rows, each with its padding moved from one side to the other."""
+    mask = given["mask"].astype(bool)
+    places = np.argsort(np.where(mask[:, :1], mask, ~mask), axis=1, kind="stable")
+    return {name: np.take_along_axis(given[name], places, axis=1) for name in ("ids", "mask", "types")}
+
+
+def placed_as(array: np.ndarray, mask: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Values of tokens at other places; of rows as they are."""
+    if array.ndim == 2:
+        return array
+    moved = np.zeros_like(array)
+    moved[before.astype(bool)] = array[mask.astype(bool)]
+    return moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_equal_by_the_rule(name: str, imported: Path) -> None:
+    given, opened = answers(name), open_checkpoint(imported / name)
+    config = opened.config
+    hidden, head = truths(config, dict(opened.tensors()), given)
+    model = Transformer.load(imported / name)
+    assert "last_hidden_state" not in given or passes(given["last_hidden_state"], hidden)
+    assert passes(outputs_of(config, given), head)
+    for side in (given, on_the_other_side(given)):
+        inputs = mx.array(side["ids"]), mx.array(side["mask"].astype(bool))
+        others = given_to(config, side)
+        for computed, truth in ((model.encode(*inputs, **others), hidden), (model(*inputs, **others), head)):
+            assert passes(placed_as(np.array(computed), side["mask"], given["mask"]), truth)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_versions_files_are_the_same_model(name: str, imported: Path, tmp_path: Path) -> None:
+    import_huggingface(FIVE / name, tmp_path / "five")
+    four, five = open_checkpoint(imported / name), open_checkpoint(tmp_path / "five")
+    assert five.config == four.config
+    before, after = dict(four.tensors()), dict(five.tensors())
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    new = dict(np.load(FIVE / name / "answers.npz"))
+    truth = truths(four.config, before, new)[1]
+    assert passes(outputs_of(four.config, new), truth)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) -> None:
+    """Each tensor bit for bit that is read at all, and each key that means anything."""
+    written = to_huggingface(imported / name, tmp_path / "theirs", contents(FOUR / name)["model_type"])
+    assert {path.name for path in written.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    theirs, ours = (load_file(folder / "model.safetensors") for folder in (FOUR / name, written))
+    family = FAMILIES[contents(FOUR / name)["model_type"]]
+    unread = {key for key in theirs if "position_embeddings" in key} if family.counts_tokens else set()
+    left = {key for key in theirs.keys() - ours.keys() if "pooler" not in key and "seq_relationship" not in key}
+    assert not left
+    assert ours.keys() <= theirs.keys()
+    assert all(np.array_equal(ours[key], theirs[key]) for key in ours.keys() - unread)
+    before, after = contents(FOUR / name), contents(written)
+    alike = {"architectures"} if before["architectures"] == ["BertForPreTraining"] else set()
+    alike |= {"hidden_act"} if before.get("hidden_act") == "gelu_new" else set()  # which has two names
+    alike |= {key for key in ("label2id", "sep_token_id", "cls_token_id") if before.get(key) is None}
+    differing = {key for key in before.keys() & after.keys() if before[key] != after[key]}
+    assert differing <= alike
+
+
+@pytest.mark.parametrize("target", ["portable", "web", "coreml"])
+@pytest.mark.parametrize("name", NAMES)
+def test_validate_finds_every_target_equal(name: str, target: str, imported: Path, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"fixed_shape": "2x12"} if target == "coreml" else {}
+    export_onnx(imported / name, tmp_path / "onnx", target=target, **shape)
+    engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
+    report = compare(imported / name, tmp_path / "onnx", engines, 3, threads=1)
+    assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graphs_give_what_transformers_does_by_its_names(name: str, imported: Path, tmp_path: Path) -> None:
+    given, opened = answers(name), open_checkpoint(imported / name)
+    hidden, head = truths(opened.config, dict(opened.tensors()), given)
+    folder = export_onnx(imported / name, tmp_path / "onnx")
+    session = onnxruntime.InferenceSession(next(folder.rglob("model.onnx")))
+    inputs = {"input_ids": given["ids"], "attention_mask": given["mask"], "token_type_ids": given["types"]}
+    inputs = {entry.name: inputs[entry.name] for entry in session.get_inputs()}
+    names = [entry.name for entry in session.get_outputs()]
+    found = {name: np.asarray(array) for name, array in zip(names, session.run(names, inputs), strict=True)}
+    assert set(names) == {"last_hidden_state", *(given.keys() - {"ids", "mask", "types"})}
+    assert passes(found["last_hidden_state"], hidden)
+    assert passes(
+        found["last_hidden_state"] if opened.config.head.kind == "hidden" else outputs_of(opened.config, found), head
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bert-hidden", "xlm-r")])
+def test_optimums_folder_opens(name: str, imported: Path, tmp_path: Path) -> None:
+    """Its graph has the names of ours, and its config.json is the published model's, which doesn't tell of those two
+    that they have no pooler."""
+    folder = export_onnx(imported / name, tmp_path / "onnx")
+    ours = OnnxTransformer(folder, threads=1)
+    for file in ("mlx_transformer.json", "manifest.json"):
+        (folder / file).unlink()
+    shutil.copyfile(FOUR / name / "config.json", folder / "config.json")
+    theirs, ids = OnnxTransformer(folder, threads=1), [[5, 6, 7, 8], [9, 4, 4, 7]]
+    assert theirs.config == ours.config
+    assert np.array_equal(theirs.logits(ids), ours.logits(ids))
+
+
+def rolled(weights: Arrays, end: str) -> Arrays:
+    return {n: np.roll(array, 1, axis=0) if n.endswith(end) else array for n, array in weights.items()}
+
+
+WRONG: dict[str, tuple[str, dict, str]] = {
+    "epsilon 1e-12 for 1e-5": ("bert-words", dict(norm_epsilon=1e-12), ""),
+    "tanh for erf": ("bert", dict(activation="gelu_tanh"), ""),
+    "another head's activation": (
+        "bert-classes",
+        dict(head=Head(kind="classes", activation="relu", labels=LABELS)),
+        "",
+    ),
+    "the mean for the first": (
+        "bert-classes",
+        dict(head=Head(kind="classes", activation="tanh", labels=LABELS, pooling="mean")),
+        "",
+    ),
+    "square root": ("bert", dict(scale_embeddings=True), ""),
+    "positions off by one": ("bert-tokens", {}, ".positions.weight"),
+    "kinds of tokens off by one": ("bert", {}, "token_type_embedding.weight"),
+    "positions from pad_id": ("roberta-words", {}, ".positions.weight"),
+    "tanh for ReLU": ("distilbert-classes", dict(head=Head(kind="classes", activation="tanh", labels=LABELS)), ""),
+    "the model's activation for erf": ("roberta-words", dict(head=Head(activation="relu", norm=True)), ""),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
+    name, changes, end = WRONG[what]
+    given, opened = answers(name), open_checkpoint(imported / name)
+    config, weights = dataclasses.replace(opened.config, **changes), dict(opened.tensors())
+    truth = truths(config, rolled(weights, end) if end else weights, given)[1]
+    assert not passes(outputs_of(config, given), truth)
+
+
+def test_all_that_is_wrong_with_a_folder_is_told_at_once(tmp_path: Path) -> None:
+    shutil.copytree(FOUR / "bert-classes", tmp_path / "wrong")
+    values = contents(tmp_path / "wrong")
+    values |= dict(hidden_act="swoosh", is_decoder=True, id2label={"0": "a", "2": "b"}, position_embedding_type="x")
+    (tmp_path / "wrong" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        import_huggingface(tmp_path / "wrong", tmp_path / "out")
+    for part in (
+        "hidden_act='swoosh'",
+        "position_embedding_type='x'",
+        "is_decoder is on",
+        "id2label={'0': 'a', '2': 'b'}",
+    ):
+        assert part in str(error.value)
