@@ -59,7 +59,7 @@ def pytest_collection_finish():
     """Libraries and tests are there for good: searched for garbage again and again they took a seventh of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_runtest_setup(item):

@@ -21,7 +21,7 @@ import tokenizers
 
 from mlx_transformer.system.errors import UserError
 
-from .charsmap import Charsmap
+from .charsmap import Charsmap, read_charsmap
 from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
 from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
 
@@ -197,7 +197,7 @@ class ExactText:
         if not self._table:
             return text
         if self._charsmap is None:
-            self._charsmap = Charsmap(self._table)
+            self._charsmap = read_charsmap(self._table)
         return self._charsmap.normalized(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import cache
 from random import Random
 
 from babel import Locale
@@ -11,6 +12,7 @@ LANGUAGES = "en de fr vi pl el ru ar he hi bn ta te kn ml th ka hy ko ja zh am k
 SPACES = [" ", "  ", "\t", "\n", "\r\n", "\u3000", "\xa0", "\u200b", "\u2028", "\x85", "a", "b", "."]
 
 
+@cache
 def names(languages: int = 150, territories: int = 100) -> list[str]:
     """What each language calls other languages and territories."""
     lines = []
@@ -28,6 +30,7 @@ def code_points(together: int = 24) -> list[str]:
     return [" ".join(f"a{c}b {c}" for c in points[i : i + together]) for i in range(0, len(points), together)]
 
 
+@cache
 def hard_lines(seed: int = 0, count: int = 400) -> dict[str, list[str]]:
     """{kind: lines}"""
     random = Random(seed)
