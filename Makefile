@@ -16,7 +16,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms graph-bytes test-lowest fuzz faults test-consumers test-peers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest fuzz faults test-consumers test-peers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make mutations      76 bugs put into models, and what of validate caught each (ARGS=--json)'
+	@echo 'make mutations-claims 76 mechanisms taken out, and which tests of what is claimed of them fail (minutes)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make graph-bytes    whether the code exports the same bytes as another revision does: BASE=main'
 	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'
@@ -113,6 +114,9 @@ test-machines: $(VENV)/.installed-dev
 
 mutations: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/mutations/mutation_run.py $(ARGS)
+
+mutations-claims: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 PYTHONPATH=.:docs:tests/helpers $(BIN)/python tests/mutations/claim_run.py --workers $(WORKERS) $(ARGS)
 
 false-alarms: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/mutations/false_alarms.py $(ARGS)

@@ -3,10 +3,8 @@
 import mlx_transformer as mt
 model, tokenizer = mt.load("quickstart/model")
 print(model.translate("May 3, 2024", beam=4))
-source_ids = tokenizer.encode_batch(["May 3, 2024"])
-ids = model.generate(source_ids, beam=4)
-logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded rows: a source mask, True on tokens
-mt.export_onnx("quickstart/model", "quickstart-onnx")
+logits = model([[5, 17, 2]], [[1, 9]])  # (B, T, V) of ids; padded rows: a source mask, True on tokens
+mt.export("quickstart/model", "quickstart-onnx")
 print(mt.OnnxTransformer("quickstart-onnx").translate(["May 3, 2024"], beam=4))  # needs no MLX
 """
 

@@ -30,18 +30,21 @@ from .taps import Tap, no_tap, within
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward; a residual connection and a norm around each."""
 
-    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
         self.self_attention = attention(config)
-        self.self_attention_norm = make_norm(config)
+        self.normed = config.first_norm or not first
+        if self.normed:
+            self.self_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> ir.Value:
         """(B, L, D) -> (B, L, D)."""
         if self.pre_norm:
-            x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, tap))
+            y = self.self_attention_norm(op, x) if self.normed else x
+            x = op.Add(x, self.attend_self(op, y, mask, rotation, tap))
             x = op.Add(x, self.transform(op, self.feed_forward_norm(op, x), tap))
         else:
             x = self.self_attention_norm(op, op.Add(x, self.attend_self(op, x, mask, rotation, tap)))
@@ -146,18 +149,20 @@ class Encoder(nn.Module):
         self.positions = Positions(config, causal=False)
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
-        self.layers = nn.ModuleList([EncoderLayer(config, attention) for _ in range(config.encoder_layers)])
+        self.layers = nn.ModuleList(
+            [EncoderLayer(config, attention, first=i == 0) for i in range(config.encoder_layers)]
+        )
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
-        x, rotation, masks = self.positions(op, x, position_ids, mask)
+        x, rotations, masks = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
             x = self.embedding_norm(op, x)
             tap("embedding_norm", x)
-        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+        for i, (layer, rotation, mask) in enumerate(zip(self.layers, rotations, masks, strict=True)):
             x = layer(op, x, mask, rotation, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(op, x)
@@ -190,12 +195,12 @@ class Decoder(nn.Module):
         tap: Tap = no_tap,
     ) -> ir.Value:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
-        x, rotation, masks = self.positions(op, x, position_ids, mask)
+        x, rotations, masks = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
             x = self.embedding_norm(op, x)
             tap("embedding_norm", x)
-        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+        for i, (layer, rotation, mask) in enumerate(zip(self.layers, rotations, masks, strict=True)):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
             x = layer(op, x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))

@@ -16,14 +16,15 @@ from .primitives import Op, Parameter, full_precision
 class LayerNorm(nn.Module):
     """weight * (x - mean) / sqrt(variance + epsilon) + bias, variance with 1/D (Ba et al. 2016; section 3.1)."""
 
-    def __init__(self, width: int, epsilon: float):
+    def __init__(self, width: int, epsilon: float, bias: bool = True):
         super().__init__()
         self.weight = Parameter([width])
-        self.bias = Parameter([width])
+        self.bias = Parameter([width]) if bias else None
         self.epsilon = epsilon
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.epsilon)
+        parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return op.LayerNormalization(x, *parameters, axis=-1, epsilon=self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -45,5 +46,6 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    norm_class = LayerNorm if config.norm == "layernorm" else RMSNorm
-    return norm_class(config.d_model, config.norm_epsilon)
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.d_model, config.norm_epsilon)
+    return LayerNorm(config.d_model, config.norm_epsilon, config.norm_bias)

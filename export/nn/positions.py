@@ -16,7 +16,7 @@ from onnxscript import nn
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 
-from .masks import Mask
+from .masks import HIDDEN, Mask, window_mask
 from .primitives import Op, Parameter, Role, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
@@ -34,6 +34,8 @@ class PositionIds(NamedTuple):
     distances: ir.Value
     """(L, S) or, where rows are at places of their own, (B, L, S): place of the key less that of the query, so those to
     come are positive. Padding takes a place."""
+    hidden: float = HIDDEN
+    """What a window adds to the scores of keys that it hides."""
 
 
 def positions_of(op: Op, length: ir.Value, tokens: ir.Value) -> PositionIds:
@@ -60,8 +62,8 @@ class Placed(NamedTuple):
 
     x: ir.Value
     """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
-    rotation: Rotation
-    """Rotary angles, the same for all layers."""
+    rotations: list[Rotation]
+    """Rotary angles of each layer."""
     masks: list[Mask]
     """What is added to the scores of each layer's self-attention."""
 
@@ -85,8 +87,29 @@ class Positions(nn.Module):
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D)."""
-        angles = rotation(op, self.config, position_ids)
+        angles = self.turned(op, position_ids)
         return Placed(self.added(op, x, position_ids), angles, self.scored(op, mask, position_ids))
+
+    def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
+        """Each layer's angles: once for all layers, or once for each of their bases."""
+        if not self.config.layer_pattern:
+            return [rotation(op, self.config, position_ids)] * self.count
+        each = [self.config.of("encoder", i) for i in range(self.count)]
+        angles = {c.rotary_base: rotation(op, c, position_ids, self.tables_of(c)) for c in dict.fromkeys(each)}
+        return [angles[c.rotary_base] for c in each]
+
+    def tables_of(self, layer: TransformerConfig) -> str:
+        """What tables of a layer's own base are called."""
+        return "positions" if layer.rotary_base == self.config.rotary_base else f"positions.{layer.rotary_base:g}"
+
+    def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
+        """Each layer's mask with what its window hides."""
+        windows = [self.config.of("encoder", i).window for i in range(self.count)]
+        masks = {
+            w: mask if w is None else window_mask(op, mask, position_ids.distances, w, position_ids.hidden)
+            for w in dict.fromkeys(windows)
+        }
+        return [masks[w] for w in windows]
 
     def added(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
         """x + position rows, (B, L, D)."""
@@ -99,7 +122,7 @@ class Positions(nn.Module):
         """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
         2020)."""
         if self.kind not in RELATIVE:
-            return [mask] * self.count
+            return [mask] * self.count if self.causal else self.windowed(op, mask, position_ids)
         first = self.config.max_positions - 1  # of the table: that of the distance 0
         rows = op.Gather(bucket_table(op, self.config, self.causal), op.Add(position_ids.distances, first))
         if self.kind == "relative_layers":
@@ -131,12 +154,14 @@ def plus_mask(op: Op, bias: ir.Value, mask: Mask) -> ir.Value:
     return bias if mask is None else op.Add(mask, bias)
 
 
-def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds) -> Rotation:
-    """The angles of these positions, once for all layers; None unless positions are rotary."""
+def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds, name: str = "positions") -> Rotation:
+    """The angles of these positions, by tables of that name; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
     # Heads are the second axis of queries and keys, whatever the target.
-    cos, sin = (op.Unsqueeze(op.Gather(rows, position_ids.index, axis=0), [1]) for rows in rotary_table(op, config))
+    cos, sin = (
+        op.Unsqueeze(op.Gather(rows, position_ids.index, axis=0), [1]) for rows in rotary_table(op, config, name)
+    )
     return cos, sin
 
 
@@ -166,9 +191,9 @@ def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:
     return table(op, name, lambda: relative_buckets(config.max_positions, config, causal))
 
 
-def rotary_table(op: Op, config: TransformerConfig) -> tuple[ir.Value, ir.Value]:
+def rotary_table(op: Op, config: TransformerConfig, name: str = "positions") -> tuple[ir.Value, ir.Value]:
     """cos and sin, each (max_positions, d_k/2)."""
     return (
-        table(op, "positions.cos", lambda: rotary_tables(config.max_positions, config)[0]),
-        table(op, "positions.sin", lambda: rotary_tables(config.max_positions, config)[1]),
+        table(op, f"{name}.cos", lambda: rotary_tables(config.max_positions, config)[0]),
+        table(op, f"{name}.sin", lambda: rotary_tables(config.max_positions, config)[1]),
     )

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD = 64 * 1024  # bytes of a request that are not its body
 PIECE = 4 * 1024  # bytes that are parsed at once: so much more a head may have
 FRAMING = 16  # bytes around each byte of a body that comes in tiny chunks
-MAX_PIPELINE = 32  # requests that are sent before the first is answered
+MAX_PIPELINE = 32  # requests that are read before the first is answered; the others wait to be read
 WRITE_SECONDS = 30.0  # for a client that does not read
 LINGER_SECONDS = 2.0  # in which what a client still sends is read, so that it sees why it was refused
 LINGER_BYTES = 4 << 20
@@ -62,8 +63,20 @@ def missing_methods() -> list[str]:
     return [name for name in OVERRIDDEN if not hasattr(HttpToolsProtocol, name)]
 
 
+class Flow(FlowControl):
+    """As uvicorn's, but nothing is read while what came before still waits to be parsed."""
+
+    full = False
+
+    def resume_reading(self) -> None:
+        if not self.full:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """`guard`: shared by all; the other arguments are uvicorn's."""
+
+    flow: Flow  # type: ignore[assignment]
 
     def __init__(self, guard: Guard, header_seconds: float, idle_seconds: float, **given: Any):
         super().__init__(**given)
@@ -71,6 +84,8 @@ class Connection(HttpToolsProtocol):
         self.held = 0
         self.unfit: tuple[int, str] | None = None  # what is wrong with the coding of a request's body
         self.answered: Any = None  # the request whose turn it is, of several that were sent at once
+        self.waiting = b""  # bytes behind many requests: they are parsed when some of those are answered
+        self.said_all = False  # the client sends nothing more
         self.in_head = True
         self.incomplete = False  # a request has begun and not ended
         self.overhead = 0  # bytes since its beginning that are not its body
@@ -86,10 +101,13 @@ class Connection(HttpToolsProtocol):
     @property
     def working(self) -> bool:
         cycle = self.cycle
-        return bool(self.pipeline) or (cycle is not None and not cycle.response_complete and not cycle.more_body)
+        return bool(self.pipeline or self.waiting) or (
+            cycle is not None and not cycle.response_complete and not cycle.more_body
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Flow(transport)
         self._wait(self.header_seconds)
         self.guard.add(self)
 
@@ -111,15 +129,30 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether it stays open for what is still to be said: to one who has asked, and now only reads."""
+        self.said_all = True
+        return bool(self.waiting) or self._answers_the_last()
+
+    def _answers_the_last(self) -> bool:
+        """Whether a request is still to be answered to one who sends nothing more."""
         if self.working and not self.incomplete:
             self.cycle.keep_alive = False  # the last that was asked; closed after its answer
             return True
         return False
 
     def data_received(self, data: bytes) -> None:
+        self.waiting += data
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what has come, until many requests wait for their answers; the rest then waits, and no more is read."""
+        data, self.waiting = self.waiting, b""
         for first in range(0, len(data), PIECE):
             if self.transport.is_closing():
                 return
+            if len(self.pipeline) > MAX_PIPELINE:
+                self.waiting = data[first:]
+                self.guard.hold(self, len(self.waiting))
+                break
             piece = data[first : first + PIECE]
             if self.left_over is not None:
                 self._drop(len(piece))
@@ -135,10 +168,13 @@ class Connection(HttpToolsProtocol):
             super().data_received(piece)
             if self.transport.is_closing() or self.left_over is not None:
                 return
-            if len(self.pipeline) > MAX_PIPELINE:
-                self.transport.abort()
-            elif self.overhead > MAX_HEAD:
+            if self.overhead > MAX_HEAD:
                 self._refuse_head()
+        self.flow.full = bool(self.waiting)
+        if self.waiting:
+            self.flow.pause_reading()
+        elif self.said_all and not self._answers_the_last():
+            self._close()
 
     # What the parser finds.
     def on_message_begin(self) -> None:
@@ -170,6 +206,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.guard.release(self)
+        if self.waiting and not self.transport.is_closing():
+            self._read_on()
+            self.flow.resume_reading()
         if self.transport.is_closing():
             self._abort_later()
         elif not self.working:

@@ -3,6 +3,7 @@
     OUT/distil.json         teacher and text that the folder was begun with
     OUT/translations.txt    the teacher's translations of the sources, on which the student is trained
     OUT/model ...           the student's run, as `train` leaves it
+    OUT/shortlist.bin       which target tokens the student's source tokens become
     OUT/marian              what Marian's engines read
 
 Each part is kept where it is whole, and what was interrupted goes on.
@@ -22,13 +23,16 @@ import typer
 
 from mlx_transformer.system.errors import UserError
 
+from .converting import shortlist
 from .settings import Model
 
 if TYPE_CHECKING:
     from mlx_transformer.training.recipe import Recipe
 
-RECORD, TRANSLATIONS, MARIAN = "distil.json", "translations.txt", "marian"
+RECORD, TRANSLATIONS, SHORTLIST, MARIAN = "distil.json", "translations.txt", "shortlist.bin", "marian"
 FORMAT = 1
+FIRST = 50
+"""Tokens that every sentence's translation may have, the commonest ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +146,9 @@ def _write(out: Path, source: Path) -> None:
     """Write OUT/marian, unless it is that of the weights."""
     from export import marian_scales
     from mlx_transformer.convert import to_marian
-    from mlx_transformer.core.checkpoint import weights_digest
+    from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest
     from mlx_transformer.families.marian_files.folder import holds_marian
+    from mlx_transformer.families.marian_files.shortlist import read_shortlist
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.files import read_json
 
@@ -152,5 +157,8 @@ def _write(out: Path, source: Path) -> None:
         print(f"{folder}: as it was written")
         return
     scales = marian_scales(out, None, print) or marian_scales(out, source, print)
-    print("; ".join([f"{folder}: written", *to_marian(out, folder, holds_marian(folder), scales)]))
+    first = min(FIRST, open_checkpoint(out).config.vocab_size - 1)
+    shortlist(out, out / SHORTLIST, source=source, reference=out / TRANSLATIONS, first=first, force=True)
+    notes = to_marian(out, folder, holds_marian(folder), scales, read_shortlist(out / SHORTLIST))
+    print("; ".join([f"{folder}: written", *notes]))
     write_text(out / RECORD, json.dumps({**record, "written": digest}, indent=2) + "\n")

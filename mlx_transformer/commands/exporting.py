@@ -21,6 +21,8 @@ class FormSettings:
     """Write one file, OUT.onnx, that holds the search too: ids in, n best out."""
     embed_tokenizer: bool = False
     """As --search, with the tokenizer inside: strings in, strings out."""
+    triton: bool = False
+    """Write such a file as a model of Triton's: OUT/config.pbtxt and OUT/1/model.onnx."""
 
 
 def export(
@@ -32,19 +34,22 @@ def export(
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
+    from export.search.triton import export_triton
     from mlx_transformer.system.progress import quiet_progress
 
     one_file = form.search or form.embed_tokenizer
     lines: list[str] = []
     try:
         with quiet_progress("export") as watch:
-            if one_file:
+            if form.triton:
+                export_triton(checkpoint, out, settings, text=form.embed_tokenizer, told=lines.append, watch=watch)
+            elif one_file:
                 export_search(checkpoint, out, settings, text=form.embed_tokenizer, told=lines.append, watch=watch)
             else:
                 export_onnx(checkpoint, out, settings, told=lines.append, watch=watch)
     finally:
         print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
-    if one_file:
+    if one_file and not form.triton:
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
     else:
         print(_folder(out))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from mlx_transformer.core.heads import Head
 from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.system.fields import kinds_of, meanings_of
 
@@ -49,6 +50,10 @@ def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
         type_name = ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
     elif isinstance(default, Mapping):
         type_name, default = "table", dict(default)
+    elif isinstance(default, Head):
+        type_name, default = "table", default.to_dict()
+    elif name == "layer_pattern":
+        type_name, default = "list of tables", list(default)
     else:
         return
     key = f"# {name} =" + ("" if default is None else " " + json.dumps(default))

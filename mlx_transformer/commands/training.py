@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,6 +64,16 @@ def _help_recipe(asked: bool) -> None:
         raise typer.Exit
 
 
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings:
+    """What a run asks of its machine."""
+
+    device: Literal["cpu", "gpu"] | None = None
+    """Where MLX computes; unset: the GPU, if there is one."""
+    keep_awake: bool = False
+    """Keep a Mac from sleeping while it trains (caffeinate)."""
+
+
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A TOML recipe or the name of a built-in one; with --resume, a run's folder.")
@@ -77,12 +87,7 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that OUT holds.")] = False,
-    device: Annotated[
-        Literal["cpu", "gpu"] | None, typer.Option(help="Where MLX computes.", show_default="the GPU, if there is one")
-    ] = None,
-    keep_awake: Annotated[
-        bool, typer.Option("--keep-awake", help="Keep a Mac from sleeping while it trains (caffeinate).")
-    ] = False,
+    machine: MachineSettings,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be trained, take 20 steps to forecast, write nothing.")
     ] = False,
@@ -92,8 +97,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a translator on parallel text or the built-in corpus, or by --objective another model on plain text."""
-    if device is not None:
-        os.environ["MLX_TRANSFORMER_DEVICE"] = device  # read when MLX is imported first
+    if machine.device is not None:
+        os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read when MLX is imported first
     from mlx_transformer.system.mac import kept_awake
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe
@@ -117,7 +122,7 @@ def train(
         with tempfile.TemporaryDirectory() as folder:
             print(Trainer(chosen, Path(folder), group=group).rehearse())
         return
-    with kept_awake() if keep_awake else nullcontext():
+    with kept_awake() if machine.keep_awake else nullcontext():
         result = Trainer(chosen, out, resume, force=force, group=group).run()
     state = result.state
     if not group.leads:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
+from mlx_transformer.system.fields import Bounds, check_fields, kinds_of, unknown_keys
 from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.page import table
 
@@ -37,7 +37,8 @@ TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
 Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
 Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
-Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
+MOST_LAYERS = 1000
+Layers = Annotated[int, Bounds(at_least=0, at_most=MOST_LAYERS)]
 TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
@@ -55,11 +56,14 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 """What a summary shows of every model."""
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
+YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
 
 Stack = Literal["encoder", "decoder"]
+OF_A_LAYER = ("rotary_base", "window")
+"""Fields of which a layer may have another value than the others."""
 OF_A_STACK = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated")
 """Fields of which the decoder may have another value than the encoder."""
 
@@ -132,6 +136,10 @@ class TransformerConfig:
     x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
     """What normalises."""
+    norm_bias: bool = True
+    """Bias of layernorm; rmsnorm has none."""
+    first_norm: bool = True
+    """The norm before the first layer's attention, with norms in front; ModernBERT has none there."""
     norm_epsilon: Epsilon = 1e-5
     """Added to the variance (RMSNorm: the mean square) in it."""
     activation: Activation = "relu"
@@ -144,6 +152,8 @@ class TransformerConfig:
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
     attention_scale: Scale | None = None
     """What the products of queries and keys are multiplied by; unset: 1 / sqrt(d_k). T5 has 1."""
+    window: Length | None = None
+    """How many positions away the farthest key is that a position of an encoder alone sees; unset: all are seen."""
     decoder_self_attention: DecoderSelfAttention = "attention"
     """The decoder's look at its own tokens: attention, or in its place a simpler simple recurrent unit, whose memory
     stays one vector a layer (ssru; Kim et al. 2019, as in Marian's students)."""
@@ -192,6 +202,10 @@ class TransformerConfig:
     decoder: Table = SAME
     """What the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff, activation, gated."""
 
+    layer_pattern: tuple[Table, ...] = ()
+    """What layers of an encoder alone have otherwise, of rotary_base and window: layer i what entry i has, and from the
+    last one on again from the first."""
+
     pad_id: TokenId = 0
     """Padding."""
     bos_id: TokenId = 1
@@ -200,7 +214,7 @@ class TransformerConfig:
     """End of a sequence."""
 
     def __post_init__(self) -> None:
-        problems = [*check_fields(self), *self._keep_head()]
+        problems = [*check_fields(self), *self._keep_head(), *self._keep_pattern()]
         if not problems:
             if self.d_model % self.heads and None in (self.d_k, self.d_v):
                 problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
@@ -229,6 +243,23 @@ class TransformerConfig:
         except UserError as error:
             return [str(error)]
         return []
+
+    def _keep_pattern(self) -> list[str]:
+        """Keep the shortest pattern of what makes a difference; returns what is wrong with it."""
+        given = self.layer_pattern
+        if not isinstance(given, list | tuple) or not all(isinstance(layer, Mapping) for layer in given):
+            return [f"layer_pattern={given!r:.60} must be a list of tables of fields"]
+        if unknown := [name for layer in given for name in layer if name not in OF_A_LAYER]:
+            return [f"layer_pattern: {unknown[0]!r} is not one of {', '.join(OF_A_LAYER)}"]
+        own = [Table({n: x for n, x in layer.items() if x != getattr(self, n)}) for layer in given]
+        if own and isinstance(self.encoder_layers, int) and 0 < self.encoder_layers <= MOST_LAYERS:
+            each = [own[i % len(own)] for i in range(self.encoder_layers)]
+            periods = (n for n in range(1, len(each) + 1) if all(x == each[i % n] for i, x in enumerate(each)))
+            own = each[: next(periods)]
+        object.__setattr__(self, "layer_pattern", tuple(own) if any(own) else ())
+        kinds = kinds_of(TransformerConfig)
+        wrong = [(name, x) for layer in own for name, x in layer.items() if not kinds[name].accepts(x)]
+        return [f"layer_pattern: {name}={x!r:.60} {kinds[name].wanted}" for name, x in wrong]
 
     def _keep_decoder(self) -> list[str]:
         """Keep of the decoder's table what makes a difference; returns what is wrong with it."""
@@ -283,8 +314,11 @@ class TransformerConfig:
         """Width of what the classifier gives."""
         return {"vocabulary": self.vocab_size, "spans": 2}.get(self.head.kind, len(self.head.labels))
 
-    def of(self, stack: Stack) -> TransformerConfig:
-        """The config as one stack sees it. What follows, as d_k = d_model / heads, follows from the stack's own."""
+    def of(self, stack: Stack, layer: int | None = None) -> TransformerConfig:
+        """The config as one stack sees it, or one layer. What follows, as d_k = d_model / heads, follows from the
+        stack's own."""
+        if layer is not None and self.layer_pattern:
+            return _of_layer(self, layer % len(self.layer_pattern))
         return _of(self, stack) if self.decoder else self
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,7 +326,7 @@ class TransformerConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         kept = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
-        tables = {"decoder": dict, "head": Head.to_dict}
+        tables = {"decoder": dict, "head": Head.to_dict, "layer_pattern": lambda pattern: list(map(dict, pattern))}
         return {name: tables[name](value) if name in tables else value for name, value in kept.items()}
 
     def summary(self) -> dict[str, str]:
@@ -338,6 +372,11 @@ class TransformerConfig:
 def _of(config: TransformerConfig, stack: Stack) -> TransformerConfig:
     shared = dataclasses.replace(config, decoder=SAME)
     return _with_own(shared, config.decoder) if stack == "decoder" else shared
+
+
+@lru_cache(maxsize=256)
+def _of_layer(config: TransformerConfig, entry: int) -> TransformerConfig:
+    return dataclasses.replace(config, layer_pattern=(), **config.layer_pattern[entry])
 
 
 def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerConfig:

@@ -136,7 +136,8 @@ def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterato
     for i in range(layers):
         layer = f"{name}.layers.{i}"
         yield from of_self(c, f"{layer}.self_attention")
-        yield from _norm(c, f"{layer}.self_attention_norm")
+        if c.first_norm or i:
+            yield from _norm(c, f"{layer}.self_attention_norm")
         if cross:
             yield from _attention(c, f"{layer}.cross_attention")
             yield from _norm(c, f"{layer}.cross_attention_norm")
@@ -176,5 +177,5 @@ def _linear(name: str, out: int, width: int, bias: bool) -> Iterator[tuple[str, 
 
 def _norm(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
     yield f"{name}.weight", (c.d_model,)
-    if c.norm == "layernorm":
+    if c.norm == "layernorm" and c.norm_bias:
         yield f"{name}.bias", (c.d_model,)

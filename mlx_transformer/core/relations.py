@@ -41,6 +41,15 @@ def relations(c: Any) -> list[str]:
         check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
     if c.positions == "sinusoidal_concat":
         check(c.d_model >= 4, "positions='sinusoidal_concat' divides by d_model/2 - 1: d_model must be at least 4")
+    check(c.norm_bias or c.norm == "layernorm", f"norm_bias is of layernorm, not of norm={c.norm!r}")
+    local = c.window is not None or bool(c.layer_pattern)
+    alone = "window, layer_pattern and first_norm are of an encoder alone"
+    check(c.architecture == "encoder" or (c.first_norm and not local), f"{alone}, not of {c.architecture!r}")
+    check(c.first_norm or c.norm_placement == "pre", "first_norm: norms behind the sub-layers are in every layer")
+    relative = c.positions in RELATIVE and local
+    check(not relative, f"positions={c.positions!r} are the same in all layers and see all keys: no window, no pattern")
+    bases = c.positions == "rotary" or not any("rotary_base" in layer for layer in c.layer_pattern)
+    check(bases, f"layer_pattern: rotary_base is of rotary positions, not of positions={c.positions!r}")
     if c.architecture == "encoder-decoder":
         check(c.encoder_layers > 0, "an encoder-decoder needs encoder_layers of at least 1")
         check(c.decoder_layers > 0, "an encoder-decoder needs decoder_layers of at least 1")

@@ -58,6 +58,8 @@ class At:
     """(1, V) in place of (V,)."""
     unread: int = 0
     """Rows in front that nothing reads: left behind, and written as zeros."""
+    part: tuple[int, int] = (0, 1)
+    """Which of how many equal parts of the first axis, where one tensor has several of ours."""
     optional: bool = False
     """Where it isn't there it is zeros."""
 
@@ -140,7 +142,7 @@ class Family:
                 continue
             array = tensors[present[0]]
             array = array[0] if at.leading and array.shape[:1] == (1,) else array
-            stored = (shape[0] + at.unread, *shape[1:])
+            stored = ((shape[0] + at.unread) * at.part[1], *shape[1:])
             if array.shape != stored:
                 problems.append(f"{present[0]} is {array.shape}, expected {stored}")
             if array.dtype.kind != "f":
@@ -150,6 +152,8 @@ class Family:
                 for n in present[1:]
                 if not np.array_equal(tensors[n], tensors[present[0]])
             ]
+            if at.part[1] > 1 and array.shape == stored:
+                array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
             weights[name] = array[at.unread :] if at.unread else array
         for name, array in tensors.items():
             if name in used or _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored):
@@ -162,9 +166,12 @@ class Family:
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
         """Their tensors of our parameters, under the first of their names or under each."""
-        written = {}
+        written: dict[str, Any] = {}
         for name, (names, at) in self.places(config).items():
-            written |= dict.fromkeys(names if at.each else names[:1], _stored(weights[name], at))
+            array = _stored(weights[name], at)
+            if at.part[0]:  # parts come in their order, as parameters do
+                array = np.concatenate([written[names[0]], array])
+            written |= dict.fromkeys(names if at.each else names[:1], array)
         return written
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:

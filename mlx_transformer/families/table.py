@@ -11,13 +11,14 @@ from .engine import Family, differences
 from .m2m100 import M2M100
 from .marian import MARIAN
 from .mbart import MBART
+from .modernbert import MODERNBERT
 from .mt5 import MT5
 from .pegasus import PEGASUS
 from .roberta import ROBERTA, XLM_ROBERTA
 from .t5 import T5
 from .umt5 import UMT5
 
-MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
+MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: its family}"""
 

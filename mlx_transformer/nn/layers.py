@@ -30,11 +30,13 @@ from .taps import Tap, no_tap, within
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward; a residual connection, dropout and a norm around each."""
 
-    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
         self.self_attention = attention(config)
-        self.self_attention_norm = make_norm(config)
+        self.normed = config.first_norm or not first
+        if self.normed:
+            self.self_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
@@ -42,7 +44,8 @@ class EncoderLayer(nn.Module):
     def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
         """(B, L, D) -> (B, L, D)."""
         if self.pre_norm:
-            x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, tap))
+            y = self.self_attention_norm(x) if self.normed else x
+            x = x + self.dropout(self.attend_self(y, mask, rotation, tap))
             x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))
         else:
             x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, tap)))
@@ -135,19 +138,19 @@ class Encoder(nn.Module):
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.layers = [EncoderLayer(config, attention) for _ in range(config.encoder_layers)]
+        self.layers = [EncoderLayer(config, attention, first=i == 0) for i in range(config.encoder_layers)]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> mx.array:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
-        x, rotation, masks = self.positions(x, position_ids, mask)
+        x, rotations, masks = self.positions(x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
             tap("embedding_norm", x)
         x = self.dropout(x)
-        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+        for i, (layer, rotation, mask) in enumerate(zip(self.layers, rotations, masks, strict=True)):
             x = layer(x, mask, rotation, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(x)
@@ -180,13 +183,13 @@ class Decoder(nn.Module):
         tap: Tap = no_tap,
     ) -> mx.array:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
-        x, rotation, masks = self.positions(x, position_ids, mask)
+        x, rotations, masks = self.positions(x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
             tap("embedding_norm", x)
         x = self.dropout(x)
-        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+        for i, (layer, rotation, mask) in enumerate(zip(self.layers, rotations, masks, strict=True)):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
             x = layer(x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))

@@ -45,6 +45,15 @@ def document_mask(segments: mx.array) -> mx.array:
     return (causal_mask(length, length) & (segments[:, :, None] == segments[:, None, :]))[:, None]
 
 
+def window_mask(mask: Mask, length: int, window: int) -> mx.array:
+    """Hide keys that are more than `window` positions away, and those that a mask (B, 1, 1, L) hides: (L, L) or (B, 1,
+    L, L). A query sees itself."""
+    places = mx.arange(length)
+    near = mx.abs(places[:, None] - places) <= window
+    array = as_array(mask, length, length)
+    return near if array is None else (near & array) | (places[:, None] == places)
+
+
 def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
     """How much each of a row's positions counts in its vector: tokens (B, S), True on tokens -> (B, 1, S)."""
     real = tokens.astype(mx.int32)

@@ -14,14 +14,15 @@ from mlx_transformer.core.config import TransformerConfig
 class LayerNorm(nn.Module):
     """weight * (x - mean) / sqrt(variance + epsilon) + bias, variance with 1/D (Ba et al. 2016; section 3.1)."""
 
-    def __init__(self, width: int, epsilon: float):
+    def __init__(self, width: int, epsilon: float, bias: bool = True):
         super().__init__()
         self.weight = mx.ones((width,))
-        self.bias = mx.zeros((width,))
+        if bias:
+            self.bias = mx.zeros((width,))
         self.epsilon = epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.layer_norm(x, self.weight, self.bias, self.epsilon)
+        return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -37,5 +38,6 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    norm_class = LayerNorm if config.norm == "layernorm" else RMSNorm
-    return norm_class(config.d_model, config.norm_epsilon)
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.d_model, config.norm_epsilon)
+    return LayerNorm(config.d_model, config.norm_epsilon, config.norm_bias)

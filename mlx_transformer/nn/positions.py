@@ -17,7 +17,7 @@ from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 from mlx_transformer.system.errors import UserError
 
-from .masks import Mask, as_array, as_numbers
+from .masks import Mask, as_array, as_numbers, window_mask
 
 CHUNK = 1024
 
@@ -62,8 +62,8 @@ class Placed(NamedTuple):
 
     x: mx.array
     """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
-    rotation: Rotation
-    """Rotary angles, the same for all layers."""
+    rotations: list[Rotation]
+    """Rotary angles of each layer."""
     masks: list[Mask]
     """Mask of each layer's self-attention."""
 
@@ -87,8 +87,23 @@ class Positions(nn.Module):
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D). `UserError` for a position past a learned table."""
-        angles = rotation(self.config, position_ids, x.dtype)
+        angles = self.turned(position_ids, x.dtype)
         return Placed(self.added(x, position_ids), angles, self.scored(mask, position_ids, x.shape[1]))
+
+    def turned(self, position_ids: PositionIds, dtype: mx.Dtype) -> list[Rotation]:
+        """Each layer's angles: once for all layers, or once for each of their bases."""
+        if not self.config.layer_pattern:
+            return [rotation(self.config, position_ids, dtype)] * self.count
+        each = [self.config.of("encoder", i) for i in range(self.count)]
+        angles = {c.rotary_base: rotation(c, position_ids, dtype) for c in dict.fromkeys(each)}
+        return [angles[c.rotary_base] for c in each]
+
+    def windowed(self, mask: Mask, queries: int) -> list[Mask]:
+        """Each layer's mask with what its window hides."""
+        windows = [self.config.of("encoder", i).window for i in range(self.count)]
+        masks: dict[int | None, Mask] = {None: mask}
+        masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
+        return [masks[w] for w in windows]
 
     def added(self, x: mx.array, position_ids: PositionIds) -> mx.array:
         """x + position rows, (B, L, D)."""
@@ -106,7 +121,7 @@ class Positions(nn.Module):
         """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
         2020)."""
         if self.kind not in RELATIVE:
-            return [mask] * self.count
+            return [mask] * self.count if self.causal else self.windowed(mask, queries)
         keys = position_ids.limit
         table = bucket_table(keys, self.config, self.causal)
         distances = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]

@@ -43,7 +43,7 @@ CHOICES = completed(NAMED)
 
 
 def encoder_decoder(name: str) -> TransformerConfig:
-    return TransformerConfig(**{**SIZES, **CHOICES[name]})
+    return TransformerConfig(**fitted({**SIZES, **CHOICES[name]}))
 
 
 def alone(name: str, architecture: str) -> TransformerConfig:

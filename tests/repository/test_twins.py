@@ -70,6 +70,7 @@ ONLY_ONNX = {
     "ssru.OneStep": "targets whose graphs take one token a run need no rounds; MLX sees the number",
     "ssru.OneStep.extend": "see OneStep",
     "ssru._rounds": "a graph's rounds are a Loop",
+    "positions.Positions.tables_of": "a graph's tables have names",
     "positions.distances": "MLX has kernels of their own for causal masks",
 }
 ARGUMENTS = {
@@ -78,6 +79,9 @@ ARGUMENTS = {
     "cache.Cache.self_mask": "a fused kernel wants one mask a head",
     "masks.causal_mask": "a graph's masks follow from distances, which each target knows in its own way",
     "masks.causal_padding_mask": "a graph's masks follow from distances",
+    "masks.window_mask": "a graph's masks follow from distances, and are numbers",
+    "positions.Positions.turned": "a graph is float32",
+    "positions.Positions.windowed": "a graph's position ids know their distances",
     "model.Transformer.step": "`last` belongs to the search",
     "positions.Positions.scored": "a graph's position ids know their distances",
     "positions.bucket_table": "a graph's table has max_positions rows",
@@ -104,6 +108,8 @@ BODIES = {
     "masks.padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",
     "model.Transformer.output_rows": "a layer of its own in MLX, whose integers stay integers",
     "model.Transformer.logits": "the bias of a tied classifier is a module in a graph",
+    "norms.LayerNorm.__call__": "an operator of a graph has one input less without a bias, MLX's takes None",
+    "positions.Positions.turned": "a graph's tables have names",
     "norms.RMSNorm.__call__": "fused in MLX",
     "model.Transformer.encode": "ids and masks are checked on the host in MLX",
     "model.Transformer.step": "ids are checked on the host in MLX; see ARGUMENTS",

@@ -106,7 +106,7 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     mask = padding_mask(g.op, tokens)
     index = table(g.op, "positions.source", lambda: np.arange(length)[None])
     places = table(g.op, "positions.distances", lambda: np.arange(length) - np.arange(length)[:, None])
-    position_ids = PositionIds(index, places)
+    position_ids = PositionIds(index, places, HIDDEN)
     x = model.embedded(g.op, **source)
     memory = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
     g.give(memory=memory)

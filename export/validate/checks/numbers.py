@@ -78,6 +78,8 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
         return ()
     if place["module"] in ATTENTION:
         return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,)}.get(node.op_type, ())
+    if node.op_type == "Where" and place["module"] == "positions":
+        return 0.0, HIDDEN, half.HIDDEN, coreml.HIDDEN
     return (2.0,) if node.op_type == "Pow" and place["module"].endswith("norm") else ()
 
 

@@ -100,7 +100,10 @@ class Reference(Sublayers):
         x = self.embed(source_embedding_name(c), "encoder", tokens, positions, tap, kinds)
         for i in range(c.encoder_layers):
             layer = f"encoder.layers.{i}"
-            allowed = real[:, None, None, :]  # (B,1,1,S)
+            window = c.of("encoder", i).window
+            apart = np.abs(np.arange(tokens.shape[1])[:, None] - np.arange(tokens.shape[1]))  # (S,S)
+            near = apart >= 0 if window is None else apart <= window
+            allowed = real[:, None, None, :] & near  # (B,1,S,S)
 
             def self_attention(y: Array, name: str = layer, allowed: Bits = allowed) -> Array:
                 observe = self.observer(tap, f"{name}.self_attention")

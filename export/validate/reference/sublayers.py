@@ -94,7 +94,7 @@ class Sublayers:
         """Return the keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
         c = self._stack(name)
         keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
-        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions)
+        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions, c.rotary_base)
         values = split_heads(observe("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
         return keys, values
 
@@ -105,15 +105,18 @@ class Sublayers:
         c = self._stack(name)
         group = c.heads // c.key_value_heads
         Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
-        Q = observe("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions))  # (B,H,L,d_k)
+        Q = observe(
+            "queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions, c.rotary_base)
+        )  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self._bias(name, Q.shape[2], K.shape[2])
         heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
     def _stack(self, name: str) -> TransformerConfig:
-        """The config of the stack that a parameter or sub-layer of this name is in."""
-        return self.config.of("decoder" if name.startswith("decoder.") else "encoder")
+        """The config of the stack, and of the layer of it, that a parameter or sub-layer of this name is in."""
+        stack, _, layer, *_ = name.split(".")
+        return self.config.of("decoder" if stack == "decoder" else "encoder", int(layer))
 
     def _weights(self, scores: Array) -> Array:
         return softmax(scores)
@@ -136,14 +139,14 @@ class Sublayers:
             return x
         return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
 
-    def _turn(self, x: Array, positions: Array | None) -> Array:
+    def _turn(self, x: Array, positions: Array | None, base: float) -> Array:
         """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
 
         `positions` (B,L); None in cross-attention, which has no common axis to turn along.
         """
         if self.config.positions != "rotary" or positions is None:
             return x
-        cos, sin = rotation(positions, x.shape[-1], self.config.rotary_base)
+        cos, sin = rotation(positions, x.shape[-1], base)
         cos, sin = cos.astype(self.dtype)[:, None], sin.astype(self.dtype)[:, None]  # (B,1,L,d_k/2)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -179,13 +182,21 @@ class Sublayers:
     def sublayer(self, name: str, x: Array, sublayer: Callable[[Array], Array], tap: Tap | None) -> Array:
         observe = self.observer(tap, "")
         if self.config.norm_placement == "pre":
-            y = observe_tap(tap, name, sublayer(observe(f"{name}_norm", self._norm(f"{name}_norm", x))))
+            y = observe_tap(tap, name, sublayer(self._before(name, x, observe)))
             return observe(f"{name}.residual", x + y)
         y = observe_tap(tap, name, sublayer(x))
         return observe(f"{name}_norm", self._norm(f"{name}_norm", observe(f"{name}.residual", x + y)))
 
+    def _before(self, name: str, x: Array, observe: Observe) -> Array:
+        """Apply the norm in front of a sub-layer, if there is one."""
+        if not self.config.first_norm and name == "encoder.layers.0.self_attention":
+            return x
+        return observe(f"{name}_norm", self._norm(f"{name}_norm", x))
+
     def _norm(self, name: str, x: Array) -> Array:
-        return norm(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"), self.config.norm_epsilon)
+        gamma = self.weights[f"{name}.weight"]
+        beta = None if self.config.norm == "rmsnorm" else self.weights.get(f"{name}.bias", np.zeros_like(gamma))
+        return norm(x, gamma, beta, self.config.norm_epsilon)
 
     def final_norm(self, stack: str, x: Array, tap: Tap | None) -> Array:
         if self.config.norm_placement == "post":

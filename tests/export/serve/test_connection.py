@@ -224,17 +224,43 @@ def test_who_does_not_read_is_dropped(text_model, monkeypatch):
         assert ended(link)
 
 
-def test_too_many_requests_at_once_on_a_connection(text_model):
-    held = Held(text_model)
-    body = b'{"text": "x"}'
-    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with served(held) as (port, app), opened(port, request) as link:
+def answers(link, count):
+    """(status, body) of so many answers to what was sent at once."""
+    with link.makefile("rb") as stream:
+        for _ in range(count):
+            status = int(stream.readline().split()[1])
+            fields = dict(line.strip().lower().split(b": ", 1) for line in iter(stream.readline, b"\r\n"))
+            yield status, json.loads(stream.read(int(fields[b"content-length"])))
+
+
+@pytest.mark.parametrize("half_closed", [False, True])
+@pytest.mark.parametrize("count", [200, 600])
+def test_many_requests_at_once_on_a_connection_are_answered_in_order(text_model, count, half_closed):
+    held, texts = Held(text_model), ["", "x", "one two"]
+
+    def request(i):
+        body = json.dumps({"text": texts[i % 3]}).encode()
+        return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    def send(link):  # whose sender waits while nobody reads
+        link.sendall(b"".join(map(request, range(1, count))))
+        if half_closed:
+            link.shutdown(socket.SHUT_WR)
+
+    with served(held) as (port, app), opened(port, request(1)) as link:
         until(lambda: app.batcher.running == 1)
-        with contextlib.suppress(OSError):
-            link.sendall(request * 2000)
-        assert ended(link)
-        held.go.set()
+        sender = threading.Thread(target=send, args=(link,))
+        sender.start()
         assert health(port) == 200
+        held.go.set()
+        expected = [{"translations": text_model.translate([text])} for text in texts]
+        found = list(answers(link, count))
+        assert found == [(200, expected[i % 3]) for i in (1, *range(1, count))]
+        sender.join(PATIENCE)
+        if half_closed:
+            assert ended(link)
+        else:
+            assert sent(link, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")[0] == 200
 
 
 @pytest.mark.parametrize(

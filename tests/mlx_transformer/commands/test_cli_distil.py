@@ -79,7 +79,7 @@ def test_a_student_of_a_teacher(folder: Path, tmp_path: Path, monkeypatch, capsy
     capsys.readouterr()
     assert main("distil", folder / "onnx", *flags(folder, out)) == 0
     marian = out / "marian"
-    names = {"config.yml", "model.intgemm.alphas.bin", "model.npz", "vocab.spm"}
+    names = {"README.md", "config.yml", "lex.21.50.s2t.bin", "model.intgemm.alphas.bin", "model.npz", "vocab.spm"}
     assert {path.name for path in marian.iterdir()} == names
     assert f"{marian}: written\n" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (translations, *marian.iterdir())}

@@ -18,7 +18,7 @@ class More(TransformerConfig):
 
     head_norm: bool = False
     residual: Literal["plain", "scaled", "gated"] = "plain"
-    window: Annotated[int, Bounds(at_least=1, at_most=4096)] | None = None
+    reach: Annotated[int, Bounds(at_least=1, at_most=4096)] | None = None
     logit_cap: Annotated[float, Bounds(above=0)] | None = None
 
 
@@ -27,17 +27,19 @@ def test_options_are_the_fields_with_few_values() -> None:
     assert options_of(More)["residual"] == ("plain", "scaled", "gated")
     assert OPTIONS["gated"] == (False, True)
     assert {"d_model", "dropout", "pad_id"}.isdisjoint(OPTIONS)
-    assert kinds_of(More).keys() | {"decoder"} == {field.name for field in dataclasses.fields(More)}
+    assert kinds_of(More).keys() | {"decoder", "head", "layer_pattern"} == {
+        field.name for field in dataclasses.fields(More)
+    }
 
 
 def test_new_options_are_checked_by_their_annotations() -> None:
-    assert More(vocab_size=9, window=4, logit_cap=30).logit_cap == 30.0
+    assert More(vocab_size=9, reach=4, logit_cap=30).logit_cap == 30.0
     with pytest.raises(UserError) as caught:
-        More.from_dict({"vocab_size": 9, "head_norm": 1, "residual": "none", "window": 5000, "logit_cap": 0})
+        More.from_dict({"vocab_size": 9, "head_norm": 1, "residual": "none", "reach": 5000, "logit_cap": 0})
     assert str(caught.value) == (
         "TransformerConfig: head_norm=1 must be true or false; "
         "residual='none' is not one of plain, scaled, gated; "
-        "window=5000 must be a whole number of at least 1 and at most 4,096; "
+        "reach=5000 must be a whole number of at least 1 and at most 4,096; "
         "logit_cap=0 must be a finite number above 0"
     )
 
@@ -50,11 +52,11 @@ def test_new_options_join_the_named_models() -> None:
 
 
 def test_new_options_join_the_covering_set_in_every_pair() -> None:
-    factors = factors_of({"window": [{}, {"window": 4}]}, More)
+    factors = factors_of({"reach": [{}, {"reach": 4}]}, More)
     chosen = [
         merged(factors, choice) for choice in covering(factors, lambda values: values == fitted(values), draws=3000)
     ]
-    seen = {(c["residual"], c["norm"], c["head_norm"], c.get("window")) for c in chosen}
+    seen = {(c["residual"], c["norm"], c["head_norm"], c.get("reach")) for c in chosen}
     for first, second in ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3)):
         pairs = {(c[first], c[second]) for c in seen}
         assert len(pairs) == len({c[first] for c in seen}) * len({c[second] for c in seen})

@@ -18,6 +18,14 @@ DISTILBERT = dict(
     **dict(vocab_size=40, n_layers=2, max_position_embeddings=26, pad_token_id=0, dim=16, n_heads=4, hidden_dim=20),
 )
 ODD_DISTILBERT = dict(dim=15, n_heads=5, hidden_dim=9, n_layers=3)
+MODERNBERT = dict(
+    model_type="modernbert",
+    **dict(vocab_size=40, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=20),
+    **dict(max_position_embeddings=26, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2),
+    **dict(local_attention=6, global_rope_theta=160000.0, local_rope_theta=100.0),
+)
+BIASED = dict(attention_bias=True, mlp_bias=True, norm_bias=True, classifier_bias=True)
+BIASED |= dict(hidden_size=24, num_attention_heads=3, intermediate_size=9, num_hidden_layers=5)
 
 MODELS = {
     "bert": {**BERT, "architectures": ["BertModel"]},
@@ -52,5 +60,17 @@ MODELS = {
     "distilbert-classes": {**DISTILBERT, **LABELS, "architectures": ["DistilBertForSequenceClassification"]},
     "distilbert-tokens": {**DISTILBERT, **LABELS, "architectures": ["DistilBertForTokenClassification"]}
     | dict(max_position_embeddings=150, n_heads=1),
+    "modernbert": {**MODERNBERT, "architectures": ["ModernBertModel"]},
+    "modernbert-words": {**MODERNBERT, "architectures": ["ModernBertForMaskedLM"], "global_attn_every_n_layers": 2},
+    "modernbert-untied": {**MODERNBERT, **BIASED, "architectures": ["ModernBertForMaskedLM"]}
+    | dict(tie_word_embeddings=False, decoder_bias=False, local_attention=2),
+    "modernbert-classes": {**MODERNBERT, **LABELS, "architectures": ["ModernBertForSequenceClassification"]}
+    | dict(hidden_activation="silu", classifier_activation="tanh"),
+    "modernbert-mean": {**MODERNBERT, **BIASED, **LABELS, "architectures": ["ModernBertForSequenceClassification"]}
+    | dict(classifier_pooling="mean", num_hidden_layers=1),
+    "modernbert-tokens": {**MODERNBERT, **LABELS, "architectures": ["ModernBertForTokenClassification"]}
+    | dict(local_attention=128, max_position_embeddings=150, pad_token_id=3),
+    "modernbert-spans": {**MODERNBERT, "architectures": ["ModernBertForQuestionAnswering"], "local_attention": 7}
+    | dict(global_attn_every_n_layers=1),
     "distilbert-spans": {**DISTILBERT, **ODD_DISTILBERT, "architectures": ["DistilBertForQuestionAnswering"]},
 }

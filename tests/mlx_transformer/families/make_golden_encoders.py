@@ -26,7 +26,7 @@ from golden_encoder_models import MODELS
 from transformers import AutoConfig
 
 GIVEN = ("last_hidden_state", "pooler_output", "logits", "prediction_logits", "start_logits", "end_logits")
-COUNT_TOKENS = ("roberta", "xlm-roberta")
+COUNT_TOKENS = ("roberta", "xlm-roberta", "modernbert")
 """Families that count tokens, not columns."""
 FIVE = transformers.__version__.startswith("5.")
 
@@ -50,7 +50,7 @@ def inputs(config: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # Poolers read the first column, be it padding.
     of_rows = config["architectures"][0].endswith(("Model", "SequenceClassification")) and config.get("pooler", True)
     pad, most = config["pad_token_id"], config["max_position_embeddings"]
-    most -= pad + 1 if counts else 0
+    most -= pad + 1 if "roberta" in config["model_type"] else 0
     lengths = (most, 4, 1, 11)
     ids = np.full((len(lengths), most), pad)
     mask = np.zeros_like(ids)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import onnxruntime
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from export import OnnxTransformer, export_onnx
 from export.validate import compare
@@ -138,6 +138,7 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
     before, after = contents(FOUR / name), contents(written)
     alike = {"architectures"} if before["architectures"] == ["BertForPreTraining"] else set()
     alike |= {"hidden_act"} if before.get("hidden_act") == "gelu_new" else set()  # which has two names
+    alike |= {"global_attn_every_n_layers"} if before.get("num_hidden_layers") == 1 else set()
     alike |= {key for key in ("label2id", "sep_token_id", "cls_token_id") if before.get(key) is None}
     differing = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     assert differing <= alike
@@ -188,6 +189,7 @@ def rolled(weights: Arrays, end: str) -> Arrays:
     return {n: np.roll(array, 1, axis=0) if n.endswith(end) else array for n, array in weights.items()}
 
 
+NEAR = {"window": 3, "rotary_base": 100.0}
 WRONG: dict[str, tuple[str, dict, str]] = {
     "epsilon 1e-12 for 1e-5": ("bert-words", dict(norm_epsilon=1e-12), ""),
     "tanh for erf": ("bert", dict(activation="gelu_tanh"), ""),
@@ -204,6 +206,23 @@ WRONG: dict[str, tuple[str, dict, str]] = {
     "square root": ("bert", dict(scale_embeddings=True), ""),
     "positions off by one": ("bert-tokens", {}, ".positions.weight"),
     "kinds of tokens off by one": ("bert", {}, "token_type_embedding.weight"),
+    "a window of one more": ("modernbert", dict(layer_pattern=[{}, {**NEAR, "window": 4}, {**NEAR, "window": 4}]), ""),
+    "a window of one less": ("modernbert", dict(layer_pattern=[{}, {**NEAR, "window": 2}, {**NEAR, "window": 2}]), ""),
+    "no window": ("modernbert", dict(layer_pattern=[{}, {"rotary_base": 100.0}, {"rotary_base": 100.0}]), ""),
+    "the base of the other layers": ("modernbert", dict(layer_pattern=[{}, {"window": 3}, {"window": 3}]), ""),
+    "both bases exchanged": (
+        "modernbert-words",
+        dict(rotary_base=100.0, layer_pattern=[{}, {"window": 3, "rotary_base": 160000.0}]),
+        "",
+    ),
+    "window first": ("modernbert-words", dict(layer_pattern=[NEAR, {}]), ""),
+    "the first token for the mean": (
+        "modernbert-mean",
+        dict(head=Head(kind="classes", activation="gelu", norm=True, labels=LABELS)),
+        "",
+    ),
+    "rows of the gate off by one": ("modernbert", {}, "gate_proj.weight"),
+    "norms that don't centre": ("modernbert", dict(norm="rmsnorm", norm_bias=True), ""),
     "positions from pad_id": ("roberta-words", {}, ".positions.weight"),
     "tanh for ReLU": ("distilbert-classes", dict(head=Head(kind="classes", activation="tanh", labels=LABELS)), ""),
     "the model's activation for erf": ("roberta-words", dict(head=Head(activation="relu", norm=True)), ""),
@@ -233,3 +252,51 @@ def test_all_that_is_wrong_with_a_folder_is_told_at_once(tmp_path: Path) -> None
         "id2label={'0': 'a', '2': 'b'}",
     ):
         assert part in str(error.value)
+
+
+def test_all_that_is_wrong_with_modernberts_layers_and_heads_is_told_at_once(tmp_path: Path) -> None:
+    shutil.copytree(FOUR / "modernbert-classes", tmp_path / "wrong")
+    values = contents(tmp_path / "wrong")
+    values |= dict(global_attn_every_n_layers=0, local_attention=1, rope_scaling={"type": "linear"}, layer_types=["a"])
+    values |= dict(classifier_pooling="max", classifier_activation="swoosh", norm_bias="no")
+    (tmp_path / "wrong" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        import_huggingface(tmp_path / "wrong", tmp_path / "out")
+    for part in (
+        "norm_bias='no' must be true or false",
+        "rope_scaling={'type': 'linear'} is not read",
+        "global_attn_every_n_layers=0 must be at least 1",
+        "local_attention=1 must be at least 2",
+        "layer_types=['a'] must name full_attention or sliding_attention for each of 4 layers",
+        "classifier_pooling='max' is not one of cls, mean",
+        "classifier_activation='swoosh' is not one of relu",
+    ):
+        assert part in str(error.value)
+
+
+def test_layers_that_follow_no_rule_are_listed(imported: Path, tmp_path: Path) -> None:
+    """As version 5 has them, and version 4 can't."""
+    shutil.copytree(FIVE / "modernbert", tmp_path / "other")
+    values = contents(tmp_path / "other")
+    values["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    (tmp_path / "other" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    import_huggingface(tmp_path / "other", tmp_path / "ours")
+    config = open_checkpoint(tmp_path / "ours").config
+    assert [config.of("encoder", i).window for i in range(4)] == [3, None, 3, 3]
+    written = contents(to_huggingface(tmp_path / "ours", tmp_path / "theirs"))
+    assert written["layer_types"] == values["layer_types"]
+    assert "global_attn_every_n_layers" not in written
+
+
+def test_old_names_of_norms_are_read(imported: Path, tmp_path: Path) -> None:
+    """gamma and beta, with the prefix that a bare encoder's file need not have."""
+    shutil.copytree(FOUR / "bert", tmp_path / "old")
+    tensors = load_file(tmp_path / "old" / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for end, other in old.items():
+        tensors = {f"{n.removesuffix(end)}{other}" if n.endswith(end) else n: array for n, array in tensors.items()}
+    tensors = {f"bert.{name}": array for name, array in tensors.items()}
+    save_file({**tensors, "bert.embeddings.position_ids": np.arange(26)}, tmp_path / "old" / "model.safetensors")
+    import_huggingface(tmp_path / "old", tmp_path / "ours")
+    before, after = (dict(open_checkpoint(path).tensors()) for path in (imported / "bert", tmp_path / "ours"))
+    assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -1,0 +1,100 @@
+"""One file with the search as a model of NVIDIA's Triton Inference Server, for its ONNX Runtime backend.
+
+    OUT/config.pbtxt      inputs, outputs and batching, in protobuf's text form; the model is called as its folder is
+    OUT/1/model.onnx      version 1: what `export_search` writes, weights beyond 2 GB beside it
+    OUT/README.md         the model card
+
+The config has those inputs that the file has no default for: the backend counts them, and refuses a config with more.
+So Triton searches as the file does when it is told nothing, which is as the model's generation.json says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from export.graph.protos import read_model
+from export.settings import ExportSettings
+from mlx_transformer.core.card import Form, carried, write_card
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.watch import Watch, unwatched
+
+from .write import export_search
+
+CONFIG = "config.pbtxt"
+VERSION, FILE = "1", "model.onnx"
+MAX_BATCH_SIZE = 64
+EXTENSIONS = "libortextensions.so"
+TYPES: dict[int, str] = {
+    onnx.TensorProto.INT64: "TYPE_INT64",
+    onnx.TensorProto.FLOAT: "TYPE_FP32",
+    onnx.TensorProto.STRING: "TYPE_STRING",
+}
+USE = """```sh
+tritonserver --model-repository FOLDER-AROUND-THIS-ONE
+curl localhost:8000/v2/models/{name}
+```"""
+
+
+def export_triton(
+    checkpoint: str | Path,
+    out: str | Path,
+    settings: ExportSettings = ExportSettings(),
+    *,
+    text: bool = False,
+    told: Callable[[str], None] = lambda _: None,
+    watch: Watch = unwatched,
+    **changes: Any,
+) -> Path:
+    """Write a folder of Triton's model repository; returns `out`.
+
+    Arguments and errors are those of `export_search`. text: strings in and out, by onnxruntime-extensions' operators,
+    whose library Triton has to find as libortextensions.so. `out` is new or empty, or with `force` such a folder that
+    is replaced.
+    """
+    out, opened = Path(out), open_checkpoint(checkpoint)
+    check_free(out, "Triton model", _holds_triton, changes.get("force", settings.force), opened.folder)
+    with replace_folder(out, "Triton model") as folder:
+        file = export_search(
+            checkpoint, folder / VERSION / FILE, settings, text=text, told=told, watch=watch, **changes
+        )
+        config = "\n".join(_config(read_model(file).graph, text)) + "\n"
+        (folder / CONFIG).write_text(config, encoding="utf-8")
+        form = Form("triton", ("onnxruntime", "triton", "transformer"), USE.format(name=out.name))
+        write_card(folder, opened.config, form, carried(opened.folder, results=True), out)
+    return out
+
+
+def _holds_triton(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and (folder / VERSION / FILE).is_file()
+
+
+def _config(graph: onnx.GraphProto, text: bool) -> Iterator[str]:
+    defaults = {tensor.name for tensor in graph.initializer}
+    yield 'backend: "onnxruntime"'
+    yield f'default_model_filename: "{FILE}"'
+    yield f"max_batch_size: {MAX_BATCH_SIZE}"
+    for kind, values in (("input", graph.input), ("output", graph.output)):
+        for value in values:
+            if value.name not in defaults:
+                yield from _tensor(kind, value)
+    yield "dynamic_batching { }"
+    if text:
+        yield f'model_operations {{ op_library_filename: "{EXTENSIONS}" }}'
+
+
+def _tensor(kind: str, value: onnx.ValueInfoProto) -> Iterator[str]:
+    """One input or output, without the batch's dimension; a scalar for each row gets one of 1, as Triton asks."""
+    tensor = value.type.tensor_type
+    sizes = [size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim][1:]
+    yield f"{kind} {{"
+    yield f'  name: "{value.name}"'
+    yield f"  data_type: {TYPES[tensor.elem_type]}"
+    yield f"  dims: {sizes or [1]}"
+    if not sizes:
+        yield "  reshape { shape: [] }"
+    yield "}"

@@ -1,0 +1,78 @@
+"""ModernBERT (Warner et al. 2024) and mmBERT: rotary positions, gated nets, and layers that see near keys alone.
+
+Norms stand in front and have no bias; the first layer reads the normed embeddings as they are. Angles and windows
+depend on differences of positions, so that padding may stand on either side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .engine import At, Family
+from .keys import ACTIVATIONS, Fixed, Heads, Key, Special
+from .modern_keys import LocalLayers, ModernHead
+
+LAYER = "model.layers.*"
+HEADS = {
+    "ModernBertModel": dict(kind="hidden"),
+    "ModernBertForMaskedLM": {},
+    "ModernBertForSequenceClassification": dict(kind="classes"),
+    "ModernBertForTokenClassification": dict(kind="token-classes"),
+    "ModernBertForQuestionAnswering": dict(kind="spans"),
+}
+
+
+def names(config: Any) -> dict[str, str | At]:
+    words = config.head.kind == "vocabulary"
+    parts = [(part, At(f"{LAYER}.attn.Wqkv", part=(i, 3))) for i, part in enumerate(("query", "key", "value"))]
+    embedding = "model.embeddings.tok_embeddings"
+    return {
+        "embedding": At(embedding, copies=("decoder",)) if words else embedding,
+        "source_embedding": embedding,
+        "encoder.embedding_norm": "model.embeddings.norm",
+        **{f"encoder.layers.*.self_attention.{part}_proj": at for part, at in parts},
+        "encoder.layers.*.self_attention.output_proj": f"{LAYER}.attn.Wo",
+        "encoder.layers.*.self_attention_norm": f"{LAYER}.attn_norm",
+        "encoder.layers.*.feed_forward.gate_proj": At(f"{LAYER}.mlp.Wi", part=(0, 2)),
+        "encoder.layers.*.feed_forward.up_proj": At(f"{LAYER}.mlp.Wi", part=(1, 2)),
+        "encoder.layers.*.feed_forward.down_proj": f"{LAYER}.mlp.Wo",
+        "encoder.layers.*.feed_forward_norm": f"{LAYER}.mlp_norm",
+        "encoder.norm": "model.final_norm",
+        "head_proj": "head.dense",
+        "head_norm": "head.norm",
+        "output_proj": "decoder" if words else "classifier",
+    }
+
+
+MODERNBERT = Family(
+    name="ModernBERT",
+    model_type="modernbert",
+    architecture="ModernBertModel",
+    ours=dict(architecture="encoder", decoder_layers=0, positions="rotary", norm_placement="pre", gated=True)
+    | dict(embedding_norm=True, first_norm=False, scale_embeddings=False),
+    keys=(
+        Key("vocab_size", "vocab_size", 50368),
+        Key("hidden_size", "d_model", 768),
+        Key("num_hidden_layers", "encoder_layers", 22),
+        Heads("num_attention_heads", "heads", 12),
+        Key("intermediate_size", "d_ff", 1152),
+        Key("hidden_activation", "activation", "gelu", ACTIVATIONS),
+        Key("max_position_embeddings", "max_positions", 8192),
+        Key("norm_eps", "norm_epsilon", 1e-5),
+        Key("norm_bias", "norm_bias", False),
+        Key("attention_bias", "attention_bias", False),
+        Key("mlp_bias", "feed_forward_bias", False),
+        Key("mlp_dropout", "dropout", 0.0),
+        Key("attention_dropout", "attention_dropout", 0.0),
+        Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "none"}),
+        LocalLayers(),
+        Key("pad_token_id", "pad_id", 50283),
+        Special("cls_token_id", "bos_id", 50281),
+        Special("sep_token_id", "eos_id", 50282),
+        Fixed("sparse_prediction", False, checked=False),  # of training alone
+        ModernHead(HEADS),
+    ),
+    names=names,
+    counts_tokens=True,
+    prefix="model.",
+)

@@ -1,0 +1,293 @@
+"""Bugs that the rows of docs/claims must see: a mechanism taken out, and the row whose tests have to fail."""
+
+from dataclasses import dataclass
+
+NN, CORE, GENERATION, CLAIMS = (
+    "mlx_transformer/nn/",
+    "mlx_transformer/core/",
+    "mlx_transformer/generation/",
+    "docs/claims/",
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """`old` becomes `new`, where it stands first in the file; the tests of `row` have to fail."""
+
+    row: int
+    file: str
+    old: str
+    new: str
+
+
+LAYERS, ATTENTION, TABLES = NN + "layers.py", NN + "attention.py", CORE + "positions.py"
+POSITIONS, FORWARD, NORMS, MASKS = NN + "positions.py", NN + "feedforward.py", NN + "norms.py", NN + "masks.py"
+MODEL, CACHE, GREEDY, PARAMETERS = NN + "model.py", NN + "cache.py", GENERATION + "greedy.py", CORE + "parameters.py"
+
+ATTENDS = "x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, tap)))"
+TRANSFORMS = "x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))"
+CROSSES = "x = self.cross_attention_norm(x + self.dropout(self.attend_cross(x, cross, cross_mask, tap)))"
+SINUSOIDS = "angle = position * 10000.0**exponent"
+FUSED = "return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)"
+SOFTMAX = "return mx.softmax(scores, axis=-1, precise=True)"
+SCALE = "scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale\n    scores"
+SUM = "return x + table[position_ids.index].astype(x.dtype)"
+EMBEDS = 'x = self[name.removesuffix(".weight")](ids)'
+NORMED = "return mx.fast.layer_norm(x, self.weight, self.bias, self.epsilon)"
+INNER = "inner = self.activation(self.up_proj(x))\n"
+TEST_KERNEL = "y = self.kernel(q, k, v, mask, past)"
+
+CHANGES: dict[str, Change] = {
+    # Embeddings and positions.
+    "the embedding is of the next word": Change(1, MODEL, EMBEDS, EMBEDS.replace("ids)", "(ids + 1) % 24)")),
+    "the embedding is rounded to half": Change(1, MODEL, EMBEDS, EMBEDS + ".astype(mx.float16).astype(mx.float32)"),
+    "a base of 9999": Change(2, TABLES, SINUSOIDS, SINUSOIDS.replace("10000.0", "9999.0")),
+    "sines and cosines exchanged": Change(
+        2,
+        TABLES,
+        "np.stack([np.sin(angle), np.cos(angle)], axis=2)",
+        "np.stack([np.cos(angle), np.sin(angle)], axis=2)",
+    ),
+    "positions count from 1": Change(
+        2, TABLES, "np.arange(first, first + length,", "np.arange(first + 1, first + 1 + length,"
+    ),
+    "the paper's frequencies in tensor2tensor's layout": Change(
+        3, TABLES, "-half / (d_model // 2 - 1) if", "-2 * half / d_model if"
+    ),
+    "a learned table without an end": Change(4, POSITIONS, "if position_ids.limit > table.shape[0]:", "if False:"),
+    "a learned table that is not read": Change(4, POSITIONS, SUM, SUM.replace("table[", "0 * table[")),
+    "appended positions that do not grow": Change(
+        5,
+        CLAIMS + "rejected.py",
+        "np.arange(first, first + len(x), dtype=np.float64)[:, None]",
+        "np.full((len(x), 1), first, dtype=np.float64)",
+    ),
+    "positions scaled by a length of all sentences": Change(
+        6, CLAIMS + "rejected.py", "np.arange(n) / max(n - 1, 1)", "np.arange(n) / 512"
+    ),
+    "a cosine for the one sine": Change(
+        7,
+        CLAIMS + "rejected.py",
+        "return np.sin(np.asarray(positions, dtype=np.float64))[..., None]",
+        "return np.cos(np.asarray(positions, dtype=np.float64))[..., None]",
+    ),
+    "another frequency of the one pair": Change(
+        8,
+        CLAIMS + "positions.py",
+        "angle = np.asarray(positions, dtype=np.float64)[..., None] *",
+        "angle = 1.001 * np.asarray(positions, dtype=np.float64)[..., None] *",
+    ),
+    "distances of a wrong base": Change(
+        9,
+        CLAIMS + "positions.py",
+        "2 - 2 * np.cos(offset * frequencies(d_model))",
+        "2 - 2 * np.cos(offset * frequencies(d_model, 100.0))",
+    ),
+    "positions that depend on their neighbours": Change(
+        10, TABLES, SINUSOIDS, SINUSOIDS + "\n    angle = angle + 0.01 * position**1.5"
+    ),
+    "the rotation of one step more": Change(
+        11,
+        CLAIMS + "positions.py",
+        "enumerate(offset * frequencies(d_model))",
+        "enumerate((offset + 1) * frequencies(d_model))",
+    ),
+    "a rotation the other way": Change(
+        11, CLAIMS + "positions.py", "[[cosine, sine], [-sine, cosine]]", "[[cosine, -sine], [sine, cosine]]"
+    ),
+    "frequencies that rise": Change(12, TABLES, "-2 * half / d_model", "-2 * (d_model // 2 - 1 - half) / d_model"),
+    "tables that are made for their length": Change(
+        13, POSITIONS, "return _sinusoids(_chunks(length), config", "return _sinusoids(length, config"
+    ),
+    "positions subtracted": Change(14, POSITIONS, SUM, SUM.replace("x + table", "x - table")),
+    "embeddings without their scale": Change(14, MODEL, "math.sqrt(", "1.0 * int(1 > 0) + 0 * math.sqrt("),
+    # Attention.
+    "scores divided by d_k": Change(
+        15,
+        ATTENTION,
+        "scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale\n    return",
+        "scale = 1 / q.shape[-1] if scale is None else scale\n    return",
+    ),
+    "a softmax over the queries": Change(15, ATTENTION, SOFTMAX, SOFTMAX.replace("axis=-1", "axis=-2")),
+    "scores of the wrong sign": Change(16, ATTENTION, "scores = (q * scale) @", "scores = (q * -scale) @"),
+    "scores that are not symmetric": Change(
+        16, ATTENTION, "scores = (q * scale) @", "scores = (mx.roll(q, 1, axis=-1) * scale) @"
+    ),
+    "a parameter in attention itself": Change(
+        17,
+        ATTENTION,
+        "self.normed = config.query_key_norm\n",
+        "self.normed = config.query_key_norm\n        self.temperature = mx.ones((1,))\n",
+    ),
+    "scores divided by the fourth root": Change(
+        18, ATTENTION, SCALE, SCALE.replace("math.sqrt(q.shape[-1])", "q.shape[-1] ** 0.25")
+    ),
+    "scores that know their place": Change(
+        19,
+        ATTENTION,
+        "q = self.queries(x, rotation, rows)\n",
+        "q = self.queries(x, rotation, rows) * (1 + mx.arange(x.shape[1])[:, None])\n",
+    ),
+    "heads that read each other's features": Change(
+        20,
+        ATTENTION,
+        "return x.reshape(rows or b, -1, heads, width // heads).swapaxes(1, 2)",
+        "return x.reshape(rows or b, -1, width // heads, heads).transpose(0, 3, 1, 2)",
+    ),
+    "the output projection left out": Change(
+        20,
+        ATTENTION,
+        "return self.output_proj(self.merge(y, None if rows is None else x))",
+        "return self.merge(y, None if rows is None else x)",
+    ),
+    "the causal mask one place off": Change(21, MASKS, "<= query\n", "<= query + 1\n"),
+    "a mask of a large number, not of infinity": Change(21, MASKS, "mx.array(-mx.inf, dtype)", "mx.array(-5, dtype)"),
+    "padding that is seen": Change(
+        21, MASKS, "return tokens[:, None, None, :]", "return mx.ones_like(tokens)[:, None, None, :]"
+    ),
+    # Residual connections, norms, feed-forward nets.
+    "the encoder's residual deleted": Change(
+        22, LAYERS, ATTENDS, ATTENDS.replace("x + self.dropout(", "self.dropout(")
+    ),
+    "the encoder's residual halved": Change(22, LAYERS, TRANSFORMS, TRANSFORMS.replace("x + self", "0.5 * x + self")),
+    "the decoder's residual around cross-attention deleted": Change(
+        22, LAYERS, CROSSES, CROSSES.replace("x + self.dropout(", "self.dropout(")
+    ),
+    "the norm in front, in a post-norm layer": Change(
+        22, LAYERS, TRANSFORMS, "x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))"
+    ),
+    "layer norm without the mean": Change(
+        23, NORMS, NORMED, "return mx.fast.rms_norm(x, self.weight, self.epsilon) + self.bias"
+    ),
+    "layer norm with 1 / (d - 1)": Change(23, NORMS, NORMED, NORMED + " * (1 - 1 / x.shape[-1]) ** 0.5"),
+    "layer norm over the batch": Change(
+        24, NORMS, NORMED, "return (x - mx.mean(x, axis=(0, 1))) / mx.sqrt(mx.var(x, axis=(0, 1)) + self.epsilon)"
+    ),
+    "ReLU an identity": Change(25, FORWARD, "return mx.maximum(x, 0)", "return x"),
+    "ReLU the absolute value": Change(25, FORWARD, "return mx.maximum(x, 0)", "return mx.abs(x)"),
+    "feed-forward nets that look at the word before": Change(
+        25, FORWARD, INNER, INNER + "        inner = inner + mx.roll(inner, 1, axis=1)\n"
+    ),
+    "layer norm's epsilon of 1": Change(40, NORMS, "self.epsilon = epsilon\n", "self.epsilon = 1.0\n"),
+    "layer norm without its shift": Change(40, NORMS, NORMED, NORMED.replace("self.bias", "0 * self.bias")),
+    # Stacks, the classifier, decoding.
+    "cross-attention silent": Change(
+        26, LAYERS, 'tap("cross_attention", y)\n        return y', 'tap("cross_attention", y)\n        return 0 * y'
+    ),
+    "padding that takes a position": Change(
+        26, MASKS, "return tokens[:, None, None, :]", "return (tokens | True)[:, None, None, :]"
+    ),
+    "the classifier another table": Change(
+        27,
+        MODEL,
+        "y = cast(nn.Embedding, self._output()).as_linear(hidden)",
+        "y = cast(nn.Embedding, self._output()).as_linear(mx.roll(hidden, 1, axis=-1))",
+    ),
+    "the least likely word": Change(
+        28, GREEDY, "token = xp.argmax(allowed, axis=1)", "token = xp.argmax(-allowed, axis=1)"
+    ),
+    "a cache one place off": Change(28, MODEL, "cache.offset += length", "cache.offset += length + 1"),
+    "a cache that forgets its first key": Change(
+        28,
+        CACHE,
+        "self.keys[:, :, start:end, :] = k\n",
+        "self.keys[:, :, start:end, :] = k\n        self.keys[:, :, 0] = 0\n",
+    ),
+    # Costs, recurrent nets, the rest.
+    "weights of half precision": Change(29, ATTENTION, SOFTMAX, SOFTMAX + ".astype(mx.float16)"),
+    "products that are not counted twice": Change(
+        39, CLAIMS + "cost.py", "weights.size * (q.shape[-1] + v.shape[-1])", "weights.size * q.shape[-1]"
+    ),
+    "heads of one width, however many": Change(
+        20, CLAIMS + "cost.py", "weights.size * (q.shape[-1] + v.shape[-1])", "weights.size * 2 * 64"
+    ),
+    "a hard look-up that is an average": Change(
+        32, ATTENTION, FUSED, "return mx.broadcast_to(mx.mean(v, axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))"
+    ),
+    "a recurrent net that forgets nothing": Change(
+        33, CLAIMS + "recurrent.py", "    return nn.RNN(WIDTH, WIDTH)\n", "    return lambda x: mx.cumsum(x, axis=1)\n"
+    ),
+    "self-attention that sees its own place alone": Change(
+        34,
+        LAYERS,
+        "y = self.self_attention.attend(x, k, v, mask, rotation)\n",
+        "y = self.self_attention.attend(x, k, v, mx.eye(x.shape[1]) > 0, rotation)\n",
+    ),
+    "an encoder that looks at one word": Change(
+        35, LAYERS, 'tap("self_attention", y)\n        return y', 'tap("self_attention", y)\n        return 0 * y'
+    ),
+    "gradients of raw positions that stay": Change(
+        38,
+        CLAIMS + "rejected.py",
+        "np.arange(first, first + len(x), dtype=np.float64)[:, None]",
+        "np.full((len(x), 1), first, dtype=np.float64)",
+    ),
+    "a layer of double width": Change(39, CLAIMS + "cost.py", "d_ff=4 * d_model)", "d_ff=2 * d_model)"),
+    "a sum of the wrong CAT": Change(43, CLAIMS + "worked.py", "5: (1281.458,", "4: (1281.458,"),
+    "a sum in float32": Change(
+        43, CLAIMS + "worked.py", "def sums(dtype: mx.Dtype = mx.float64)", "def sums(dtype: mx.Dtype = mx.float32)"
+    ),
+    "orders without positions": Change(44, POSITIONS, SUM, "return x"),
+    "an RNN that averages": Change(
+        46, CLAIMS + "recurrent.py", "        y = layer(x)\n", "        y = x + mx.mean(x, axis=1, keepdims=True)\n"
+    ),
+    "rotary positions that turn queries alone": Change(47, ATTENTION, "return rotate(k, rotation), v", "return k, v"),
+    "relative numbers by the place, not the distance": Change(
+        47,
+        POSITIONS,
+        "rows, array = table[distances + table.shape[0] // 2]",
+        "rows, array = table[distances * 0 + mx.arange(keys) + table.shape[0] // 2]",
+    ),
+    "U never larger": Change(
+        48, CLAIMS + "recurrent.py", "layer.Whh = factor * layer.Whh", "layer.Whh = min(factor, 1) * layer.Whh"
+    ),
+    "Thinking Machines without the division by 8": Change(
+        50, ATTENTION, SCALE, SCALE.replace("1 / math.sqrt(q.shape[-1])", "1.0")
+    ),
+    "tensor2tensor's frequencies, one too many": Change(
+        51, TABLES, "-half / (d_model // 2 - 1)", "-half / (d_model // 2)"
+    ),
+    "tensor2tensor's first position 1": Change(
+        51, TABLES, "np.arange(first, first + length,", "np.arange(first + 1, first + 1 + length,"
+    ),
+    "cross-attention that reads its queries": Change(
+        52,
+        LAYERS,
+        "k, v = cross\n",
+        "k, v = self.cross_attention.keys_values(x)\n",
+    ),
+    "self-attention with a bias of its own": Change(
+        52,
+        LAYERS,
+        "y = self.self_attention.attend(x, k, v, mask, rotation, cast(LayerCache | None, past))",
+        "y = self.self_attention.attend(x, k, v, mask, rotation, cast(LayerCache | None, past)) + 1e-3",
+    ),
+    "a recurrent cell in the network": Change(
+        55, PARAMETERS, "_ssru if cross and c.recurrent else", "_ssru if cross else"
+    ),
+    # What figures say.
+    "two titles of the heat maps exchanged": Change(
+        2,
+        CLAIMS + "positions.py",
+        '{"sinusoidal": "pairs side by side (paper)", "sinusoidal_concat": "halves (tensor2tensor)"}',
+        '{"sinusoidal": "halves (tensor2tensor)", "sinusoidal_concat": "pairs side by side (paper)"}',
+    ),
+    "two curves of the residuals exchanged": Change(
+        22,
+        CLAIMS + "residual.py",
+        "curves(apart, DEPTHS, told_apart(), (0.42, 0.1))",
+        "curves(apart, DEPTHS, dict(zip(told_apart(), reversed(told_apart().values()), strict=True)), (0.42, 0.1))",
+    ),
+    "recurrent and attention exchanged in their figure": Change(
+        33,
+        CLAIMS + "recurrent.py",
+        '{"self-attention": kept, "recurrent": forgotten}',
+        '{"self-attention": forgotten, "recurrent": kept}',
+    ),
+    "bytes and activations exchanged in their figure": Change(
+        29,
+        CLAIMS + "cost.py",
+        '{"weights of a head, slope 2": weight_bytes(), "activations, slope 1": n * 512 * 4}',
+        '{"activations, slope 1": weight_bytes(), "weights of a head, slope 2": n * 512 * 4}',
+    ),
+}

@@ -1,0 +1,106 @@
+"""Take each mechanism out of a copy of the project and run the tests of the row that claims it: `make mutations-claims`
+prints which of them failed. One that none of its row's tests sees makes the exit status 1."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from claim_mutations import CHANGES, Change
+from claims.table import ROWS
+from imports import ROOT
+from rich.console import Console
+from rich.table import Table
+
+COPIED = ("mlx_transformer", "export", "docs/claims", "tests", "pyproject.toml", "README.md")
+FAILED = "FAILED "
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The tests that failed, by their names; `wrong`: why the change says nothing, if it doesn't."""
+
+    name: str
+    tests: tuple[str, ...]
+    wrong: str = ""
+
+
+def named_by(number: int) -> list[str]:
+    """The tests of a row: those that it names, that of its numbers, and that of its figure."""
+    row = ROWS[number]
+    table = "tests/claims/test_table.py::"
+    shown = [f"{table}test_a_figure_shows_the_numbers_of_its_rows[{row.picture}]"] if row.shown else []
+    numbers = [] if row.trained else [f"{table}test_the_numbers_hold[{number}]"]
+    return [*numbers, *shown, *(f"tests/{test}" for test in row.tests)]
+
+
+def copy_project(folder: Path) -> Path:
+    for name in COPIED:
+        source, target = ROOT / name, folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "node_modules", "golden*"))
+        else:
+            shutil.copy2(source, target)
+    return folder
+
+
+def run(name: str, change: Change, project: Path) -> Seen:
+    """In a copy of the project, which is as it was when this returns."""
+    path = project / change.file
+    text = path.read_text(encoding="utf-8")
+    if change.old not in text:
+        return Seen(name, (), f"{change.file} has no {change.old!r:.60}")
+    path.write_text(text.replace(change.old, change.new, 1), encoding="utf-8")
+    try:
+        return _tested(name, change, project)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def _tested(name: str, change: Change, project: Path) -> Seen:
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "-rf", "--tb=no", "-m", "not slow"]
+    command = [sys.executable, "-B", "-m", "pytest", *options, *named_by(change.row)]
+    environment = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(project)}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(FAILED)]
+    names = tuple(line.removeprefix(FAILED).partition(" - ")[0].partition("::")[2] for line in failed)
+    if done.returncode not in (0, 1):
+        return Seen(name, names, f"pytest ended with {done.returncode}: {done.stdout[-200:]}{done.stderr[-200:]}")
+    return Seen(name, names, "" if names else "no test of its row failed")
+
+
+def all_seen(names: list[str], workers: int) -> list[Seen]:
+    """What was seen of each, in this order; each worker has a copy of the project."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        projects = [copy_project(Path(folder) / str(i)) for i in range(workers)]
+        shares = [names[i::workers] for i in range(workers)]
+        done = pool.map(lambda s, p: [run(n, CHANGES[n], p) for n in s], shares, projects)
+        found = {seen.name: seen for share in done for seen in share}
+    return [found[name] for name in names]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in CHANGES]:
+        parser.error(f"no such change: {', '.join(unknown)}")
+    outcomes = all_seen(arguments.names or list(CHANGES), arguments.workers)
+    table = Table("row", "what is taken out", "seen by")
+    for seen in outcomes:
+        table.add_row(str(CHANGES[seen.name].row), seen.name, seen.wrong or ", ".join(seen.tests))
+    console = Console()
+    console.print(table)
+    missed = [seen.name for seen in outcomes if seen.wrong]
+    console.print(f"{len(outcomes) - len(missed)} of {len(outcomes)} seen by the tests of their rows")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
