@@ -6,15 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlx_transformer.families.language_codes import short_codes
 from mlx_transformer.system.errors import UserError
 
 from .completing import Completions
 from .embedding import Embeddings
-from .requests import RequestError
+from .requests import AUTO, RequestError
 from .service import Service
-
-AUTO = "auto"
-"""LibreTranslate's source language of a text whose language is not known."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,8 @@ class Models:
 
     def translator(self, source: str | None, target: str | None) -> tuple[Service, str | None]:
         """Return the model that translates so, and its source language. None or `AUTO`: there is only one."""
+        if self.only is not None and self.only.languages:
+            return self.only, source
         if self.only is not None:
             for name, code in (("source", source), ("target", target)):
                 if code is not None:
@@ -101,13 +101,16 @@ class Models:
 
     def only_source(self) -> str:
         """Return the language that every text is in; `RequestError` if there are several, or none is known."""
-        sources = {source for source, _ in self.translators}
+        sources = {source for source, _ in self.translators} if self.only is None else {*self.languages()}
         if len(sources) != 1:
             raise RequestError(400, f"this server detects no languages; give source: {', '.join(sorted(sources))}")
         return sources.pop()
 
     def languages(self) -> dict[str, list[str]]:
-        """Return the targets of every language that is one side of a pair."""
+        """Return the targets of every language that is one side of a pair, or that the only model has."""
+        if self.only is not None:
+            known = sorted(short_codes(self.only.languages))
+            return {code: [target for target in known if target != code] for code in known}
         codes = sorted({code for pair in self.translators for code in pair})
         return {code: sorted(target for source, target in self.translators if source == code) for code in codes}
 
