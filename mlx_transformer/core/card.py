@@ -17,6 +17,7 @@ from mlx_transformer.system.manifest import CARD
 
 from .config import TransformerConfig
 from .parameters import parameter_count
+from .text_embedding import EMBEDDING
 
 LICENSE = "license: fill in what your text and the model's origin allow (huggingface.co/docs/hub/repositories-licenses)"
 LEGAL = ("license", "license_name", "license_link")
@@ -36,6 +37,8 @@ CALLS = {
     "decoder": 'model.complete("Once upon a time")',
     "encoder": 'model.fill("A <mask> sentence.")',
 }
+EMBED = 'model.embed(["A sentence."])'
+"""That of an encoder that says how a text's vector is made."""
 CALLS_OF_IDS = {
     "encoder-decoder": "model.generate([[5, 6, 7]], beam=4)",
     "decoder": "model.generate([[5, 6, 7]])",
@@ -129,6 +132,7 @@ def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str])
 def _use(folder: Path, c: TransformerConfig) -> str:
     has_text = any(folder.glob("*tokenizer.json"))
     call = (CALLS if has_text else CALLS_OF_IDS)[c.architecture]
+    call = EMBED if has_text and (folder / EMBEDDING).is_file() else call
     code = f'import mlx_transformer as mt\nmodel = mt.open_model("ORG/NAME or FOLDER")\nprint({call})'
     return f"```python\n{code}\n```"
 

@@ -42,6 +42,9 @@ print(tokenizer.batch_decode(model.generate(**tokenizer("A sentence.", return_te
     "encoder": PIPELINE.format("fill-mask", "A <mask> sentence."),
 }
 """What a folder's card says of its use, by the architecture."""
+SENTENCES = """from sentence_transformers import SentenceTransformer
+print(SentenceTransformer("ORG/NAME or FOLDER").encode(["A sentence."]))"""
+"""That of one that says how a text's vector is made."""
 
 
 def read_folder(path: Path, keep_float16: bool = False) -> Published:
@@ -165,6 +168,9 @@ def write_folder(
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
-        use = f"```python\n{USES[model_config.architecture]}\n```"
-        write_card(temporary, model_config, Form("transformers", ("transformer",), use), card, out)
+        library, code = "transformers", USES[model_config.architecture]
+        if embedding is not None:
+            library, code = "sentence-transformers", SENTENCES
+        form = Form(library, ("transformer",), f"```python\n{code}\n```")
+        write_card(temporary, model_config, form, card, out)
     return out
