@@ -10,7 +10,6 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.front_matter import front_matter, keys_of, yaml_of
 from mlx_transformer.system.manifest import CARD
@@ -91,6 +90,8 @@ def write_card(
 def note_proof(folder: Path, proof: str) -> None:
     """Put what `validate` found into a folder's card, if it has one with a place for it; `UserError` if it can't be
     written."""
+    from mlx_transformer.system.durable import write_text  # with a library that running a model does without
+
     path = folder / CARD
     if not path.is_file():
         return
