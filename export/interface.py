@@ -38,6 +38,8 @@ MODEL = "model"
 ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 """What a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has them."""
+LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
+"""The axis of given ids, and what of the classifier belongs to them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
 SEARCH = "search_model"
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
@@ -278,7 +280,7 @@ def decoder_cpu(r: Request) -> Ports:
 
 
 def rows_cpu(r: Request) -> Ports:
-    """What of the classifier belongs to given ids; of int8 there are `SCALES`, too."""
+    """What of the classifier belongs to given ids, in int8 with `SCALES`."""
     return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
 
 
@@ -287,11 +289,6 @@ def listed_cpu(r: Request) -> Ports:
     ports = _decoder_cpu(r, LISTED)
     unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
     return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)
-
-
-LISTED = "listed"
-"""The axis of given ids."""
-ROWS, BIASES, SCALES = "classifier_rows", "classifier_biases", "classifier_scales"
 
 
 def _rows_cpu(r: Request) -> tuple[Port, ...]:
@@ -322,7 +319,7 @@ def _decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
         named("candidate_tokens", "int64", "choices", "candidates"),
     )
     after = layer_by_layer(cache(r, "present.{}", "rows", "positions", operator_shape))
-    scores = Port("logits", "logits", "float32", ("rows", vocabulary))
+    scores = named("logits", "float32", "rows", vocabulary)
     return Ports(inputs, (*choice, scores, *after, *attention(r, "rows", LENGTH)))
 
 
