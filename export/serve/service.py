@@ -12,6 +12,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.language_codes import own_code
 from mlx_transformer.generation.alignment import Alignment, align
+from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.settings import (
@@ -52,6 +53,7 @@ class Model(Protocol):
         self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
     ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+    def embedder(self, **options: Any) -> Embedder: ...
     def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.families.marian_files.shortlist import Shortlist
 
+    from .classify import Scored, Text
     from .embed import Embedder
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
@@ -97,7 +98,7 @@ class TextVerbs:
         """Give the model to a search, ready while the context lasts."""
         raise NotImplementedError
 
-    def token_logits(self, ids: list[list[int]]) -> Any:
+    def token_logits(self, ids: list[list[int]], **others: Any) -> Any:
         """Compute the logits (B, L, V) of rows (B, L) of one length, by a decoder or an encoder alone."""
         raise NotImplementedError
 
@@ -200,6 +201,19 @@ class TextVerbs:
 
         found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
+
+    @overload
+    def classify(self, texts: str | tuple[str, str], several: bool = False) -> list[Scored]: ...
+    @overload
+    def classify(self, texts: list[Text], several: bool = False) -> list[list[Scored]]: ...
+    def classify(self, texts: Text | list[Text], several: bool = False) -> list[Scored] | list[list[Scored]]:
+        """Return the classes of a text, of a pair (text, text), or of each of several, with their probabilities, the
+        likeliest first, by an encoder whose head has them; several: each class by itself."""
+        from .classify import classify
+
+        rows = texts if isinstance(texts, list) else [texts]
+        found = classify(self.config, self.tokenizer, self.token_logits, rows, several, self.where)
+        return found if isinstance(texts, list) else found[0]
 
     @overload
     def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...
