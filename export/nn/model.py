@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
         say how much of each position there is in a row's vector."""
         head = self.config.head
-        x = memory if weights is None else op.Reshape(op.MatMul(weights, memory), [0, -1])
+        x = memory if weights is None else op.Reshape(op.MatMul(op.CastLike(weights, memory), memory), [0, -1])
         if head.activation is None:
             return x
         x = ACTIVATIONS[head.activation](op, self.head_proj(op, x))
@@ -110,17 +110,18 @@ class Transformer(nn.Module):
         """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
         classifier, what it would read."""
         hidden = self._scaled(op, hidden)
-        if among is not None:
-            y = among(op, hidden)
-        elif not self.config.head.classifies:
-            y = hidden
-        elif self.config.own_classifier:
-            y = self.output_proj(op, hidden)
-        else:
-            y = self._output().as_linear(op, hidden)
-            y = self.output_proj(op, y) if self.config.output_bias else y
+        y = self.classified(op, hidden) if among is None else among(op, hidden)
         tap("logits", y)
         return y
+
+    def classified(self, op: Op, hidden: ir.Value) -> ir.Value:
+        """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        if not self.config.head.classifies:
+            return hidden
+        if self.config.own_classifier:
+            return self.output_proj(op, hidden)
+        y = self._output().as_linear(op, hidden)
+        return self.output_proj(op, y) if self.config.output_bias else y
 
     def output_rows(self, op: Op, ids: ir.Value) -> Rows:
         """The part of the classifier that gives the logits of these ids (C,), taken once."""

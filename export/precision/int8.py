@@ -164,7 +164,8 @@ def _multiply(
         if fixed.activation is None:
             y = add("Mul", add("Mul", y, scale), x.unit)
         else:  # the product of constants is computed once, when a runtime loads the graph
-            y = add("Mul", y, add.outside("Mul", x.unit, scale))
+            both = add.outside if linear.chosen is None else add
+            y = add("Mul", y, both("Mul", x.unit, scale))
     put_product(add, linear, y)
 
 

@@ -18,10 +18,12 @@ from export.nn.primitives import Op, scope, size
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 
+from .branches import either
 from .options import OptionInputs
-from .rules import Rules, either
+from .rules import Rules
 from .sampling import Sampling, Weighed
 from .steps import Carried, State
+from .vocabulary import Vocabulary
 
 
 class Beam:
@@ -29,16 +31,18 @@ class Beam:
 
     result_names: tuple[str, ...] = ("scores", "ends")
 
-    def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value):
+    def __init__(
+        self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value, vocabulary: Vocabulary
+    ):
         """lengths: tokens of each source (B,)."""
-        self.options, self.config = options, config
+        self.options, self.config, self.vocabulary = options, config, vocabulary
         self.beam = op.Where(options["sample"], 1, options["beam"])
         self.size = op.Shape(lengths)
         self.width = op.Reshape(self.beam, [1])
-        self.rules, self.greedy = Rules(op, options, config), op.Equal(self.beam, 1)
+        self.rules, self.greedy = Rules(op, options, config, vocabulary), op.Equal(self.beam, 1)
         self.candidates = op.Where(self.greedy, [1], op.Mul(self.width, op.Add(self.rules.more_ends, 2)))
         excluded = op.Add(self.rules.excluded, EXCLUDED)
-        self.tokens_per_hypothesis = op.Min(op.Add(self.candidates, excluded), [config.vocab_size])
+        self.tokens_per_hypothesis = op.Min(op.Add(self.candidates, excluded), op.Reshape(vocabulary.size, [1]))
         self.early_stopping = op.Or(options["early_stopping"], self.greedy)
         limits = op.Expand(options.length_limits(op, lengths, config), self.size)
         self.limits = op.Unsqueeze(limits, [1])  # (B, 1)
@@ -46,8 +50,8 @@ class Beam:
         self.penalties = options.penalty(op, op.Range(0, op.Add(self.steps, 2), 1))  # by length
         self.limit_penalty = options.penalty(op, limits)
         self.rising = op.GreaterOrEqual(options["length_penalty"], 0.0)
-        self.sampling = Sampling(op, options, self.size, config.vocab_size)
-        prefix = op.Expand(options["prefix"], op.Concat(self.size, [1], axis=0))
+        self.sampling = Sampling(op, options, self.size, vocabulary)
+        prefix = op.Expand(vocabulary.places(op, options["prefix"]), op.Concat(self.size, [1], axis=0))
         widths = op.Concat([0], op.Reshape(self.rules.first_count, [1]), [0, 1], axis=0)
         self.forced = op.Pad(prefix, widths, -1)  # (B, F + P + 1): after what is forced in all
         self.last_forced = op.Sub(size(op, self.forced, 1), 1)
@@ -61,7 +65,7 @@ class Beam:
     def initial(self, op: Op) -> dict[str, Carried]:
         one, all_slots = op.Concat(self.size, [1], axis=0), op.Concat(self.size, self.width, axis=0)
         integer, real, boolean = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
-        start = op.Expand(self.config.bos_id, one)
+        start = op.Expand(self.vocabulary.place(op, self.config.bos_id), one)
         return {
             "ids": Carried(start, integer, (BATCH, "hypotheses")),
             "history": Carried(self.rules.begun(op, start), integer, (BATCH, "hypotheses", "written")),
@@ -79,7 +83,7 @@ class Beam:
 
         A candidate is written as parent * V + token; where a finished hypothesis ended, as its step * K * V + that.
         """
-        v, length = self.config.vocab_size, op.Add(t, 1)
+        v, length = self.vocabulary.size, op.Add(t, 1)
         bans = self.rules.bans(op, t)
         tokens, scores, log_p = self._extensions(op, logits, bans, state["history"], t)  # (B, h, c)
         live = op.Unsqueeze(state["live"], [2])
@@ -175,7 +179,7 @@ class Beam:
         self, op: Op, state: State, values: ir.Value, candidate: ir.Value, ends: ir.Value, t: ir.Value
     ) -> State:
         """Merge the ending ones of the K best candidates into the finished set."""
-        k, v = self.width, self.config.vocab_size
+        k, v = self.width, self.vocabulary.size
         best = op.Slice(values, [0], k, [1])
         fits = op.And(op.And(op.Slice(ends, [0], k, [1]), op.Greater(best, DEAD)), op.Unsqueeze(state["open"], [1]))
         new = op.Where(fits, op.Div(best, op.Gather(self.penalties, op.Add(t, 1))), BANNED)
@@ -203,18 +207,18 @@ class Beam:
 
         history: chosen candidates of each step (T, B, K). read: what each hypothesis read at it (T, B, K, S), or None.
         """
-        c, per_step = self.config, op.Mul(self.beam, self.config.vocab_size)
+        v, per_step = self.vocabulary.size, op.Mul(self.beam, self.vocabulary.size)
         n = op.Reshape(op.Min(self.options["n_best"], self.beam), [1])
         scores, ends = (op.Slice(state[name], [0], n, [1]) for name in ("scores", "ends"))  # (B, n)
         step, end = op.Div(ends, per_step), op.Mod(ends, per_step)
-        last = op.Mod(end, c.vocab_size)
-        slots, tokens = _paths(op, history, step, op.Div(end, c.vocab_size), last, c.vocab_size, read is not None)
+        last = op.Mod(end, v)
+        slots, tokens = _paths(op, history, step, op.Div(end, v), last, v, read is not None)
         paths = op.Transpose(tokens, perm=[1, 2, 0])
         # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
         lengths = op.Add(step, op.Where(op.Gather(self.rules.ends, last), 0, 1))
         lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # fewer than n were possible
         is_token = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
-        ids = op.Where(is_token, paths, c.pad_id)
+        ids = op.Where(is_token, op.Gather(self.vocabulary.ids, paths), self.config.pad_id)
         longest = op.Reshape(op.ReduceMax(lengths, keepdims=0), [1])
         rows = None
         if read is not None:
@@ -225,7 +229,7 @@ class Beam:
 
 
 def _paths(
-    op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: int, with_slots: bool
+    op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: ir.Value, with_slots: bool
 ) -> tuple[ir.Value | None, ir.Value]:
     """Tokens (T, B, n) of the hypotheses that ended at `step` with `last`, after slot `slot` (all B, n): back from the
     end, one parent a step. `with_slots`: and the hypotheses before each step that they were chosen after, alike."""

@@ -28,6 +28,7 @@ from export.targets.attention import AttentionTap
 from export.targets.cpu.network import CpuTransformer, Sources
 
 from .steps import Carried, State
+from .vocabulary import Vocabulary
 
 
 class TreeCache(Cache):
@@ -67,12 +68,20 @@ class TreeDecoder:
     """`steps.Decoder` in standard operators."""
 
     def __init__(
-        self, op: Op, request: Request, source: Mapping[str, ir.Value | None], source_mask: ir.Value, beam: ir.Value
+        self,
+        op: Op,
+        request: Request,
+        source: Mapping[str, ir.Value | None],
+        source_mask: ir.Value,
+        beam: ir.Value,
+        vocabulary: Vocabulary,
     ):
         """Encode the source. source: what `embedded` takes; source_mask (B, S); beam: K (scalar)."""
+        self.vocabulary = vocabulary
         self.config, self.model, self.beam = request.config, Transformer(request.config), beam
         self.shape = cache_shape(request.config)
         self.cross, self.tokens = self._encode(op, source, source_mask)
+        vocabulary.take_rows(op, self.model)
         self.attention = AttentionTap(self.model, request.attention_layer, no_tap)
         ids = source["source_ids"]
         assert ids is not None
@@ -86,6 +95,7 @@ class TreeDecoder:
     def at(self, op: Op, index: ir.Value) -> TreeDecoder:
         chosen = copy(self)
         chosen.cross = [(op.Gather(k, index), op.Gather(v, index)) for k, v in self.cross]
+        chosen.vocabulary = self.vocabulary.at(op, index)
         chosen.tokens, chosen.itself_only = op.Gather(self.tokens, index), op.Gather(self.itself_only, index)
         # The builder infers nothing from Loop's inputs.
         for pair, batch_pair in zip(chosen.cross, self.cross, strict=True):
@@ -113,8 +123,13 @@ class TreeDecoder:
         layers = [LayerCache(k, v) for k, v in self.pairs(state)]
         cross_mask, index = padding_mask(op, self.tokens), op.Reshape(t, [1, 1])
         cache = TreeCache(layers, self.cross, cross_mask, state["mask"], index, self.beam)
-        logits = self.model.step(op, ids, cache, tap=self.attention.tap)
-        return logits, cache.state(state), self.attention.mean(op, ids)
+        logits = self.logits(op, ids, cache)
+        return self.vocabulary.masked(op, logits), cache.state(state), self.attention.mean(op, ids)
+
+    def logits(self, op: Op, places: ir.Value, cache: Cache) -> ir.Value:
+        """Those of the vocabulary's tokens, after tokens by their places among them."""
+        ids = op.Gather(self.vocabulary.ids, places)
+        return self.model.step(op, ids, cache, among=self.vocabulary.among(self.model), tap=self.attention.tap)
 
     def pairs(self, state: State) -> Iterator[KeyValues]:
         """Each layer's keys and values of the past."""
@@ -163,5 +178,5 @@ class CpuTreeDecoder(TreeDecoder):
         by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)
         layers = [Appended(k, v, by_sentence) for k, v in self.pairs(state)]
         cache = TreeCache(layers, self.cross, self.tokens, state["mask"], op.Reshape(t, [1]), self.beam)
-        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache, tap=self.attention.tap), by_sentence)
-        return logits, cache.state(state), self.attention.mean(op, ids)
+        logits = op.Reshape(self.logits(op, op.Reshape(ids, [-1]), cache), by_sentence)
+        return self.vocabulary.masked(op, logits), cache.state(state), self.attention.mean(op, ids)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from export.graph.builder import IR_VERSION, GraphBuilder, merge_equal
 from export.interface import SEARCH, Request
-from export.precision.table import ONNXRUNTIME, STANDARD
+from export.precision.table import ONNXRUNTIME, STANDARD, takes_rows
 from export.targets.cpu.gemm import join_reshapes, use_gemm
 from export.targets.cpu.network import DOMAIN
 from export.targets.table import target_of
@@ -27,6 +27,7 @@ from .options import OptionInputs, set_defaults
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
 from .text import TextOps
+from .vocabulary import Vocabulary
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 """What the decoder's step is made of: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
@@ -38,6 +39,7 @@ def search_model(
     target: str = "portable",
     tokenizer: str | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
+    precision: str = "float32",
 ) -> ir.Model:
     """
     input_ids (B, S) ------> encoder --> cross K/V --> Loop: decoder step, choice --> paths --> sequences (B, n, T)
@@ -50,7 +52,7 @@ def search_model(
     A request of text takes the text of a tokenizer.json: text (B,) in, translations (B, n) and scores out, all strings.
     With an attention layer cross_attention (B, n, T, S) is an output too, how much of each source token this layer read
     when each token was chosen; not with text, for who has text has no tokens. settings: how the model generates unless
-    told otherwise, fields of `Options`: the defaults of the inputs.
+    told otherwise, fields of `Options`: the defaults of the inputs. precision: what the graph becomes afterwards.
     """
     config = request.config
     if config.architecture != "encoder-decoder":
@@ -60,9 +62,9 @@ def search_model(
     if operators == ONNXRUNTIME:
         g.graph.opset_imports[DOMAIN] = 1
     if request.text:
-        _give_text(g, request, operators, str(tokenizer))
+        _give_text(g, request, operators, takes_rows(precision), str(tokenizer))
     else:
-        _give_ids(g, request, operators)
+        _give_ids(g, request, operators, takes_rows(precision))
     if request.attention_layer is not None:  # what the layer computes anyway stands in the loop twice
         for graph in (g.graph, *g.graph.subgraphs()):
             merge_equal(ir.Model(graph, ir_version=IR_VERSION))
@@ -78,14 +80,14 @@ def search_model(
     return model
 
 
-def _give_ids(g: GraphBuilder, request: Request, operators: str) -> None:
+def _give_ids(g: GraphBuilder, request: Request, operators: str, by_rows: bool) -> None:
     source = g.source()
     mask = source.pop("source_mask")
-    sequences, lengths, scores, attention = _search(g, request, operators, source, mask)
+    sequences, lengths, scores, attention = _search(g, request, operators, by_rows, source, mask)
     g.give(sequences=sequences, lengths=lengths, scores=scores, attention=attention)
 
 
-def _give_text(g: GraphBuilder, request: Request, operators: str, tokenizer: str) -> None:
+def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool, tokenizer: str) -> None:
     r"""
     text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
                       \--> nothing in the line: ""  ------^        \--> scores (B, n)
@@ -93,18 +95,25 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, tokenizer: str
     ops = TextOps(tokenizer, request.config)
     g.graph.opset_imports[ops.domain] = 1
     lines = ops.encode(g.op, g.inputs["text"])
-    sequences, _, scores, _ = _search(g, request, operators, {"source_ids": lines.ids}, lines.mask)
+    sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": lines.ids}, lines.mask)
     scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
     g.give(translations=ops.decode(g.op, sequences, lines.blank), scores=scores)
 
 
 def _search(
-    g: GraphBuilder, request: Request, operators: str, source: Mapping[str, ir.Value | None], mask: ir.Value
+    g: GraphBuilder,
+    request: Request,
+    operators: str,
+    by_rows: bool,
+    source: Mapping[str, ir.Value | None],
+    mask: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
     """sequences, lengths, scores, and what was read of the source."""
     options = OptionInputs(g.inputs)
-    strategy = Beam(g.op, options, request.config, g.op.ReduceSum(mask, [1], keepdims=0))
+    lengths = g.op.ReduceSum(mask, [1], keepdims=0)
+    vocabulary = Vocabulary(g.op, options, request.config, g.op.Shape(lengths), by_rows)
+    strategy = Beam(g.op, options, request.config, lengths, vocabulary)
     decoders = RECURRENT_DECODERS if request.config.recurrent else DECODERS
-    decoder = decoders[operators](g.op, request, source, mask, strategy.beam)
+    decoder = decoders[operators](g.op, request, source, mask, strategy.beam, vocabulary)
     state, kept = run(g.op, decoder, strategy)
     return strategy.results(g.op, state, kept[WRITTEN], kept.get(READ))

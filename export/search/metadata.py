@@ -39,6 +39,7 @@ LATER = (
     "forced_end",
     "suppressed",
     "end_ids",
+    "candidates",
     "max_length_factor",
     "suppressed_first",
     "banned_sequences",
@@ -58,7 +59,7 @@ TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of `onnxruntime-extensions`' operators."""
 
 
-HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset", "banned_sequences")
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset", "banned_sequences")
 """Inputs that are not simply an option's value."""
 
 

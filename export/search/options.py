@@ -30,6 +30,8 @@ class OptionInputs:
     seed: of 64 bits; from 2^63 on as the negative number with the same bits.
     rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
     prefix: (B, P), the forced first tokens of each sentence, -1 after the last; (1, P), the same for all; (1, 0), none.
+    candidates: (B, N), the ids that each output may be made of, beside ends and forced ones, -1 after the last; (1, N),
+        the same for all; (1, 0), all ids.
     penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s form, 0 that of transformers.
     """
 

@@ -1,9 +1,10 @@
 """Weights where ONNX Runtime packs them, and stored where it frees what it has packed.
 
-It packs a product's weights when it loads a graph, but of a loop within a loop only those that are constants of that
-inner graph; products with others take up to twice the time. Initializers of inner graphs, though, it copies with the
-node that holds the graph, once a level, and keeps for as long as the session. So matrices are stored in the outermost
-graph, and the steps' graph gets a Transpose or a Reshape of each, which runtimes fold into a constant of that graph.
+It packs a product's weights when it loads a graph, but of a loop within a loop, or a branch in it, only those that are
+constants of that inner graph; products with others take up to twice the time. Initializers of inner graphs, though, it
+copies with the node that holds the graph, once a level, and keeps for as long as the session. So matrices are stored in
+the outermost graph, and the inner graph gets a Transpose or a Reshape of each, which runtimes fold into a constant of
+that graph.
 """
 
 from __future__ import annotations

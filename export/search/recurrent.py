@@ -50,7 +50,7 @@ class RecurrentDecoder(TreeDecoder):
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
         layers = [OneStep(x) for x in state.values()]
         cache = StateCache(layers, self.cross, padding_mask(op, self.tokens), op.Reshape(t, [1, 1]))
-        logits = self.model.step(op, ids, cache, tap=self.attention.tap)
+        logits = self.vocabulary.masked(op, self.logits(op, ids, cache))
         after = [x for layer in layers for x in layer.held()]
         return logits, dict(zip(state, after, strict=True)), self.attention.mean(op, ids)
 
@@ -66,6 +66,7 @@ class CpuRecurrentDecoder(RecurrentDecoder, CpuTreeDecoder):
         by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)
         layers = [OneStep(op.Reshape(x, [-1, self.config.d_model])) for x in state.values()]
         cache = StateCache(layers, self.cross, self.tokens, op.Reshape(t, [1]))
-        logits = self.model.step(op, op.Reshape(ids, [-1]), cache, tap=self.attention.tap)
+        logits = self.logits(op, op.Reshape(ids, [-1]), cache)
         after = [op.Reshape(x, by_sentence) for layer in layers for x in layer.held()]
-        return op.Reshape(logits, by_sentence), dict(zip(state, after, strict=True)), self.attention.mean(op, ids)
+        logits = self.vocabulary.masked(op, op.Reshape(logits, by_sentence))
+        return logits, dict(zip(state, after, strict=True)), self.attention.mean(op, ids)

@@ -8,34 +8,37 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from export.nn.primitives import Op, branch, size, table
+from export.nn.primitives import Op, size, table
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED, banned_ids
 
 from .options import OptionInputs
+from .vocabulary import Vocabulary
 
 
 class Rules:
     """Computed outside the loop: what doesn't change during the search."""
 
-    def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig):
-        self.options, self.config = options, config
+    def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, vocabulary: Vocabulary):
+        self.options, self.eos = options, vocabulary.place(op, config.eos_id)
         ids, suppressed, at_first = options["end_ids"], options["suppressed"], options["suppressed_first"]
         every = op.Concat([config.eos_id], ids, axis=0)
-        self.ends = op.Cast(_marked(op, config.vocab_size, every, 1.0), to=ir.DataType.BOOL)  # (V,)
-        never = table(op, "search.bans", lambda: bans(config))
+        ends = op.Cast(_marked(op, config.vocab_size, every, 1.0), to=ir.DataType.BOOL)
+        never = table(op, "search.bans", lambda: never_written(config))
         never = op.Add(never, _marked(op, config.vocab_size, suppressed, BANNED))
-        early = op.Add(never, op.Where(self.ends, BANNED, 0.0))
+        early = op.Add(never, op.Where(ends, BANNED, 0.0))
+        self.ends = vocabulary.of_ids(op, "ends", ends)  # (C,)
         later = op.Concat(op.Unsqueeze(never, [0]), op.Unsqueeze(early, [0]), axis=0)
         first = op.Add(later, _marked(op, config.vocab_size, at_first, BANNED))
-        self.rows = op.Concat(later, first, axis=0)  # (4, V)
+        self.rows = vocabulary.of_ids(op, "bans", op.Concat(later, first, axis=0), axis=1)  # (4, C)
         self.more_ends = size(op, ids, 0)
         self.excluded = op.Add(self.more_ends, op.Add(size(op, suppressed, 0), size(op, at_first, 0)))
         """Tokens that these rules may ban, besides `EXCLUDED`."""
         self.first_count = size(op, options["forced_first"], 0)
-        self.first = op.Pad(options["forced_first"], [0, 1], -1)  # from its end on nothing is forced
+        first = vocabulary.places(op, options["forced_first"])
+        self.first = op.Pad(first, [0, 1], -1)  # from its end on nothing is forced
         n, penalty = options["no_repeat_ngram"], options["repetition_penalty"]
-        self.sequences = options["banned_sequences"]
+        self.sequences = vocabulary.sequences(op, options["banned_sequences"])
         repeats = op.Or(op.Greater(n, 0), op.Greater(size(op, self.sequences, 0), 0))
         self.reads_history = op.Or(repeats, op.Not(op.Equal(penalty, 1.0)))
         self.kept = op.Reshape(op.Cast(self.reads_history, to=ir.DataType.INT64), [1])
@@ -60,7 +63,7 @@ class Rules:
         """The token (B, 1) that each sentence gets as number t without its being scored, -1: none. limits: (B, 1)."""
         at_end = op.And(self.options["forced_end"], op.Equal(limits, op.Add(t, 1)))
         first = op.Gather(self.first, op.Min(t, self.first_count))
-        return op.Where(op.GreaterOrEqual(first, 0), first, op.Where(at_end, self.config.eos_id, -1))
+        return op.Where(op.GreaterOrEqual(first, 0), first, op.Where(at_end, self.eos, -1))
 
     def forces(self, op: Op, t: ir.Value) -> ir.Value:
         """Whether any sentence may get such a token as number t."""
@@ -103,18 +106,7 @@ class Rules:
         return op.ScatterElements(scores, tokens, op.Where(same, BANNED, 0.0), axis=2, reduction="add")
 
 
-def either(op: Op, condition: ir.Value, name: str, yes, no, types: tuple[ir.DataType, ...]) -> tuple[ir.Value, ...]:
-    """Several values from `yes(op)` or `no(op)`, which return them in a list; only one of the branches runs."""
-
-    def values(which: str) -> list[ir.Value]:
-        return [ir.Value(name=f"{name}.{which}.{i}", type=ir.TensorType(dtype)) for i, dtype in enumerate(types)]
-
-    then, otherwise = branch(op, f"{name}.yes", values("yes"), yes), branch(op, f"{name}.no", values("no"), no)
-    found = op.If(condition, then_branch=then, else_branch=otherwise, _outputs=len(types))
-    return tuple(found) if len(types) > 1 else (found,)
-
-
-def bans(config: TransformerConfig) -> np.ndarray:
+def never_written(config: TransformerConfig) -> np.ndarray:
     """(V,): added to the scores of what is never written."""
     row = np.zeros(config.vocab_size, np.float32)
     row[banned_ids(config)] = BANNED

@@ -22,6 +22,7 @@ from export.targets.coreml.trial import with_options
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources
+from mlx_transformer.generation.candidates import check_candidates
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
@@ -34,6 +35,7 @@ from mlx_transformer.generation.options import (
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
 from mlx_transformer.generation.settings import (
+    TASK_PREFIX,
     Settings,
     checked_settings,
     resolved,
@@ -118,15 +120,19 @@ class SearchModel(TextVerbs):
         ids: Ids | None = None,
         prefix: Ids | None = None,
         *,
+        candidates: Ids | None = None,
         attention: bool = False,
         done: Progress | None = None,
         share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Hypothesis]]:
         """Return the `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none;
-        one that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
-        server's batches. options: the fields of `Options`."""
+        one that is a language, say. candidates: the ids that each output may be made of. attention: each with its own.
+        done: told the share that is finished. share: for a server's batches. options: the fields of `Options`."""
         ids, options = with_source_language(self.generation, ids, options)
+        if candidates is None and not self.takes_text:
+            ids, listed = self._shortlisted(ids, {})
+            candidates = listed.get("candidates")
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if ids is None:
@@ -138,6 +144,9 @@ class SearchModel(TextVerbs):
         forced = check_prefix(prefix, len(sources), self.config, chosen.end_ids)
         if any(map(len, forced)) and "prefix" not in self.ports.input_names:
             raise UserError(f"{self.path}: takes no prefix: an earlier version wrote it; export it again")
+        if candidates is not None and "candidates" not in self.ports.input_names:
+            raise UserError(f"{self.path}: takes no candidates: an earlier version wrote it; export it again")
+        own = None if candidates is None else check_candidates(candidates, len(sources), self.config)
         limits = length_limits(sources, forced, chosen, self.config, hard=True)
         lengths = sources.lengths
         check_fits(self.config, chosen.beam, int(lengths.max(initial=0)), int(limits.max(initial=0)))
@@ -147,6 +156,7 @@ class SearchModel(TextVerbs):
         for index in reported(indices, len, len(sources), done):
             settings = {**settings_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
             settings["prefix"] = prefixes([forced[i] for i in index])
+            settings["candidates"] = prefixes([]) if own is None else prefixes([own[i] for i in index], 1)
             hypotheses = self._run(sources[index], settings, share, attention)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
@@ -172,15 +182,22 @@ class SearchModel(TextVerbs):
         if options.pop("aligned", False):
             raise UserError(f"{self.path}: gives text without alignments: export it without text")
         options.pop("scored", None)
-        owners, pieces = self.pieces(lines, overlong, first_line, on_overlong)
+        prefix = options.pop(TASK_PREFIX, None)
+        owners, pieces = self.pieces(lines, overlong, first_line, on_overlong, task_prefix=prefix)
         results = self.translated(pieces, [first_line + owner for owner in owners], **options)
         return join(len(lines), owners, results)
 
-    def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
+    def check_lines(
+        self,
+        lines: Sequence[str],
+        overlong: Overlong = "error",
+        first_line: int = 1,
+        task_prefix: str | None = None,
+    ) -> None:
         if self.takes_text:
-            self.pieces(lines, overlong, first_line)
+            self.pieces(lines, overlong, first_line, task_prefix=task_prefix)
         else:
-            super().check_lines(lines, overlong, first_line)
+            super().check_lines(lines, overlong, first_line, task_prefix)
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
         raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
@@ -202,6 +219,10 @@ class SearchModel(TextVerbs):
         return checked_settings(values, self.config, str(self.path))
 
     @property
+    def place(self) -> Path:
+        return self.path.parent
+
+    @property
     def shows_attention(self) -> bool:
         return ATTENTION in self.metadata
 
@@ -218,11 +239,15 @@ class SearchModel(TextVerbs):
         overlong: Overlong,
         first_line: int = 1,
         on_overlong: Callable[[int], None] | None = None,
+        *,
+        task_prefix: str | None = None,
     ) -> tuple[list[int], list[str]]:
-        """What a graph that takes text is given for lines, and the index of the line each belongs to."""
+        """What a graph that takes text is given for lines, and the index of the line each belongs to. task_prefix: text
+        before each, in place of the model's own."""
         from mlx_transformer.core.tokenizer import unicode_texts
         from mlx_transformer.generation.translate import as_lines
 
+        prefix = self.generation.get(TASK_PREFIX, "") if task_prefix is None else task_prefix
         owners, pieces = [], []
         for i, line in enumerate(unicode_texts(as_lines(lines))):
             if "\0" in line:
@@ -230,11 +255,11 @@ class SearchModel(TextVerbs):
                     number = first_line + i
                     raise UserError(f"line {number}: holds a NUL character, at which a string of ONNX Runtime ends")
                 line = line.replace("\0", "")
-            new = [line]
+            new = [prefix + line if line.strip() else line]
             # No token is shorter than a byte.
-            if len(line.encode()) >= self.config.max_positions and TOKENIZER in self.metadata:
+            if len(new[0].encode()) >= self.config.max_positions and TOKENIZER in self.metadata:
                 long: list[int] = []
-                _, rows = self.translator.rows([line], overlong, first_line + i, long.append)
+                _, rows = self.translator.with_prefix(prefix).rows([line], overlong, first_line + i, long.append)
                 if long:
                     new = [self.translator.tokenizer.source.decode(row).rstrip(REPLACEMENT) for row in rows]
                     if on_overlong is not None:
@@ -267,7 +292,7 @@ class SearchModel(TextVerbs):
         for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
             values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
-            values["prefix"] = prefixes([])
+            values["prefix"] = values["candidates"] = prefixes([])
             texts, scores = self._outputs(["translations", "scores"], values, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
@@ -283,7 +308,7 @@ class SearchModel(TextVerbs):
         check_options(chosen, self.config)
         usual, known = Options(), self.ports.input_names
         for name in LATER:
-            if name not in known and getattr(chosen, name) != getattr(usual, name):
+            if hasattr(usual, name) and name not in known and getattr(chosen, name) != getattr(usual, name):
                 raise UserError(f"{self.path}: takes no {name}: an earlier version wrote it; export it again")
         return chosen
 
@@ -341,9 +366,11 @@ def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
         raise UserError(f"{what}: the model's logits are not finite; check its weights")
 
 
-def prefixes(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Forced tokens (B, P), -1 after the last of each; (1, 0) of no rows."""
+def prefixes(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
+    """Tokens of each row (B, P), P no less than `least`, -1 after the last of each; (1, 0) of no rows."""
     padded = np.full((max(1, len(rows)), max(map(len, rows), default=0)), -1, np.int64)
+    if rows and padded.shape[1] < least:
+        padded = np.full((len(rows), least), -1, np.int64)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     return padded

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from export.nn.primitives import Op
-from export.targets.top_k import top_k
+from export.targets.top_k import block_size, top_k
 from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
+from .branches import either
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
-from .rules import either
+from .vocabulary import Vocabulary
 
 BEYOND = 1 << 62  # any axis ends before it
 
@@ -34,9 +35,10 @@ class Weighed(NamedTuple):
 class Sampling:
     """Which tokens are candidates: the likeliest, or with `options.sample` a drawn one."""
 
-    def __init__(self, op: Op, options: OptionInputs, size: ir.Value, vocab_size: int):
+    def __init__(self, op: Op, options: OptionInputs, size: ir.Value, vocabulary: Vocabulary):
         """size: B (1,)."""
-        self.options, self.vocab_size = options, vocab_size
+        self.options, self.vocabulary, vocab_size = options, vocabulary, vocabulary.config.vocab_size
+        self.vocab_size = vocab_size
         numbers = op.Range(0, op.Squeeze(size, [0]), 1)
         rows = op.Where(op.Less(options["rows"], 0), numbers, options["rows"])
         self.blocks = -(-vocab_size // BLOCK)
@@ -57,7 +59,7 @@ class Sampling:
         one drawn (c = 1)."""
 
         def likeliest_of(op: Op, scores: ir.Value) -> list[ir.Value]:
-            _, tokens = top_k(op, op.Reshape(scores, [-1, self.vocab_size]), count, self.vocab_size)
+            tokens = self._largest(op, op.Flatten(scores, axis=2), count)
             return [op.Reshape(tokens, op.Concat(op.Shape(scores, end=2), count, axis=0))]
 
         def best(op: Op) -> list[ir.Value]:
@@ -89,6 +91,19 @@ class Sampling:
             return [op.Unsqueeze(self._draw(op, scores, gumbel(op, self.counters, t, self.keys)), [1, 2])]
 
         return either(op, self.options["sample"], "candidates", drawn, best, (ir.DataType.INT64,))[0]
+
+    def _largest(self, op: Op, scores: ir.Value, count: ir.Value) -> ir.Value:
+        """The tokens (R, c) of the largest scores (R, C): all ids are looked through in blocks, a list is short."""
+
+        def of_list(op: Op) -> list[ir.Value]:
+            return [top_k(op, scores, count, None)[1]]
+
+        def of_all(op: Op) -> list[ir.Value]:
+            return [top_k(op, scores, count, self.vocab_size)[1]]
+
+        if block_size(self.vocab_size) is None:
+            return of_list(op)[0]
+        return either(op, self.vocabulary.listed, "largest", of_list, of_all, (ir.DataType.INT64,))[0]
 
     def _draw(self, op: Op, scores: ir.Value, noise: ir.Value) -> ir.Value:
         """A token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""

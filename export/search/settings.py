@@ -30,6 +30,7 @@ SETTINGS = {
     "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
     "rows": Setting("int64", -1, ("rows",), (1,)),
     "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
+    "candidates": Setting("int64", -1, ("candidate_rows", "candidates"), (1, 0)),
     "banned_sequences": Setting("int64", -1, ("banned_sequences", "banned_length"), (0, 1)),
 }
 """Their meaning is in `search/options.py`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from .graph import search_model
 from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SCALES, SOURCE, TOKENIZER
 from .placement import move_inside
 from .steps import STEPS
+from .vocabulary import ALL_LOGITS
 
 EVERYTHING_INSIDE = 1 << 62
 PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2^31
@@ -76,7 +78,10 @@ def export_search(
     plan = settled(plan, settings, write_package, told, watch)
     request, inside = replace(plan.request, text=text), tokenizer if text else None
     generation = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
-    model = search_model(request, plan.target.name, inside, generation)
+    named = {} if text else {f"{out.stem}.{name}": file for name, file in plan.named.items()}
+    if named:
+        (generation[SHORTLIST],) = named
+    model = search_model(request, plan.target.name, inside, generation, precision)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
@@ -97,7 +102,10 @@ def export_search(
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
         fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
-        move_inside(model, STEPS)
+        for inner in (ALL_LOGITS, STEPS):
+            move_inside(model, inner)
+        for name, path in named.items():
+            shutil.copyfile(path, temporary / name)
         file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
         if not text:  # the checker knows no operators but ONNX's and ONNX Runtime's
             onnx.checker.check_model(file, full_check=True)

@@ -10,8 +10,9 @@ Shapes: B sentences, R rows (hypotheses), V vocabulary, C candidates of the batc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class Candidates:
         ids = ids.astype(np.int64)
         pad, bos, eos = np.searchsorted(ids, [config.pad_id, config.bos_id, config.eos_id]).tolist()
         size = len(ids)
-        own_config = replace(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)
+        own_config = _changed(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)
         return cls(ids, unlisted, own_config)
 
     def places(self, ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
@@ -76,12 +77,25 @@ class Candidates:
         """The batch and the options in terms of their places."""
         known = {*self.ids.tolist()}
         fields = {name: [id for id in getattr(options, name) if id in known] for name in ID_FIELDS}
-        options = replace(options, **{name: tuple(self.places(ids).tolist()) for name, ids in fields.items()})
+        found = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
+        sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
+        options = _changed(options, **found, banned_sequences=tuple(tuple(self.places(x).tolist()) for x in sequences))
         return replace(batch, prefix=[self.places(row) for row in batch.prefix], candidates=None), options
 
     def restored(self, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Hypotheses of places as ones of ids."""
         return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in found]
+
+
+T = TypeVar("T", TransformerConfig, Options)
+
+
+def _changed(checked: T, **fields: Any) -> T:
+    """With other fields, of which it is known that they are right: to check them all anew takes as long as a step."""
+    changed = copy(checked)
+    for name, value in fields.items():
+        object.__setattr__(changed, name, value)
+    return changed
 
 
 def among(model: Model, candidates: Candidates) -> Any:

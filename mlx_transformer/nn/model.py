@@ -258,18 +258,19 @@ class Transformer(nn.Module):
         """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
         classifier, what it would read."""
         hidden = self._scaled(hidden)
-        if among is not None:
-            y = among(hidden)
-        elif not self.config.head.classifies:
-            y = hidden
-        elif self.config.own_classifier:
-            y = cast(nn.Linear, self._output())(hidden)
-        else:
-            y = cast(nn.Embedding, self._output()).as_linear(hidden)
-            y = y + self.output_proj.bias if self.config.output_bias else y
+        y = self.classified(hidden) if among is None else among(hidden)
         if tap is not None:
             tap("logits", y)
         return y
+
+    def classified(self, hidden: mx.array) -> mx.array:
+        """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        if not self.config.head.classifies:
+            return hidden
+        if self.config.own_classifier:
+            return cast(nn.Linear, self._output())(hidden)
+        y = cast(nn.Embedding, self._output()).as_linear(hidden)
+        return y + self.output_proj.bias if self.config.output_bias else y
 
     def output_rows(self, ids: mx.array) -> Rows:
         """The part of the classifier that gives the logits of these ids (C,), taken once."""

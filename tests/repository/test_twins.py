@@ -107,7 +107,7 @@ BODIES = {
     "masks.causal_padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",
     "masks.padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",
     "model.Transformer.output_rows": "a layer of its own in MLX, whose integers stay integers",
-    "model.Transformer.logits": "the bias of a tied classifier is a module in a graph",
+    "model.Transformer.classified": "the bias of a tied classifier is a module in a graph",
     "norms.LayerNorm.__call__": "an operator of a graph has one input less without a bias, MLX's takes None",
     "positions.Positions.turned": "a graph's tables have names",
     "norms.RMSNorm.__call__": "fused in MLX",

@@ -91,6 +91,14 @@ class CpuModel:
         """The threads for batches at the same time; kept, as a new thread begins with no memory of its own."""
         return ThreadPoolExecutor(self.threads)
 
+    @functools.cached_property
+    def listed_ports(self) -> tuple[str, list[str], Ports]:
+        """The input and the outputs of the graph that takes rows, by their names, and the decoder's ports."""
+        graphs = self.listed()
+        assert graphs is not None
+        (ids,) = GRAPHS[ROWS_CPU](self.request).input_names.values()
+        return ids, [output.name for output in graphs[0].get_outputs()], GRAPHS[LISTED_CPU](self.request)
+
     def among(self, candidates: Candidates) -> Any:
         """The model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
         graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed()
@@ -155,11 +163,9 @@ class Listed:
         """graphs: what takes the classifier's rows, and the decoder."""
         self.model, self.candidates, self.config = model, candidates, candidates.config
         rows, decoder = graphs
-        given = [port.name for port in rows.get_outputs()]
-        (name,) = GRAPHS[ROWS_CPU](model.request).input_names.values()
-        found: Any = rows.run(given, {name: candidates.ids}, model.options)
+        ids, given, ports = model.listed_ports
+        found: Any = rows.run(given, {ids: candidates.ids}, model.options)
         arrays: dict[str, NDArray] = dict(zip(given, found, strict=True))
-        ports = GRAPHS[LISTED_CPU](model.request)
         self.step = StepGraph(decoder, ports, self.config, model.memory, model.options, arrays, candidates)
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:

@@ -57,6 +57,8 @@ ONNX_COUNTS = (
         ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
     )
 )
+AMONG_CANDIDATES = "/logits.yes/"
+"""In the names of what a search computes in place of all logits (`search/vocabulary.py`)."""
 OF_SAMPLING = 1  # softmaxes of a search that the network doesn't have
 
 
@@ -173,7 +175,7 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
     total, used = np.zeros(2, int), set()
     for name in names:
         graph = onnx.load(files[name], load_external_data=False).graph
-        nodes = _network_nodes(graph)
+        nodes = [node for node in _network_nodes(graph) if AMONG_CANDIDATES not in f"/{node.name}"]
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         read = reached([output.name for output in graph.output], edges_of(graph))

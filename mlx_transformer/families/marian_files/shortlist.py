@@ -44,8 +44,10 @@ class Shortlist:
         chosen[: self.first] = True
         if shared:
             chosen[list(source)] = True
-        for id in {*source} & {*range(len(self.offsets) - 1)}:  # padding has no list
-            chosen[self.ids[int(self.offsets[id]) : int(self.offsets[id + 1])]] = True
+        begins = self.offsets
+        for id in {*source}:
+            if id < len(begins) - 1:  # padding has no list
+                chosen[self.ids[int(begins[id]) : int(begins[id + 1])]] = True
         found = np.flatnonzero(chosen)
         if (missing := -len(found) % MULTIPLE) == 0:
             return found

@@ -9,6 +9,7 @@ from onnx import helper
 
 from export.search import export_search
 from export.search.steps import STEPS
+from export.search.vocabulary import ALL_LOGITS
 
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1}
 """Operator: which of its inputs is packed."""
@@ -34,12 +35,15 @@ def test_matrices_are_stored_outside_and_constant_inside(tmp_path, target, preci
     graphs = list(inner_graphs(graph))
     assert not [tensor.name for inner in graphs for tensor in inner.initializer if len(tensor.dims) > 1]
 
-    (steps,) = (inner for inner in graphs if inner.name == STEPS)
-    made_here = {node.output[0]: node for node in steps.node}
-    weights = [node.input[PRODUCTS[node.op_type]] for node in steps.node if node.op_type in PRODUCTS]
-    assert not outside & set(weights)
-    folded = [name for name in weights if name in made_here and outside & set(made_here[name].input)]
-    assert {made_here[name].op_type for name in folded} <= {"Reshape", "Transpose"}
+    folded = []
+    for name in (STEPS, ALL_LOGITS):
+        (inner,) = (inner for inner in graphs if inner.name == name)
+        made_here = {node.output[0]: node for node in inner.node}
+        weights = [node.input[PRODUCTS[node.op_type]] for node in inner.node if node.op_type in PRODUCTS]
+        assert not outside & set(weights)
+        here = [weight for weight in weights if weight in made_here and outside & set(made_here[weight].input)]
+        assert {made_here[weight].op_type for weight in here} <= {"Reshape", "Transpose"}
+        folded += here
     # Of each layer: four of the self-attention, two across the source (keys and values are made outside), two of the
     # feed-forward net; and the classifier.
     assert len(folded) == 8 * SIZES["decoder_layers"] + 1

@@ -33,6 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rules": dict(beam=2, no_repeat_ngram=2, repetition_penalty=1.5),
     "forced": dict(beam=2, forced_first=(8,), forced_end=True, end_ids=(6,)),
     "suppressed": dict(suppressed=(3, 9)),
+    "banned": dict(beam=2, suppressed_first=(5, 10), banned_sequences=((4, 4), (5, 13), (12, 3), (7, 7, 7))),
     "drawn": dict(sample=True, temperature=1.5, seed=3),
     "a few drawn": dict(sample=True, top_k=3, seed=5),
 }

@@ -1,0 +1,151 @@
+"""The tokens that a search chooses among: all, or a batch's candidates. `generation/candidates.py` on the host.
+
+The search knows a token by its place among them; decoders read ids, and ids come out.
+
+Shapes: B sentences, V vocabulary, C tokens among which is chosen (V without candidates), N candidates of a sentence.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+import onnx_ir as ir
+
+from export.nn.model import Among, Transformer
+from export.nn.primitives import Op, size
+from export.nn.rows import Rows
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.steps import BANNED
+
+from .branches import either
+from .options import OptionInputs
+
+ALL_LOGITS = "logits.no"
+"""Name of the graph within the loop that computes the logits of all ids."""
+INTEGER, REAL = ir.DataType.INT64, ir.DataType.FLOAT
+
+
+class Vocabulary:
+    """Computed outside the loop; `rows` are taken there too, once."""
+
+    ids: ir.Value
+    """(C,) ascending."""
+    size: ir.Value
+    """C, a scalar."""
+    listed: ir.Value
+    """Whether the logits of these alone are computed. Drawn tokens are drawn among all, on whose places noise hangs."""
+    apart: ir.Value
+    """Whether sentences have tokens of their own, so that `unlisted` counts."""
+    unlisted: ir.Value
+    """(B, 1, C) added to the logits: BANNED on what isn't the sentence's own; (B, 1, 1) where none is."""
+
+    def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, count: ir.Value, by_rows: bool):
+        """count (1,): B. by_rows: the classifier's rows can be taken alone; else of all logits columns are."""
+        self.by_rows = by_rows
+        self.config, given, v = config, options["candidates"], config.vocab_size
+        there = op.Greater(op.Size(given), 0)
+        self.listed = op.And(there, op.Not(options["sample"]))
+        several = op.Greater(op.Squeeze(count, [0]), 1)
+        self.apart = op.And(there, op.Or(several, options["sample"]))
+        fixed = sorted({config.pad_id, config.bos_id, config.eos_id})
+        always = op.Concat(fixed, options["end_ids"], options["forced_first"], axis=0)
+
+        def marked(op: Op) -> list[ir.Value]:
+            every = op.Concat(op.Reshape(given, [-1]), op.Reshape(options["prefix"], [-1]), always, axis=0)
+            every = op.Where(op.Less(every, 0), v, every)  # nothing, behind the vocabulary
+            marks = op.ScatterElements(op.Expand(0, [v + 1]), every, op.Expand(1, op.Shape(every)), axis=0)
+            ids = op.Squeeze(op.NonZero(op.Slice(marks, [0], [v], [0])), [0])
+            places = op.Range(0, size(op, ids, 0), 1)
+            return [ids, op.ScatterElements(op.Expand(-1, [v]), ids, places, axis=0)]
+
+        def whole(op: Op) -> list[ir.Value]:
+            return [op.Range(0, v, 1), op.Range(0, v, 1)]
+
+        self.ids, self._places = either(op, self.listed, "vocabulary", marked, whole, (INTEGER, INTEGER))
+
+        def own(op: Op) -> list[ir.Value]:
+            rows = [op.Expand(x, op.Concat(count, [1], axis=0)) for x in (given, options["prefix"])]
+            rows.append(op.Expand(op.Unsqueeze(always, [0]), op.Concat(count, [1], axis=0)))
+            mine = op.Concat(*rows, axis=1)
+            mine = op.Where(op.Less(mine, 0), v, mine)
+            banned = op.Expand(BANNED, op.Concat(count, [v + 1], axis=0))
+            banned = op.ScatterElements(banned, mine, op.Expand(0.0, op.Shape(mine)), axis=1)
+            return [op.Unsqueeze(op.Gather(banned, self.ids, axis=1), [1])]
+
+        def none(op: Op) -> list[ir.Value]:
+            return [op.Expand(0.0, op.Concat(count, [1, 1], axis=0))]
+
+        self.unlisted = either(op, self.apart, "unlisted", own, none, (REAL,))[0]
+        self.size = size(op, self.ids, 0)
+        self.rows: Rows | None = None
+
+    def at(self, op: Op, index: ir.Value) -> Vocabulary:
+        """The same for the sentences `index` (b,) of the batch alone."""
+        chosen = copy(self)
+        chosen.unlisted = op.Gather(self.unlisted, index)
+        return chosen
+
+    def take_rows(self, op: Op, model: Transformer) -> None:
+        """Take the classifier's rows of the candidates, where a precision lets that be: none where all are multiplied
+        with."""
+        if not self.by_rows:
+            return
+        ids = either(op, self.listed, "rows", lambda op: [op.Identity(self.ids)], _no_ids, (INTEGER,))[0]
+        ids.shape = ir.Shape([None])
+        self.rows = model.output_rows(op, ids)
+
+    def places(self, op: Op, ids: ir.Value) -> ir.Value:
+        """Where ids are; -1 of those that are not among them, and of -1."""
+        return op.Where(op.Less(ids, 0), -1, op.Gather(self._places, op.Max(ids, 0)))
+
+    def sequences(self, op: Op, ids: ir.Value) -> ir.Value:
+        """Those of sequences (S, N), -1 before their first, that are of these tokens alone, by their places."""
+        places = self.places(op, ids)
+        missing = op.Cast(op.And(op.GreaterOrEqual(ids, 0), op.Less(places, 0)), to=INTEGER)
+        return op.Compress(places, op.Equal(op.ReduceSum(missing, [1], keepdims=0), 0), axis=0)
+
+    def place(self, op: Op, id: int) -> ir.Value:
+        """The place, a scalar, of one that always is."""
+        return op.Gather(self._places, id)
+
+    def of_ids(self, op: Op, name: str, per_id: ir.Value, axis: int = 0) -> ir.Value:
+        """What is known of all ids (.., V, ..), of these."""
+
+        def chosen(op: Op) -> list[ir.Value]:
+            return [op.Gather(per_id, self.ids, axis=axis)]
+
+        def same(op: Op) -> list[ir.Value]:
+            return [op.Identity(per_id)]
+
+        return either(op, self.listed, f"{name}.of_ids", chosen, same, (per_id.dtype or REAL,))[0]
+
+    def among(self, model: Transformer) -> Among:
+        """What gives the logits (..., C) of what the classifier reads (..., D)."""
+
+        def logits(op: Op, hidden: ir.Value) -> ir.Value:
+            def of_rows(op: Op) -> list[ir.Value]:
+                if self.rows is not None:
+                    return [self.rows(op, hidden)]
+                return [op.Gather(model.classified(op, hidden), self.ids, axis=-1)]
+
+            def of_all(op: Op) -> list[ir.Value]:
+                return [model.classified(op, hidden)]
+
+            return either(op, self.listed, "logits", of_rows, of_all, (REAL,))[0]
+
+        return logits
+
+    def masked(self, op: Op, logits: ir.Value) -> ir.Value:
+        """Logits (b, h, C), without those of tokens that are another sentence's."""
+
+        def without(op: Op) -> list[ir.Value]:
+            return [op.Add(logits, self.unlisted)]
+
+        def same(op: Op) -> list[ir.Value]:
+            return [op.Identity(logits)]
+
+        return either(op, self.apart, "masked", without, same, (REAL,))[0]
+
+
+def _no_ids(op: Op) -> list[ir.Value]:
+    return [op.Expand(0, [0])]
