@@ -39,6 +39,7 @@ OWNERS = {
         f"export.{room}" for room in ("nn", "graph", "precision", "targets", "search", "package", "web", "validate")
     ),
     RUNTIME: (
+        "export.runtime.plugins",
         "export.runtime.sessions",
         "export.runtime.plugins",
         "export.runtime.transformer",
