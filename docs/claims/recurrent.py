@@ -154,7 +154,7 @@ def reordered_outputs(network: Network) -> list[float]:
     """Largest change of each of three words' outputs when the first and the last change places."""
     mx.random.seed(5)
     x, order = mx.random.normal((1, 3, WIDTH)), mx.array([2, 1, 0])
-    return mx.abs(network(x[:, order])[0, order] - network(x)[0]).max(axis=-1).tolist()
+    return np.array(mx.abs(network(x[:, order])[0, order] - network(x)[0]).max(axis=-1)).tolist()
 
 
 EXPLODING: dict[str, Callable[[int], Network]] = {

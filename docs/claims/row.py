@@ -74,6 +74,8 @@ class Row:
     """Lists what is best read as text, `list_NAME`: a page and a terminal show it so."""
     trained: bool = False
     """Its numbers are those of a trained model, which `compute` and `figure` are given."""
+    slow: bool = False
+    """Its numbers take a training of a minute: computed where the row is named."""
     missing: str = ""
     """What of it the package can't do yet."""
     slip: str = ""

@@ -15,6 +15,7 @@ from . import (
     cost,
     embedding,
     feedforward,
+    learned,
     masks,
     norms,
     order,
@@ -31,16 +32,17 @@ from . import (
 from .row import Claimed, Row, as_values
 
 TOPICS = (embedding, positions, rejected, worked, attention, worked_table, order, masks, residual, norms, feedforward)
-TOPICS += (stacks, cost, recurrent, pictures, trained)
+TOPICS += (stacks, cost, recurrent, pictures, learned, trained)
 ROWS: dict[int, Row] = {
     row.number: row for row in sorted((row for topic in TOPICS for row in topic.ROWS), key=lambda row: row.number)
 }
 
 
 def chosen(names: Sequence[str]) -> list[Row]:
-    """The rows of these numbers ("7", or "5-9"), in the table's order; all without names. `UserError` for others."""
+    """The rows of these numbers ("7", or "5-9"), in the table's order; all but slow ones without names. `UserError` for
+    others."""
     numbers = {number for name in names for number in _numbers(name)}
-    return [row for number, row in ROWS.items() if number in numbers or not names]
+    return [row for number, row in ROWS.items() if (number in numbers if names else not row.slow)]
 
 
 def _numbers(name: str) -> range:

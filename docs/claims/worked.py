@@ -81,11 +81,10 @@ def thinking_machines() -> Found:
     q, k, v = _thinking()
     scaled, unscaled = attention_weights(q, k)[0, 0, 0], attention_weights(q, k, scale=1.0)[0, 0, 0]
     z = attention(q, k, v)[0, 0, 0]
-    first, second = scaled.tolist()
     return {
         "q · k of both words": _products(q, k),
         "the same / 8": [product / 8 for product in _products(q, k)],
-        "softmax": [first, second],
+        "softmax": np.array(scaled).tolist(),
         "largest |z_1 - (0.880797 v_1 + 0.119203 v_2)|": largest(z - (0.880797 * v[0, 0, 0] + 0.119203 * v[0, 0, 1])),
         "what is left for Machines without the division": unscaled[1].item(),
     }
@@ -99,13 +98,13 @@ def _thinking() -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _products(q: mx.array, k: mx.array) -> list[float]:
-    return (q @ k.swapaxes(-1, -2))[0, 0, 0].tolist()
+    return np.array((q @ k.swapaxes(-1, -2))[0, 0, 0]).tolist()
 
 
 def list_thinking_machines() -> Table:
     """The boxes from the input to z_1, a line each; vectors by their first two features."""
     q, k, v = _thinking()
-    weights = attention_weights(q, k)[0, 0, 0].tolist()
+    weights = np.array(attention_weights(q, k)[0, 0, 0]).tolist()
     parts = [weight * row for weight, row in zip(weights, v[0, 0], strict=True)]
     lines: dict[str, Sequence[str]] = {
         "key": [_start(row) for row in k[0, 0]],
@@ -120,7 +119,7 @@ def list_thinking_machines() -> Table:
 
 
 def _start(vector: mx.array) -> str:
-    return ", ".join(f"{value:.3f}" for value in vector[:2].tolist()) + ", ..."
+    return ", ".join(f"{value:.3f}" for value in np.array(vector[:2]).tolist()) + ", ..."
 
 
 def list_worked_sums() -> Table:

@@ -109,13 +109,18 @@ def _attributes(operator: str, version: int, domain: str) -> tuple[dict[str, ir.
 def _key(node: ir.Node) -> tuple[Any, ...] | None:
     """Return all that the types and shapes of a node's outputs depend on; None where that can't be told."""
     attributes = node.attributes.values()
-    if any(attribute.type not in PLAIN for attribute in attributes):
+    graphs = [attribute for attribute in attributes if attribute.type == ir.AttributeType.GRAPH]
+    plain = [attribute for attribute in attributes if attribute.type in PLAIN]
+    if len(graphs) + len(plain) < len(attributes):
         return None
-    inputs = [None if x is None else _input_key(x) for x in node.inputs]
+    # A branch's or a body's nodes have been asked about: what it returns is known.
+    given = [*node.inputs, *(x for each in graphs for x in (*each.as_graph().inputs, *each.as_graph().outputs))]
+    inputs = [None if x is None else _input_key(x) for x in given]
     if UNKNOWN in inputs:
         return None
-    values = [(attribute.name, attribute.type, attribute.value) for attribute in attributes]
-    return node.domain, node.op_type, node.version, len(node.outputs), *values, *inputs
+    values = [(attribute.name, attribute.type, attribute.value) for attribute in plain]
+    counts = [(each.name, len(each.as_graph().inputs), len(each.as_graph().outputs)) for each in graphs]
+    return node.domain, node.op_type, node.version, len(node.outputs), *values, *counts, *inputs
 
 
 UNKNOWN = ()

@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
         say how much of each position there is in a row's vector."""
         head = self.config.head
-        x = memory if weights is None else op.Reshape(op.MatMul(weights, memory), [0, -1])
+        x = memory if weights is None else op.Reshape(op.MatMul(op.CastLike(weights, memory), memory), [0, -1])
         if head.activation is None:
             return x
         x = ACTIVATIONS[head.activation](op, self.head_proj(op, x))

@@ -132,8 +132,8 @@ def gate_text(
     embeds = readable and read_embedding(checkpoint.folder, checkpoint.config.d_model) is not None
     if (source is not None or reference is not None) and not translates and not embeds:
         raise UserError(
-            f"{checkpoint.folder}: the quality gate translates, or compares vectors of texts: it needs an "
-            "encoder-decoder or an encoder that says how they are made, with its tokenizer"
+            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer, or for "
+            "vectors of texts an encoder whose folder says how they are made"
         )
     if reference is not None and embeds:
         raise UserError(f"{reference}: vectors of texts have no reference: give the texts alone, as gate_source")
@@ -218,8 +218,8 @@ class Expected:
         done: Callable[[float], None] = lambda share: None,
     ) -> Quality:
         """Compare one precision. `shows`: its graphs that show logits; `runs`: those of the package."""
+        scores: dict[str, Any] = {"neighbours": True} if self.embeds else {}
         equal = self._equal(shows)
-        scores: dict[str, Any] = {}
         if self._translates:
             got = runs.generate(self.rows, done=done)
             same = sum(a == b for a, b in zip(got, self.outputs, strict=True)) / len(self.rows)
@@ -228,7 +228,6 @@ class Expected:
         else:
             same = sum(bool(each.all()) for each in equal) / len(self.rows)
         agreement = float(np.concatenate(equal).mean())
-        scores |= {"neighbours": True} if self.embeds else {}
         return Quality(precision, self.text.origin, len(self.rows), agreement, same, **scores)
 
     def _equal(self, narrow: OnnxTransformer) -> list[Any]:

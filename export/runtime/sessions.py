@@ -33,6 +33,7 @@ from mlx_transformer.system.fields import Bounds, check_value
 from mlx_transformer.system.machine import usable_cores
 
 from .folder import OnnxFolder
+from .plugins import chosen, find_plugin, missing
 
 CPU = "CPUExecutionProvider"
 
@@ -162,11 +163,13 @@ def open_session(
     names = check_providers(providers)
     if trial.PROVIDER in names and not COREML_READS_FILES and any(Path(file).parent.glob("*.onnx_data")):
         raise UserError(f"{file}: onnxruntime {ort.__version__} can't give Core ML a data file: install 1.26 or newer")
+    options = options or session_options()
+    named = chosen(options, trial.with_options(providers or [CPU]))
     try:
         return Session(
             file,
-            options or session_options(),
-            providers=trial.with_options(providers or [CPU]),
+            options,
+            providers=named,
             disabled_optimizers=[*SLOW_FUSIONS, *without],
         )
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
@@ -176,10 +179,13 @@ def open_session(
 def check_providers(providers: Sequence[Any] | None) -> list[str]:
     """The providers' names, without options; `UserError` for one that isn't available."""
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
+    for name in names:
+        find_plugin(name)
     available = ort.get_available_providers()
     for name in names:
         if name not in available:
-            raise UserError(f"provider {name} is not in this onnxruntime; it has {', '.join(available)}")
+            there = ", ".join(available)
+            raise UserError(f"provider {name} is not in this onnxruntime; it has {there}{missing(name)}")
     return names
 
 

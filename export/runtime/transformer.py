@@ -108,8 +108,8 @@ class OnnxTransformer(TextVerbs):
     def decoding(self) -> AbstractContextManager[Any]:
         return nullcontext(self.graphs)
 
-    def token_logits(self, ids: list[list[int]]) -> NDArray[np.float32]:
-        return self.logits(ids)
+    def token_logits(self, ids: list[list[int]], **others: Any) -> NDArray[np.float32]:
+        return self.logits(ids, **others)
 
     def token_vectors(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
         return self.encode(ids, mask)

@@ -35,6 +35,7 @@ from mlx_transformer.generation.options import (
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
 from mlx_transformer.generation.settings import (
+    TASK_PREFIX,
     Settings,
     checked_settings,
     resolved,
@@ -181,15 +182,22 @@ class SearchModel(TextVerbs):
         if options.pop("aligned", False):
             raise UserError(f"{self.path}: gives text without alignments: export it without text")
         options.pop("scored", None)
-        owners, pieces = self.pieces(lines, overlong, first_line, on_overlong)
+        prefix = options.pop(TASK_PREFIX, None)
+        owners, pieces = self.pieces(lines, overlong, first_line, on_overlong, task_prefix=prefix)
         results = self.translated(pieces, [first_line + owner for owner in owners], **options)
         return join(len(lines), owners, results)
 
-    def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
+    def check_lines(
+        self,
+        lines: Sequence[str],
+        overlong: Overlong = "error",
+        first_line: int = 1,
+        task_prefix: str | None = None,
+    ) -> None:
         if self.takes_text:
-            self.pieces(lines, overlong, first_line)
+            self.pieces(lines, overlong, first_line, task_prefix=task_prefix)
         else:
-            super().check_lines(lines, overlong, first_line)
+            super().check_lines(lines, overlong, first_line, task_prefix)
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
         raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
@@ -231,11 +239,15 @@ class SearchModel(TextVerbs):
         overlong: Overlong,
         first_line: int = 1,
         on_overlong: Callable[[int], None] | None = None,
+        *,
+        task_prefix: str | None = None,
     ) -> tuple[list[int], list[str]]:
-        """What a graph that takes text is given for lines, and the index of the line each belongs to."""
+        """What a graph that takes text is given for lines, and the index of the line each belongs to. task_prefix: text
+        before each, in place of the model's own."""
         from mlx_transformer.core.tokenizer import unicode_texts
         from mlx_transformer.generation.translate import as_lines
 
+        prefix = self.generation.get(TASK_PREFIX, "") if task_prefix is None else task_prefix
         owners, pieces = [], []
         for i, line in enumerate(unicode_texts(as_lines(lines))):
             if "\0" in line:
@@ -243,11 +255,11 @@ class SearchModel(TextVerbs):
                     number = first_line + i
                     raise UserError(f"line {number}: holds a NUL character, at which a string of ONNX Runtime ends")
                 line = line.replace("\0", "")
-            new = [line]
+            new = [prefix + line if line.strip() else line]
             # No token is shorter than a byte.
-            if len(line.encode()) >= self.config.max_positions and TOKENIZER in self.metadata:
+            if len(new[0].encode()) >= self.config.max_positions and TOKENIZER in self.metadata:
                 long: list[int] = []
-                _, rows = self.translator.rows([line], overlong, first_line + i, long.append)
+                _, rows = self.translator.with_prefix(prefix).rows([line], overlong, first_line + i, long.append)
                 if long:
                     new = [self.translator.tokenizer.source.decode(row).rstrip(REPLACEMENT) for row in rows]
                     if on_overlong is not None:

@@ -3,6 +3,7 @@
     GET /                          a line of help
     POST /translate, ...           translators (translating.py)
     POST /v1/completions, ...      decoders alone (openai_endpoints.py)
+    POST /v1/embeddings            encoders alone (the same)
     GET /health, /ready            200 when the models are loaded and have run, 503 before
     GET /metrics                   for Prometheus
     GET /version, /openapi.json, /docs
@@ -34,6 +35,7 @@ from .access import KeyRing, middleware
 from .answers import ENDING, HELP, error_answer, http_error, server_error
 from .batching import Batcher, EndingError, OverloadError
 from .completing import Completions
+from .embedding import Embeddings
 from .models import Models, Named
 from .openai_endpoints import OpenAIEndpoints
 from .requests import RequestError
@@ -89,6 +91,7 @@ class App:
             route("/v1/models", openai.models, "GET"),
             route("/v1/models/{name:path}", openai.model, "GET"),
             route("/v1/completions", openai.complete),
+            route("/v1/embeddings", openai.embed),
             Route("/health", self.health),
             Route("/ready", self.health),
             Route("/metrics", self.show_metrics),
@@ -115,9 +118,11 @@ class App:
         else:
             self.ready()
 
-    def _behind(self, named: Named, model: Model) -> Service | Completions:
-        kind = Completions if model.config.architecture == "decoder" else Service
-        return kind(model, self.batcher, self.metrics, self.settings.max_sentences, named.name)
+    def _behind(self, named: Named, model: Model) -> Service | Completions | Embeddings:
+        kinds = {"decoder": Completions, "encoder": Embeddings, "encoder-decoder": Service}
+        return kinds[model.config.architecture](
+            model, self.batcher, self.metrics, self.settings.max_sentences, named.name
+        )
 
     async def help(self, _: Request) -> Response:
         return PlainTextResponse(HELP)

@@ -14,8 +14,8 @@ from typing import Any
 
 from mlx_transformer.generation.translate import Translation
 
-from .models import AUTO, Models
-from .requests import LIMITS, RequestError, TranslateRequest, texts
+from .models import Models
+from .requests import AUTO, LIMITS, RequestError, TranslateRequest, texts
 
 EXAMPLE = '{"q": "Good morning.", "source": "en", "target": "de"}'
 MOST = int(LIMITS["n_best"][1]) - 1  # alternatives

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlx_transformer.families.language_codes import short_codes
 from mlx_transformer.system.errors import UserError
 
 from .completing import Completions
-from .requests import RequestError
+from .embedding import Embeddings
+from .requests import AUTO, RequestError
 from .service import Service
-
-AUTO = "auto"
-"""LibreTranslate's source language of a text whose language is not known."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,15 @@ class Named:
 
 
 class Models:
-    """Translators and writers of completions, each by its name. `UserError` for translators that no request could name.
+    """Translators, writers of completions and makers of vectors, each by its name. `UserError` for translators that no
+    request could name.
 
     Raises `RequestError` for a request that is for none of them.
     """
 
-    def __init__(self, found: Iterable[tuple[Named, Service | Completions]]):
+    def __init__(self, found: Iterable[tuple[Named, Service | Completions | Embeddings]]):
         self.completions: dict[str, Completions] = {}
+        self.embeddings: dict[str, Embeddings] = {}
         self.translators: dict[tuple[str, str], Service] = {}
         self.only: Service | None = None  # without languages
         self.names: list[str] = []
@@ -64,18 +65,22 @@ class Models:
             self.names.append(named.name)
             if isinstance(model, Completions):
                 self.completions[named.name] = model
+            elif isinstance(model, Embeddings):
+                self.embeddings[named.name] = model
             elif named.languages in self.translators:
                 raise UserError(f"{named.path}: another model translates {'-'.join(named.languages)} already")
             elif named.languages is not None:
                 self.translators[named.languages] = model
             elif self.only is None:
                 self.only = model
-        nameless = len(self.names) - len(self.completions) - len(self.translators)
+        nameless = len(self.names) - len(self.completions) - len(self.embeddings) - len(self.translators)
         if nameless > 1 or (nameless and self.translators):
             raise UserError("several translators are chosen by language: give each its languages, as en-de=DIR")
 
     def translator(self, source: str | None, target: str | None) -> tuple[Service, str | None]:
         """Return the model that translates so, and its source language. None or `AUTO`: there is only one."""
+        if self.only is not None and self.only.languages:
+            return self.only, source
         if self.only is not None:
             for name, code in (("source", source), ("target", target)):
                 if code is not None:
@@ -96,13 +101,16 @@ class Models:
 
     def only_source(self) -> str:
         """Return the language that every text is in; `RequestError` if there are several, or none is known."""
-        sources = {source for source, _ in self.translators}
+        sources = {source for source, _ in self.translators} if self.only is None else {*self.languages()}
         if len(sources) != 1:
             raise RequestError(400, f"this server detects no languages; give source: {', '.join(sorted(sources))}")
         return sources.pop()
 
     def languages(self) -> dict[str, list[str]]:
-        """Return the targets of every language that is one side of a pair."""
+        """Return the targets of every language that is one side of a pair, or that the only model has."""
+        if self.only is not None:
+            known = sorted(short_codes(self.only.languages))
+            return {code: [target for target in known if target != code] for code in known}
         codes = sorted({code for pair in self.translators for code in pair})
         return {code: sorted(target for source, target in self.translators if source == code) for code in codes}
 
@@ -110,9 +118,20 @@ class Models:
         """Return the decoder of that name, which completes prompts."""
         if name in self.completions:
             return self.completions[name]
-        if name in self.names:
-            raise RequestError(400, f"model: {name} is a translator; send its text to /translate", "wrong_model")
-        raise self.unknown(name)
+        raise self._other(name)
+
+    def embedder(self, name: str) -> Embeddings:
+        """Return the encoder of that name, which turns texts into vectors."""
+        if name in self.embeddings:
+            return self.embeddings[name]
+        raise self._other(name)
+
+    def _other(self, name: str) -> RequestError:
+        """Make the error for a name that no model of the wanted kind has."""
+        uses = dict.fromkeys(self.names, "is a translator; send its text to /translate")
+        uses |= dict.fromkeys(self.completions, "completes prompts; send them to /v1/completions")
+        uses |= dict.fromkeys(self.embeddings, "makes vectors; send its texts to /v1/embeddings")
+        return RequestError(400, f"model: {name} {uses[name]}", "wrong_model") if name in uses else self.unknown(name)
 
     def unknown(self, name: str) -> RequestError:
         """Make the error for a name that no model has."""
@@ -121,4 +140,4 @@ class Models:
 
 UNKNOWN = "model_not_found"
 NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
-NO_TRANSLATOR = "this server has no translator; its models complete prompts: POST /v1/completions"
+NO_TRANSLATOR = "this server has no translator; its models take POST /v1/completions or /v1/embeddings"

@@ -2,10 +2,12 @@
 
 GET /v1/models, /v1/models/NAME
 POST /v1/completions    by a decoder alone; with "stream" as server-sent events, [DONE] at the end
+POST /v1/embeddings     by an encoder alone
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -16,6 +18,7 @@ from .access import name_of
 from .answers import broken_off, unless_gone
 from .bodies import values_of
 from .completing import Written
+from .openai_embeddings import EMBEDDINGS_EXAMPLE, OpenAIEmbeddings
 from .openai_forms import EXAMPLE, Completion, OpenAIRequest, model_entry
 from .shared import Shared
 from .streaming import EVENTS, UNBUFFERED, event
@@ -54,6 +57,14 @@ class OpenAIEndpoints:
         pieces, written = await unless_gone(request, writer.stream(asked.wanted, client))
         events = self._events(pieces, written, completion, asked.wants_usage)
         return StreamingResponse(events, media_type=EVENTS, headers=UNBUFFERED)
+
+    async def embed(self, request: Request) -> Response:
+        """Turn texts into vectors."""
+        body = await values_of(request, self.shared.settings.body_seconds, EMBEDDINGS_EXAMPLE)
+        asked = OpenAIEmbeddings.of(body)
+        model = self.shared.models.embedder(asked.model)
+        vectors, tokens = await unless_gone(request, model.embed(asked.wanted, name_of(request)))
+        return JSONResponse(await asyncio.to_thread(asked.answer, vectors, tokens))
 
     async def _events(
         self, pieces: AsyncIterator[str], written: Written, completion: Completion, wants_usage: bool

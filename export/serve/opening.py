@@ -44,7 +44,7 @@ def check(path: Path, settings: ServeSettings, open: Open) -> None:
 
 
 def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> dict[Named, Model]:
-    """Open each model, and run a first search on it."""
+    """Open each model, and run it once."""
     found = {}
     for named in models:
         options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
@@ -53,7 +53,10 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
 
 
 def warmed(model: Any) -> Model:
-    """The model after a first search, so that no request pays for what is set up then."""
+    """The model after a first run, so that no request pays for what is set up then."""
+    if model.config.architecture == "encoder":
+        model.embed(".")
+        return cast(Model, model)
     for beam in (1, 2):
         if model.config.architecture == "decoder":
             model.generate([[model.config.bos_id]], beam=beam, max_new_tokens=3)

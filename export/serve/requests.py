@@ -20,6 +20,8 @@ LIMITS: dict[str, tuple[float, float]] = {  # narrower than those of Options; th
 }
 LANGUAGES = ("source", "target", SOURCE_LANGUAGE, TARGET_LANGUAGE)
 """The first two choose among a server's models; the others are codes of a model of several languages."""
+AUTO = "auto"
+"""LibreTranslate's source language of a text whose language is not known."""
 LONGEST_MESSAGE = 400  # characters
 
 

@@ -10,12 +10,13 @@ from html import escape
 from typing import Any, get_args
 
 from export.settings import ServeSettings
-from mlx_transformer.generation.options import ID_FIELDS, Options, Overlong
+from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 from mlx_transformer.system.page import card, data_table, page
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
+from .openai_embeddings import EMBEDDINGS_EXAMPLE, FORMATS, OPTIONS
 from .requests import EXAMPLE, LANGUAGES, LIMITS, SETTINGS
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -71,6 +72,7 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
     }
     translate = {"oneOf": [_object({**several, **alignment}, ["text"]), _object(libre, ["q", "source", "target"])]}
     completion = _object(_completion(search), ["model", "prompt"])
+    embeddings = _object(_embeddings(), ["model", "input"])
     detect = _object({"q": TEXT, "api_key": TEXT}, ["q"])
     return [
         ("/translate", "post", "Translate texts; with q, as LibreTranslate does.", translate, EXAMPLE),
@@ -86,6 +88,7 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
         ("/v1/models", "get", "The models, as OpenAI lists them.", None, ""),
         ("/v1/models/{name}", "get", "One model.", None, ""),
         ("/v1/completions", "post", "What a decoder alone writes after prompts.", completion, openai_forms.EXAMPLE),
+        ("/v1/embeddings", "post", "Vectors of texts, by an encoder alone.", embeddings, EMBEDDINGS_EXAMPLE),
         ("/health", "get", "200 once the models are loaded, 503 before.", None, ""),
         ("/ready", "get", "The same.", None, ""),
         ("/metrics", "get", "Counts and times, for Prometheus.", None, ""),
@@ -113,6 +116,13 @@ def _completion(search: dict[str, Any]) -> dict[str, Any]:
         "stream": {"type": "boolean", "default": False, "description": "Send pieces as server-sent events."},
         "stream_options": _object({"include_usage": {"type": "boolean"}}, []),
     }
+
+
+def _embeddings() -> dict[str, Any]:
+    kinds, meanings = kinds_of(EmbedOptions), meanings_of(EmbedOptions)
+    fields = {name: _schema(kinds[name], meanings[name], None) for name in OPTIONS}
+    forms = {"type": "string", "enum": list(FORMATS), "default": FORMATS[0]}
+    return {"model": TEXT, "input": TEXTS, "encoding_format": forms, **fields, "user": TEXT}
 
 
 def schemas_of(of: type, names: tuple[str, ...]) -> dict[str, Any]:

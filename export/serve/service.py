@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.families.language_codes import own_code
 from mlx_transformer.generation.alignment import Alignment, align
+from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import SharedSearch
-from mlx_transformer.generation.settings import Settings, resolved, with_source_language
+from mlx_transformer.generation.settings import (
+    LANGUAGES,
+    SOURCE_LANGUAGE,
+    TARGET_IN_SOURCE,
+    TARGET_LANGUAGE,
+    Settings,
+    resolved,
+    with_source_language,
+)
 from mlx_transformer.generation.translate import Translation, Translator
 
 from .batching import Batcher
 from .metrics import Metrics
-from .requests import RequestError, TranslateRequest
+from .requests import AUTO, RequestError, TranslateRequest
 from .streaming import streamed
 
 SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
@@ -43,6 +53,7 @@ class Model(Protocol):
         self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
     ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+    def embedder(self, **options: Any) -> Embedder: ...
     def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
 
@@ -116,8 +127,30 @@ class Service:
     def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int, name: str):
         self.model, self.translator, self.batcher, self.metrics = model, model.translator, batcher, metrics
         self.name = name
+        self.languages: dict[str, int] = model.generation.get(LANGUAGES, {})
         self.max_sentences = min(max_sentences, batcher.share)
         self.always_scored = getattr(model, "always_scored", False)
+
+    def spoken(self, request: TranslateRequest) -> TranslateRequest:
+        """Return the request with its source and target by the model's own codes, if the model has several languages.
+        `RequestError` for one that it doesn't have."""
+        if not self.languages or request.languages == (None, None):
+            return request
+        names = dict(zip((SOURCE_LANGUAGE, TARGET_LANGUAGE), request.languages, strict=True))
+        if self.model.generation.get(TARGET_IN_SOURCE):  # which is told no other
+            names.pop(SOURCE_LANGUAGE)
+        options = dict(request.options)
+        for name, code in names.items():
+            if name in options or code is None:
+                continue
+            side = name.partition("_")[0]
+            if code == AUTO:
+                raise RequestError(400, f"{side}: this server detects no languages; say which it is")
+            own = own_code(code, self.languages)
+            if own is None:
+                raise RequestError(400, f"{side}={code}: none of the model's languages; GET /languages lists them")
+            options[name] = own
+        return replace(request, options=dict(sorted(options.items())))
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
         """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""

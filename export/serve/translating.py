@@ -42,7 +42,7 @@ class TranslatingEndpoints:
         asked = libretranslate.LibreRequest.of(values) if "q" in values else None
         wanted = asked.wanted if asked else TranslateRequest.of(values)
         service, source = self.shared.models.translator(*wanted.languages)
-        found = await unless_gone(request, service.translate(wanted, name_of(request)))
+        found = await unless_gone(request, service.translate(service.spoken(wanted), name_of(request)))
         answer = asked.answer(found, source or "") if asked else _answer(wanted, found)
         # Large ones take their time; others should not wait for it.
         large = len(wanted.lines) > FEW_LINES or wanted.wants_n_best or wanted.wants_alignment
@@ -55,7 +55,7 @@ class TranslatingEndpoints:
             raise RequestError(400, NO_STREAM)
         wanted = TranslateRequest.of(values)
         service, _ = self.shared.models.translator(*wanted.languages)
-        pieces = await unless_gone(request, service.stream(wanted, name_of(request)))
+        pieces = await unless_gone(request, service.stream(service.spoken(wanted), name_of(request)))
         # Starlette ends the iterator when the client has left.
         return StreamingResponse(self._events(pieces), media_type=EVENTS, headers=UNBUFFERED)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.interface import SPANS
 from export.nn.model import Transformer
 from export.nn.primitives import Op
 from export.nn.taps import Tap
+from mlx_transformer.core.heads import SPANS
 
 
 def head_outputs(

@@ -110,6 +110,10 @@ class Case:
         decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
+    def counted(self, tap: str, value: Array) -> Bits:
+        """Return which positions of a tap's value count (B,L); of one vector of each row every row (B,)."""
+        return self.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
+
     def rows(self) -> list[Any]:
         """Return each source row without its padding: a list of ids, or an array of vectors."""
         rows = [row[real] for row, real in zip(self.source, self.source_real, strict=True)]

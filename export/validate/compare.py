@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.settings import read_settings
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
@@ -38,32 +39,24 @@ from .checks.data_files import data_files
 from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
 from .checks.on_integers import on_its_integers
-from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
+from .checks.second_look import SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, reference_weights
 from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
-from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens, worse
+from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
+from .judging import Sample, judged_points, largest_error
 from .locate.isolate import Culprit, isolate
 from .report import Report
-from .rule import Deviation, ErrorScale, Measurement, Truth
+from .rule import Deviation, ErrorScale, Truth
 from .threads import one_blas_thread
 
+if TYPE_CHECKING:
+    from .origin.protocol import Origin
+
 Array = NDArray
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One tensor of one runtime for one input, not judged yet: that takes the error scales of all inputs."""
-
-    engine: Engine
-    path: str
-    tap: str
-    case: Case
-    deviation: Deviation
-    scale: ErrorScale
 
 
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
@@ -92,6 +85,7 @@ def compare(
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
     opened = open_checkpoint(checkpoint)
+    origin = _origin(settings, opened)
     engines: list[Engine] = []
     absent = []
     with ExitStack() as stack:
@@ -115,6 +109,8 @@ def compare(
         cases = grid(opened.config, seed, texts, longest)
         report = compare_engines(opened, engines, with_vectors(cases, opened.config, seed) if vectors else cases, watch)
         derivatives = _gradients(opened, seed) if settings.gradients else ()
+        if origin is not None:
+            report = _with_origin(report, origin, opened, engines, cases)
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
 
@@ -144,6 +140,48 @@ def _default_runtimes(onnx: str | Path | None) -> list[str]:
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = available[1:] if "float32" in available or len(available) == 1 else available
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
+
+
+def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
+    """Open what the checkpoint is to be compared with, before anything else takes its time."""
+    if settings.against is None:
+        if settings.original is not None:
+            raise UserError("--original has an effect with --against alone: add --against transformers or marian")
+        return None
+    from .origin.check import open_origin
+
+    return open_origin(settings.against, settings.original, checkpoint.config)
+
+
+@one_blas_thread()
+def _with_origin(
+    report: Report, origin: Origin, checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]
+) -> Report:
+    """Add to a report what the original network says. Engines of another network, weights in blocks that multiply
+    float32, are judged against the checkpoint alone."""
+    from .origin.check import compare_with_origin
+
+    begin, stored = time.perf_counter(), dict(checkpoint.tensors())
+    members = [engine for engine in engines if reference_weights(engine, stored) is stored]
+    found = compare_with_origin(origin, checkpoint, members, cases)
+    others = [f"{engine.name}: compared with the checkpoint alone" for engine in engines if engine not in members]
+    return replace(
+        report,
+        runtimes=(*report.runtimes, _runtime(found.checkpoint)),
+        points=(*report.points, *found.points),
+        tokens=(*report.tokens, *found.tokens),
+        against=(*found.lines, *others),
+        seconds=report.seconds + time.perf_counter() - begin,
+    )
+
+
+def _runtime(e: Engine) -> Runtime:
+    return Runtime(
+        *(e.name, e.precision, e.device, e.budget, e.details(), arithmetic(e.precision, e.activations)),
+        logits_only=e.capabilities.shows == "logits",
+        missing_taps=e.capabilities.missing_taps,
+        search_only=e.capabilities.shows == "tokens",
+    )
 
 
 @one_blas_thread()
@@ -187,15 +225,7 @@ def compare_engines(
         checkpoint=str(checkpoint.folder),
         onnx="",
         seed=0,
-        runtimes=tuple(
-            Runtime(
-                *(e.name, e.precision, e.device, e.budget, e.details(), arithmetic(e.precision, e.activations)),
-                logits_only=e.capabilities.shows == "logits",
-                missing_taps=e.capabilities.missing_taps,
-                search_only=e.capabilities.shows == "tokens",
-            )
-            for e in engines
-        ),
+        runtimes=tuple(map(_runtime, engines)),
         absent=(),
         inputs=tuple(f"{case.name} ({case.size})" for case in cases),
         weights=tuple(weights),
@@ -241,9 +271,9 @@ def _against(
                 if tap == "logits" and c.head.kind in CHOOSING:
                     agreement.add(engine.name, path, case, got, truths[tap])
     watch(TEACHER_FORCED, "free decoding")
-    limits = {engine.name: _limit(engine, scales) for engine in engines}
+    limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    points = _judged(samples, SecondLook(c, weights, layer))
+    points = judged_points(samples, SecondLook(c, weights, layer))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, settings)]
 
 
@@ -271,14 +301,9 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | Non
     `reference_outputs`."""
     single = reference_outputs(truth32, case, layer)
     return {
-        name: Truth.of(t64, single[name], _valid(case, name, t64), exact=name.endswith(".embedding"))
+        name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
         for name, t64 in reference_outputs(truth64, case, layer).items()
     }
-
-
-def _valid(case: Case, tap: str, value: Array) -> Array:
-    """Return which positions of a tap count (B,L); of one vector of each row every row (B,)."""
-    return case.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
@@ -319,31 +344,3 @@ def _attention(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[
     name = weights_name(layer)
     value, why = attempt(lambda: np.mean(engine.points(case, [name])[name], axis=1))
     yield TAPPED, CROSS_ATTENTION, value, why
-
-
-def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
-    """Judge the samples; points come in the order of the data. Samples slightly over the budget are judged by a second
-    look."""
-    parts: dict[str, list[ErrorScale]] = {}
-    for sample in samples:
-        parts.setdefault(sample.tap, []).append(sample.scale)
-    pools = {tap: ErrorScale.pooled(scales) for tap, scales in parts.items()}
-    points: dict[tuple[str, str, str], Point] = {}
-    for sample in samples:
-        engine, tap = sample.engine, sample.tap
-        budget = engine.budget
-        measurement = Measurement.of(sample.deviation, sample.scale, pools[tap], budget)
-        if not measurement.passed and measurement.share <= WORTH_A_SECOND_LOOK and sample.deviation.same_bits is None:
-            scale = second_look(sample.case, tap)
-            measurement = Measurement.of(sample.deviation, scale, pools[tap], budget)
-        case = sample.case.name
-        point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
-        key = (engine.name, sample.path, tap)
-        points[key] = worse(points[key], point) if key in points else point
-    return list(points.values())
-
-
-def _limit(engine: Engine, scales: Sequence[ErrorScale]) -> float:
-    """Return the largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
-    budget, pool = engine.budget, ErrorScale.pooled(scales)
-    return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)

@@ -22,7 +22,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json, read_text
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest, sha256, verify_files, write_manifest
-from mlx_transformer.system.tensors import check_finite, open_tensors, write_tensors
+from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import check_finite, open_tensors, stored_tensors, write_tensors
 
 from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
 from .card import write_card
@@ -91,6 +92,17 @@ class Checkpoint:
         with open_tensors(self.folder / WEIGHTS) as file:
             for name in self.names():
                 yield name, self._tensor(file, name)
+
+    def unread(self) -> dict[str, Stored]:
+        """The same, none of them read yet."""
+        files, shapes = stored_tensors(self.folder / WEIGHTS), parameter_shapes(self.config)
+        changed = {name for name in shapes if self.adapter is not None and self.adapter.delta(name) is not None}
+
+        def later(name: str) -> Stored:
+            dtype = np.dtype(np.float32) if self.quantization or name in changed else files[name].dtype
+            return Stored(shapes[name], dtype, lambda: self.tensor(name).astype(dtype, copy=False))
+
+        return {name: later(name) for name in shapes}
 
     def packed(self, name: str) -> Packed:
         """A quantised matrix as it is stored, without an adapter's change, its scales and biases in float32. `name` is

@@ -11,6 +11,8 @@ from mlx_transformer.system.fields import check_fields, unknown_keys
 
 HeadKind = Literal["vocabulary", "hidden", "pooled", "classes", "token-classes", "spans"]
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+SPANS = ("start", "end")
+"""What the two logits of spans are of."""
 HeadPooling = Literal["first", "mean"]
 
 

@@ -125,8 +125,8 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
 
     `family` is a key of `FAMILIES`; by default the first that has such a model.
 
-    `out` is new or empty, or with `force` such a folder that is replaced. Raises `UserError` with every reason why the
-    family has no such model.
+    Weights go from file to file one by one. `out` is new or empty, or with `force` such a folder that is replaced.
+    Raises `UserError` with every reason why the family has no such model.
     """
     opened = open_checkpoint(checkpoint)
     check_free(Path(out), "Hugging Face folder", holds_theirs, force, opened.folder)
@@ -136,7 +136,7 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
         )
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
-    config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
+    config, weights = exported(chosen, opened.config, opened.unread().items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
     embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)
     return write_folder(Path(out), opened.config, config, weights, tokenizer, settings, card, embedding)

@@ -250,9 +250,10 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
 
 
 def exported(
-    family: Family, config: TransformerConfig, tensors: Iterable[tuple[str, NDArray]], where: Path
-) -> tuple[Values, dict[str, NDArray]]:
-    """config.json and tensors of the family's model that computes what ours does. Raises `UserError` with every reason
+    family: Family, config: TransformerConfig, tensors: Iterable[tuple[str, Any]], where: Path
+) -> tuple[Values, dict[str, Any]]:
+    """config.json and tensors of the family's model that computes what ours does; tensors that are read where their
+    numbers are asked for stay so. Raises `UserError` with every reason
     why it has none, and `where` ours is."""
     if reasons := differences(family, config):
         raise UserError(f"{where}: {family.name} has no such model: {'; '.join(reasons)}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.settings import Settings, checked_settings
+from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings
 from mlx_transformer.generation.steps import banned_ids
 
 from .engine import Published
@@ -56,7 +56,9 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
     settings |= {"banned_sequences": sequences} if sequences else {}
     if first := given.get("begin_suppress_tokens"):
         settings["suppressed_first"] = first
-    notes = []
+    if prefix := given.get("prefix", config.get("prefix")):
+        settings[TASK_PREFIX] = prefix
+    notes = _tasks(config)
     left = [key for key, neutral in NEUTRAL.items() if key in given and given[key] not in neutral]
     notes += [f"settings of generation left behind: {', '.join(left)}"] if left else []
     return checked_settings(settings, c, where), notes
@@ -127,6 +129,14 @@ def _banned(given: Values, c: TransformerConfig) -> tuple[list[Any], list[Any]]:
     ids = [*(ids if isinstance(ids, list) else [ids]), *(id for id in single if id is not None)]
     sequences = [word for word, id in zip(words, single, strict=True) if id is None]
     return [id for id in dict.fromkeys(map(_hashable, ids)) if id not in (*banned_ids(c), -1)], sequences
+
+
+def _tasks(config: Values) -> list[str]:
+    """A note of the texts that T5's tasks begin with, of which a caller chooses one."""
+    tasks = config.get("task_specific_params")
+    found = [task.get("prefix") for task in tasks.values() if isinstance(task, dict)] if isinstance(tasks, dict) else []
+    named = [repr(prefix) for prefix in found if prefix and isinstance(prefix, str)]
+    return [f"texts begin with a task (--task-prefix): {', '.join(named):.300}"] if named else []
 
 
 def _hashable(value: Any) -> Any:

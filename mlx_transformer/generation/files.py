@@ -25,7 +25,7 @@ from .alignment import CrossWeights
 from .lines import PART_LINES, Layout, LineReader, one_line
 from .options import Options, Overlong, TextSettings
 from .output import Writer, finishing, writer
-from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, language_id
+from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
 from .verbs import TextVerbs
 
 DONE_WITH = {
@@ -64,6 +64,8 @@ def translate_stream(
         if (code := getattr(s, name)) is not None:
             language_id(model.generation, code)
             options[name] = code
+    if s.task_prefix is not None:
+        options[TASK_PREFIX] = s.task_prefix
     if s.stream and (s.scores or s.json or s.resume or s.alignment):
         raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
     if text and input is not None:
@@ -75,7 +77,9 @@ def translate_stream(
         check_unread(output, input)
     with ExitStack() as stack:
         source, name = open_source(stack, input, text)
-        known = checked_lines(input, model, s.overlong) if input is not None and input.is_file() else None
+        known = None
+        if input is not None and input.is_file():
+            known = checked_lines(input, model, s.overlong, s.task_prefix)
 
         def facts() -> Mapping[str, str]:
             assert known is not None
@@ -182,12 +186,12 @@ def open_source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tu
     return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
-def checked_lines(path: Path, model: TextVerbs, overlong: Overlong) -> tuple[int, str]:
+def checked_lines(path: Path, model: TextVerbs, overlong: Overlong, prefix: str | None = None) -> tuple[int, str]:
     """Return the lines of a file and its SHA-256; `UserError` for a line that would end its translation."""
     with open_regular(path) as file:
         reader, first = LineReader(file, str(path), quiet=True), 1
         for part in reader.parts():
             if overlong == "error":
-                model.check_lines(part, overlong, first)
+                model.check_lines(part, overlong, first, prefix)
             first += len(part)
     return reader.number, sha256(path)

@@ -203,6 +203,8 @@ class TextSettings:
     """The text's language, by its code in a model of several: eng_Latn."""
     target_language: str | None = None
     """The language that it is translated into, likewise."""
+    task_prefix: str | None = None
+    """Text before every line, as T5 wants it: 'translate English to German: '."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ from .options import Options, check_options
 
 SETTINGS = "generation.json"
 LANGUAGES, TARGET_IN_SOURCE, SHORTLIST = "languages", "target_language_in_source", "shortlist"
-BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST)
+TASK_PREFIX = "task_prefix"
+BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST, TASK_PREFIX)
 """What stands in the file beside fields of `Options`."""
 NO_SHORTLIST = "none"
 """In place of a file's name: no candidates, all tokens."""
@@ -49,6 +50,8 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+    if not isinstance(values.get(TASK_PREFIX, ""), str):
+        raise UserError(f"{where}: {TASK_PREFIX} is no text")
     file = values.get(SHORTLIST)
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
         raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -47,14 +48,27 @@ class Translator:
         *,
         shows_attention: bool = False,
         reserved: int = 0,
+        prefix: str = "",
     ):
         """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
-        matter. reserved: positions of the source that text may not take. shows_attention:
+        matter. reserved: positions of the source that text may not take. prefix: text before every line, and before
+        every piece of one that is split: T5's task. shows_attention:
         `search(ids, attention=True)` gives the attention of its hypotheses. `UserError` if the model can't translate
         text."""
         tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
         self.shows_attention, self.most = shows_attention, config.max_positions - reserved
+        self.prefix = prefix
+
+    def with_prefix(self, prefix: str | None) -> Translator:
+        """The same with another prefix; None: its own."""
+        if prefix is None:
+            return self
+        if not isinstance(prefix, str):
+            raise UserError(f"task_prefix={prefix!r:.60} must be text")
+        chosen = copy(self)
+        chosen.prefix = prefix
+        return chosen
 
     def n_best(
         self,
@@ -75,6 +89,8 @@ class Translator:
         """
         lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
+        if aligned and self.prefix:
+            raise UserError("alignments count the words of the text, before which a task_prefix stands: leave one out")
         if aligned is True:
             if not self.shows_attention:
                 raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
@@ -98,7 +114,7 @@ class Translator:
         if overlong not in get_args(Overlong):
             raise UserError(f"overlong={overlong!r} is not one of {', '.join(get_args(Overlong))}")
         owners, rows = [], []
-        for i, ids in enumerate(self.tokenizer.source.encode_batch(lines)):
+        for i, ids in enumerate(self._encode(lines)):
             if lines[i].strip():
                 if on_overlong is not None and len(ids) > self.most:
                     on_overlong(first_line + i)
@@ -137,6 +153,10 @@ class Translator:
             for row, hypotheses in zip(rows, found, strict=True)
         ]
 
+    def _encode(self, lines: Sequence[str]) -> list[list[int]]:
+        lines = [self.prefix + line for line in lines] if self.prefix else lines
+        return self.tokenizer.source.encode_batch(lines)
+
     def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
         """The ids of the line, or of its pieces, none of them longer than the model takes."""
         limit = self.most
@@ -171,7 +191,7 @@ class Translator:
         else:
             cut = int(middle)
         halves = [text[:cut].strip(), text[cut:].strip()]
-        for half, half_ids in zip(halves, self.tokenizer.source.encode_batch(halves), strict=True):
+        for half, half_ids in zip(halves, self._encode(halves), strict=True):
             if half:
                 yield from self._pieces(half, half_ids)
 

@@ -19,7 +19,7 @@ from mlx_transformer.core.inputs import Ids, check_ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
-from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, Settings, resolved, with_source_language
+from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, TASK_PREFIX, Settings, resolved, with_source_language
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.families.marian_files.shortlist import Shortlist
 
+    from .classify import Scored, Text
     from .embed import Embedder
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
@@ -97,7 +98,7 @@ class TextVerbs:
         """Give the model to a search, ready while the context lasts."""
         raise NotImplementedError
 
-    def token_logits(self, ids: list[list[int]]) -> Any:
+    def token_logits(self, ids: list[list[int]], **others: Any) -> Any:
         """Compute the logits (B, L, V) of rows (B, L) of one length, by a decoder or an encoder alone."""
         raise NotImplementedError
 
@@ -145,7 +146,8 @@ class TextVerbs:
     def translate(self, lines: str | Sequence[str], *, overlong: Overlong = "error", **options: Any) -> str | list[str]:
         """Translate a line, or each of several, in order; an empty line stays empty.
 
-        overlong: what becomes of a line with more tokens than the model takes (`generation.translate.Overlong`).
+        overlong: what becomes of a line with more tokens than the model takes (`generation.translate.Overlong`). Among
+        the options is `task_prefix` too: text before every line, such as T5's "translate English to German: ".
         """
         check_single(options, "translate", "n_best")
         found = [best[0].text for best in self._n_best(lines, overlong=overlong, scored=False, **options)]
@@ -173,9 +175,10 @@ class TextVerbs:
             return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
+        translator = self.translator.with_prefix(options.pop(TASK_PREFIX, None))
         [first], options = with_source_language(self.generation, [[]], options)
         chosen = {"source_prefix": first, "candidates_of": self._candidates, **self._streaming(options)}
-        return self._streamed(lambda model: stream(model, self.translator, text, **chosen))
+        return self._streamed(lambda model: stream(model, translator, text, **chosen))
 
     @overload
     def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -198,6 +201,19 @@ class TextVerbs:
 
         found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
+
+    @overload
+    def classify(self, texts: str | tuple[str, str], several: bool = False) -> list[Scored]: ...
+    @overload
+    def classify(self, texts: list[Text], several: bool = False) -> list[list[Scored]]: ...
+    def classify(self, texts: Text | list[Text], several: bool = False) -> list[Scored] | list[list[Scored]]:
+        """Return the classes of a text, of a pair (text, text), or of each of several, with their probabilities, the
+        likeliest first, by an encoder whose head has them; several: each class by itself."""
+        from .classify import classify
+
+        rows = texts if isinstance(texts, list) else [texts]
+        found = classify(self.config, self.tokenizer, self.token_logits, rows, several, self.where)
+        return found if isinstance(texts, list) else found[0]
 
     @overload
     def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...
@@ -226,9 +242,16 @@ class TextVerbs:
         tokenizer = self._decoders("a text's perplexity")
         return perplexity(self.config, tokenizer, self.token_logits, texts, done)
 
-    def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
-        """Raise `UserError` for the first line that can't be translated; first_line: its number in messages."""
-        self.translator.rows(lines, overlong, first_line)
+    def check_lines(
+        self,
+        lines: Sequence[str],
+        overlong: Overlong = "error",
+        first_line: int = 1,
+        task_prefix: str | None = None,
+    ) -> None:
+        """Raise `UserError` for the first line that can't be translated; first_line: its number in messages.
+        task_prefix: text before each, in place of the model's own."""
+        self.translator.with_prefix(task_prefix).rows(lines, overlong, first_line)
 
     @property
     def translator(self) -> Translator:
@@ -241,6 +264,7 @@ class TextVerbs:
             *(self.config, self.tokenizer, self.search, self.where, self.generate),
             shows_attention=shows,
             reserved=reserved,
+            prefix=self.generation.get(TASK_PREFIX, ""),
         )
 
     def _shortlisted(self, ids: Ids | None, options: dict[str, Any]) -> tuple[Ids | None, dict[str, Any]]:
@@ -259,7 +283,8 @@ class TextVerbs:
         return self.shortlist.candidates(ids, self.config.vocab_size, shared).tolist()
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
-        return self.translator.n_best(lines, **options)
+        prefix = options.pop(TASK_PREFIX, None)
+        return self.translator.with_prefix(prefix).n_best(lines, **options)
 
     def _decoders(self, what: str) -> Tokenizer:
         """Return the tokenizer of a decoder alone; `UserError`, which says `what` needs one, for any other model."""

@@ -143,9 +143,9 @@ class Transformer(nn.Transformer, TextVerbs):
         with evaluating(self):
             yield MlxModel(self)
 
-    def token_logits(self, ids: list[list[int]]) -> Any:
+    def token_logits(self, ids: list[list[int]], **others: Any) -> Any:
         with evaluating(self):
-            return self(ids)
+            return self(ids, **others)
 
     def token_vectors(self, ids: NDArray, mask: NDArray) -> Any:
         with evaluating(self):

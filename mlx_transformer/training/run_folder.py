@@ -221,11 +221,11 @@ class Run:
         optimizer: Mapping[str, NDArray],
         state: dict[str, Any],
         keep: int,
-        extra: tuple[Mapping[str, str], Mapping[str, Mapping[str, NDArray]]] = ({}, {}),
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> Path:
         """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`.
 
-        `extra`: further (texts, arrays) of the checkpoint, by their files' names.
+        `extra`: its further files, as arguments of `save_checkpoint`.
         """
         log = self.folder / METRICS
         try:
@@ -234,9 +234,10 @@ class Run:
         except OSError as error:
             raise _refused(log, error) from error
         path = self.folder / "checkpoints" / f"step-{state['step']:08d}"
-        texts = {STATE: json.dumps(state, indent=2) + "\n", **extra[0]}
-        tensors = {OPTIMIZER: optimizer, **extra[1]}
-        checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors=tensors)
+        texts = {STATE: json.dumps(state, indent=2) + "\n", **extra.get("texts", {})}
+        tensors = {OPTIMIZER: optimizer, **extra.get("tensors", {})}
+        files = {**extra, "texts": texts, "tensors": tensors}
+        checkpoint.save_checkpoint(path, config, weights, tokenizer_json, **files)
         self.prune(keep)
         return path
 

@@ -55,6 +55,11 @@ class Start:
     """The adapter that is trained; None: the weights themselves are."""
 
     @property
+    def folder(self) -> Path | None:
+        """The folder of the first weights; None: they are fresh."""
+        return None if self.checkpoint is None else open_checkpoint(self.checkpoint, verify=False).folder
+
+    @property
     def record(self) -> dict[str, Any]:
         """The digest of the first weights, for run.json; empty if they are fresh."""
         if self.checkpoint is None:

@@ -117,7 +117,8 @@ class Trainer:
         mx.random.seed(o.seed)
         self.model, self.step = model_and_step(self.start, o, self.group)
         adapter = self.start.adapter
-        self.weights = Weights(self.model) if adapter is None else AdapterWeights(self.model, adapter)
+        base = self.start.folder
+        self.weights = Weights(self.model, base) if adapter is None else AdapterWeights(self.model, adapter, base)
         self.moving = MovingAverage(self.weights, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None

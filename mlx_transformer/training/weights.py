@@ -24,6 +24,7 @@ from mlx_transformer.core.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Packed, tensors_of
+from mlx_transformer.generation.settings import named_files, read_settings, settings_text
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.nn.quantize import quantization_of
@@ -40,11 +41,14 @@ ADAPTER_FOLDER, BEST, MOVING = "adapter", "best", "moving_average"
 class Weights:
     """The weights of a run that trains the model itself.
 
-    `arrays` are the trained arrays, here the model's parameters; None: as they are now.
+    `arrays` are the trained arrays, here the model's parameters; None: as they are now. base: the folder whose model is
+    trained; how it generates stays true of what it becomes, and is in every checkpoint.
     """
 
-    def __init__(self, model: Transformer):
+    def __init__(self, model: Transformer, base: Path | None = None):
         self.model = model
+        settings = {} if base is None else read_settings(base, model.config)
+        self.files: dict[str, Any] = {"texts": settings_text(settings), "copies": named_files(settings, base)}
 
     def tree(self) -> Any:
         """Return the trained arrays as MLX has them."""
@@ -58,9 +62,9 @@ class Weights:
         """Return every parameter of the table of `core/parameters.py`."""
         return self.arrays() if arrays is None else arrays
 
-    def extra_files(self) -> tuple[dict[str, str], dict[str, Arrays]]:
-        """Return the further files of a checkpoint: texts and arrays by their names."""
-        return {}, {}
+    def extra_files(self) -> dict[str, Any]:
+        """Return the further files of a checkpoint, as arguments of `save_checkpoint`."""
+        return self.files
 
     def read(self, folder: Path) -> Arrays:
         """Read the trained arrays of one of the run's checkpoints."""
@@ -77,19 +81,19 @@ class Weights:
 
     def save(self, folder: Path, tokenizer_json: str) -> None:
         """Write a checkpoint with the weights as they are."""
-        texts, tensors = self.extra_files()
-        save_checkpoint(folder, self.model.config, self.table(), tokenizer_json, texts=texts, tensors=tensors)
+        save_checkpoint(folder, self.model.config, self.table(), tokenizer_json, **self.extra_files())
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
         """Write what a run leaves in its folder: OUT/model, whose card begins with `card`."""
-        return save_checkpoint(out / "model", self.model.config, self.table(arrays), tokenizer_json, texts={CARD: card})
+        files = {**self.files, "texts": {**self.files["texts"], CARD: card}}
+        return save_checkpoint(out / "model", self.model.config, self.table(arrays), tokenizer_json, **files)
 
 
 class AdapterWeights(Weights):
     """The weights of a run that trains an adapter: its arrays are the trained ones."""
 
-    def __init__(self, model: Transformer, config: AdapterConfig):
-        super().__init__(model)
+    def __init__(self, model: Transformer, config: AdapterConfig, base: Path | None = None):
+        super().__init__(model, base)
         self.config = config
 
     def tree(self) -> Any:
@@ -99,9 +103,10 @@ class AdapterWeights(Weights):
         adapter = self._adapter(arrays)
         return {name: adapter.merged(name, weight) for name, weight in self._base().items()}
 
-    def extra_files(self) -> tuple[dict[str, str], dict[str, Arrays]]:
-        adapter = self._adapter(None)
-        return {ADAPTER: adapter.json()}, {ARRAYS: dict(adapter.arrays)}
+    def extra_files(self) -> dict[str, Any]:
+        adapter, files = self._adapter(None), self.files
+        texts = {**files["texts"], ADAPTER: adapter.json()}
+        return {**files, "texts": texts, "tensors": {ARRAYS: dict(adapter.arrays)}}
 
     def read(self, folder: Path) -> Arrays:
         adapter = read_adapter(folder)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import HERE, PYTHON
 from imports import ROOT
@@ -16,6 +17,7 @@ from small_models import DECODER, write_text_model
 from waiting import PATIENCE
 
 from export import OnnxTransformer
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 
 pytestmark = pytest.mark.consumers
 KEY = "secret-of-the-tests"
@@ -26,7 +28,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "en-de": write_text_model(tmp_path_factory.mktemp("translator")) / "onnx",
         "stories": write_text_model(tmp_path_factory.mktemp("decoder"), **DECODER) / "onnx",
+        "mini": _encoder(tmp_path_factory.mktemp("encoder")),
     }
+
+
+def _encoder(folder: Path) -> Path:
+    write_text_model(folder, architecture="encoder", decoder_layers=0)
+    (folder / "onnx" / EMBEDDING).write_text(TextEmbedding(normalize=True).json())
+    return folder / "onnx"
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +55,12 @@ def port(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
-def said(port: int) -> dict[str, Any]:
+def said(port: int, models: dict[str, Path]) -> dict[str, Any]:
     """What the clients said."""
-    command = [str(PYTHON), "-I", str(HERE / "with_clients.py"), str(port), KEY]
+    tokenizer = OnnxTransformer(models["mini"], threads=1).tokenizer
+    assert tokenizer is not None
+    ids = map(str, tokenizer.encode("one two"))
+    command = [str(PYTHON), "-I", str(HERE / "with_clients.py"), str(port), KEY, *ids]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except FileNotFoundError:
@@ -59,13 +71,23 @@ def said(port: int) -> dict[str, Any]:
 
 def test_openai(said: dict[str, Any], models: dict[str, Path]) -> None:
     found, model = said["openai"], OnnxTransformer(models["stories"], threads=1)
-    assert (found["models"], found["model"]) == (["en-de", "stories"], "stories")
+    assert (found["models"], found["model"]) == (["en-de", "stories", "mini"], "stories")
     whole = model.complete("one two", max_new_tokens=12)
     assert found["text"] == found["streamed"] == whole
     assert found["usage"] == found["stream usage"]
     assert found["reason"] == ("length" if found["usage"] == 12 else "stop")
     drawn = {"sample": True, "seed": 5, "top_p": 0.9, "max_new_tokens": 12}
     assert found["drawn"] == model.complete(["one two"] * 2, **drawn)
+
+
+def test_openai_gets_vectors(said: dict[str, Any], models: dict[str, Path]) -> None:
+    found, model = said["openai"]["embeddings"], OnnxTransformer(models["mini"], threads=1)
+    texts = ["one two", "", "größer & 東京"]
+    np.testing.assert_array_equal(np.array(found["texts"], np.float32), model.embed(texts))
+    np.testing.assert_array_equal(np.array(found["floats"], np.float32), model.embed(texts, dimensions=5))
+    np.testing.assert_array_equal(np.array(found["ids"], np.float32), model.embed(["one two"]))
+    assert model.tokenizer is not None
+    assert found["tokens"] == sum(map(len, model.tokenizer.encode_batch(texts)))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +119,7 @@ def test_curl(port: int, models: dict[str, Path]) -> None:
     """The examples of LibreTranslate's and of OpenAI's pages, with our models' names."""
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
-    translator, writer = (OnnxTransformer(path, threads=1) for path in models.values())
+    translator, writer = (OnnxTransformer(models[name], threads=1) for name in ("en-de", "stories"))
     address = f"http://127.0.0.1:{port}"
     json_type = ["-H", "Content-Type: application/json"]
 

@@ -1,6 +1,6 @@
 """What the clients `openai` and `libretranslatepy` make of our server: runs where no package of ours is.
 
-    python with_clients.py PORT KEY
+    python with_clients.py PORT KEY IDS
 
 The result is one line of JSON on standard output.
 """
@@ -12,7 +12,8 @@ import urllib.error
 import openai
 from libretranslatepy import LibreTranslateAPI
 
-PORT, KEY = sys.argv[1:]
+PORT, KEY, *GIVEN = sys.argv[1:]
+IDS = [int(id) for id in GIVEN]  # of "one two", as the encoder reads it
 ADDRESS = f"http://127.0.0.1:{PORT}"
 ASKED = {"model": "stories", "prompt": "one two", "max_tokens": 12, "temperature": 0}
 TEXT = "one two\n\ngrößer & 東京"
@@ -24,6 +25,11 @@ def with_openai():
     drawn = client.completions.create(**{**ASKED, "temperature": 1.0, "seed": 5, "top_p": 0.9}, n=2)
     parts = list(client.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
     errors = {}
+    texts = ["one two", "", "größer & 東京"]
+    # Unless told otherwise the client asks for base64, and decodes it.
+    vectors = client.embeddings.create(model="mini", input=texts)
+    floats = client.embeddings.create(model="mini", input=texts, encoding_format="float", dimensions=5)
+    of_ids = client.embeddings.create(model="mini", input=IDS)
     for name, wrong in (
         ("other model", lambda: client.completions.create(**{**ASKED, "model": "gpt"})),
         ("wrong value", lambda: client.completions.create(**{**ASKED, "top_p": 3})),
@@ -44,6 +50,12 @@ def with_openai():
         "drawn": [choice.text for choice in drawn.choices],
         "streamed": "".join(choice.text for part in parts for choice in part.choices),
         "stream usage": parts[-1].usage.completion_tokens,
+        "embeddings": {
+            "texts": [each.embedding for each in vectors.data],
+            "floats": [each.embedding for each in floats.data],
+            "ids": [each.embedding for each in of_ids.data],
+            "tokens": vectors.usage.total_tokens,
+        },
         "errors": errors,
     }
 

@@ -8,7 +8,7 @@ from options import OPTIONS, Choice, Factors, covering, drawn, factors_of, merge
 from random_models import write_model
 
 from export.validate import compare
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.system.errors import UserError
 
@@ -21,6 +21,9 @@ BY_HAND: Factors = {
         dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2),
         dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2, decoder_self_attention="ssru"),
         dict(architecture="encoder", encoder_layers=2, decoder_layers=0),
+        dict(architecture="encoder", encoder_layers=1, decoder_layers=0, window=2),
+        dict(architecture="encoder", encoder_layers=2, decoder_layers=0, layer_pattern=[{}, {"window": 3}])
+        | dict(first_norm=False),
         dict(architecture="decoder", encoder_layers=0, decoder_layers=2),
     ],
     "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],
@@ -61,7 +64,8 @@ COVERING = covering(FACTORS, accepted)
 def name_of(choice: Choice) -> str:
     fields = fields_of(choice)
     named = [str(fields[name]) for name, values in OPTIONS.items() if bool not in map(type, values)]
-    return "-".join([*named, *(name for name in OPTIONS if fields[name] is True)])
+    named += [str(fields[name]) for name in ("window", "layer_pattern") if name in fields]
+    return "-".join([*named, *(name for name in OPTIONS if fields.get(name) is True)])
 
 
 def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None:
@@ -96,6 +100,10 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
     values |= {} if architecture is None else {"architecture": architecture}
     d_k = draw(st.integers(1, 12))
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
+    near = [{}, {}, dict(window=2), dict(layer_pattern=[{}, {"window": 3}])]
+    near += [dict(layer_pattern=[{"rotary_base": 50.0, "window": 1}, {}])] if values["positions"] == "rotary" else []
+    sees_all = values["architecture"] != "encoder" or values["positions"] in RELATIVE
+    local = {} if sees_all else draw(st.sampled_from(near))
     head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))
     return drawn(
         dict(
@@ -125,4 +133,5 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
             eos_id=eos_id,
         )
         | head
+        | local
     )

@@ -340,6 +340,15 @@ def exploding(panels: list[Panel], computed: Computed, model: Any) -> None:
 
 
 @check
+def unseen_lengths(panels: list[Panel], computed: Computed, model: Any) -> None:
+    (panel,) = panels
+    for kind in ("sinusoidal", "rotary", "learned"):
+        x, y = panel.series[kind]
+        assert tuple(x) == (8, 9, 10, 12, 16)
+        assert tuple(y) == computed(45)[f"copied exactly, 8, 9, 10, 12 and 16 words, {kind}"]
+
+
+@check
 def alignment(panels: list[Panel], computed: Computed, model: Any) -> None:
     (panel,) = panels
     source, target = model.pairs[0]

@@ -27,6 +27,11 @@ CONFIGS = {
     "token types": TransformerConfig(
         **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", token_types=3
     ),
+    "near keys": TransformerConfig(
+        **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="rotary", norm_placement="pre",
+        norm_bias=False, first_norm=False, layer_pattern=[{}, {"window": 3, "rotary_base": 100.0}], output_bias=True,
+        head={"kind": "classes", "activation": "gelu", "norm": True, "labels": ["bad", "good"]},
+    ),
     "decoder": TransformerConfig(
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
     ),

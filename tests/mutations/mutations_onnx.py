@@ -155,6 +155,14 @@ ONNX = {
         reads("token_type_embedding/", "token_type_ids", "attention_mask"), model="token types",
         tap="encoder.embedding", culprit="token types and positions",
     ),
+    "far keys for near ones": Mutation(
+        node("LessOrEqual", "encoder/positions", become("GreaterOrEqual")), model="near keys",
+        tap=f"{E1}.self_attention", culprit="mask and softmax",
+    ),
+    "a layer turned by the base of the others": Mutation(
+        reads("encoder/positions/Gather", "positions.100.cos", "positions.cos"), model="near keys",
+        tap=f"{E1}.self_attention", culprit="queries",
+    ),
     "embedding scale a little off": Mutation(
         constant(SQRT_D, float(np.nextafter(np.float32(SQRT_D), np.float32(9))), "Mul"), files="encoder*",
         tap="encoder.embedding", culprit="embedding scale",

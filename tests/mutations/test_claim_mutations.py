@@ -19,9 +19,9 @@ def test_what_is_taken_out_is_there(name: str) -> None:
 
 
 def test_there_are_enough_of_them_for_most_rows() -> None:
-    """Rows about a trained model, and about times of a machine, have numbers that are only recorded."""
+    """Rows about a trained model and about times of a machine only record; those of small trainings are slow tests."""
     assert len(CHANGES) >= 60
-    recorded = {31, 41} | {number for number, row in ROWS.items() if row.trained}
+    recorded = {31, 41, 45, 49, 54} | {number for number, row in ROWS.items() if row.trained}
     assert set(ROWS) - {change.row for change in CHANGES.values()} <= recorded
 
 

@@ -4,7 +4,7 @@ PEERS_PYTHON=.venv-peers/bin/python PYTHONPATH=.:tests/helpers:tests/peers pytho
 
     texts.json   {pair: the judge's translations}, on a processor with AVX2
     facts.json   {pair: {"files": SHA-256 of each, "tensors": first digits of the SHA-256 of each one's values,
-                 "taps": float64 numbers of the network with dequantised weights, by `marian_network.py`}}
+                 "taps": float64 numbers of the network with dequantised weights, by `export.validate.origin.marian_network`}}
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import json
 from typing import Any
 
 import numpy as np
-from marian_network import State
 from published import HERE, LINES, Published, judged, published
 
+from export.validate.origin.marian_network import State
 from mlx_transformer.core.sentencepiece import read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from marian_network import MarianNetwork
-
+from export.validate.origin.marian_network import MarianNetwork
 from mlx_transformer.families.marian_files.items import Item, read_bin
 from mlx_transformer.families.marian_files.options import parse_options
 
@@ -46,7 +45,7 @@ class Published:
         return {item.name: item for item in items}, parse_options(options.text(), str(self.model))
 
     def network(self, arithmetic: str) -> MarianNetwork:
-        return MarianNetwork(*self.items(), arithmetic)
+        return MarianNetwork.read(self.model, arithmetic)
 
 
 def limit(source: Sequence[int]) -> int:

@@ -15,10 +15,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from marian_network import State
 from published import HERE, LINES, Published, judged, limit, published
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
+from export.validate.origin.marian_network import State
 from export.validate.reference import Reference, sublayers
 from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian, to_marian

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marian_network import MarianNetwork
 from published import limit, peers
 from tiny_student import train_student
 
 from export import export_onnx
+from export.validate.origin.marian_network import MarianNetwork
 from mlx_transformer import Tokenizer, cli, open_model
 from mlx_transformer.convert import import_marian
 from mlx_transformer.data import cldr

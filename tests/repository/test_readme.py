@@ -26,7 +26,7 @@ PAGES = ["README.md", *dict.fromkeys(re.findall(r"\]\((\w+/[\w/]+/README\.md)", 
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for text in TEXT.values() for block in blocks(text)]
 # Blocks of shell with one of these take minutes, or a model that was trained.
-LONG = re.compile(r"^make |mlx-transformer train|-- train|--gate-source", re.MULTILINE)
+LONG = re.compile(r"^make |mlx-transformer (train|distil)|-- train|--gate-source", re.MULTILINE)
 RUN = [block for block in BLOCKS if block.kind in ("sh", "python")]
 WITHOUT_TRAINING = [block for block in RUN if not LONG.search(block.code)]
 

@@ -209,8 +209,9 @@ def test_lowest_versions_are_the_lower_bounds() -> None:
 TRIED = ("train", "export", "serve", "data")
 """The extras that `make test-lowest` installs."""
 
-WHERE_INSTALLED = {"wandb", "claims"}
-"""What no extra brings: programs of a service that who uses it has installed, and docs/claims of a clone."""
+WHERE_INSTALLED = {"wandb", "claims", "torch", "transformers"}
+"""What no extra brings: programs of a service that who uses it has installed, docs/claims of a clone, and what runs the
+original of an imported model (`validate --against`)."""
 
 
 def test_every_third_party_import_is_declared() -> None:

@@ -101,14 +101,19 @@ def free_running(
     c = reference.config
     if not c.has_decoder:
         return
+    sources, limit = sources_of(cases, engines, c)
+    for name, options in searches(c, limit, settings or {}).items():
+        rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
+        yield from _searched(reference, engines, rows, limits, words, name, options)
+
+
+def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerConfig) -> tuple[list[Any], int]:
+    """Return what is searched from, rows of the cases that have several, and how many tokens are written at most."""
     room = most_positions(engines, c)
     most = max(1, room // 2)
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
-    limit = min(MOST_NEW_TOKENS, room - longest + 1)
-    for name, options in searches(c, limit, settings or {}).items():
-        rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
-        yield from _searched(reference, engines, rows, limits, words, name, options)
+    return sources, min(MOST_NEW_TOKENS, room - longest + 1)
 
 
 def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any]) -> dict[str, Options]:
@@ -118,13 +123,19 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any]) -> d
     rules = rules_for(c, limit)
     ruled = {f"{name}{RULES}": {**rules, **bare[name]} for name in ("greedy", f"beam {beam}")}
     found = {name: Options(max_new_tokens=limit, **options) for name, options in {**bare, **ruled}.items()}
+    own = own_options(limit, settings)
+    return found if own is None else {**found, "as the model's own settings say": own}
+
+
+def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
+    """Return a model's own settings for outputs of so many tokens, none of them drawn; None where it has none."""
     left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # the limit is given
     own = {name: value for name, value in settings.items() if name not in left}
-    if own:
-        own["max_new_tokens"] = min(limit, own.get("max_new_tokens", limit))
-        own["min_new_tokens"] = min(own["max_new_tokens"], own.get("min_new_tokens", 0))
-        found["as the model's own settings say"] = Options(**{**own, "n_best": 1})
-    return found
+    if not own:
+        return None
+    most = min(limit, own.get("max_new_tokens", limit))
+    least = min(most, own.get("min_new_tokens", 0))
+    return Options(**{**own, "max_new_tokens": most, "min_new_tokens": least, "n_best": 1})
 
 
 def rules_for(c: TransformerConfig, limit: int) -> dict[str, Any]:

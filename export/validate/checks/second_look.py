@@ -70,8 +70,9 @@ class SecondLook:
         draws: dict[str, list[ErrorScale]] = {name: [] for name in truth}
         for _ in range(DRAWS):
             for name, t32 in reference_outputs(self._reordered, case, self._layer).items():
-                t64 = truth[name][case.valid(name)]
-                draws[name].append(ErrorScale.of(t32[case.valid(name)] - t64, t64))
+                valid = case.counted(name, t32)
+                t64 = truth[name][valid]
+                draws[name].append(ErrorScale.of(t32[valid] - t64, t64))
         return {name: ErrorScale.drawn(errors) for name, errors in draws.items()}
 
     @cached_property

@@ -19,6 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.precision.table import PRECISIONS
+from export.runtime.plugins import chosen, find_plugin, missing
 from export.runtime.sessions import open_session, session_options
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
@@ -31,6 +32,7 @@ from .protocol import Engine, Node, Placement, Unavailable
 Array = NDArray
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "coreml": "CoreMLExecutionProvider"}
+PROVIDERS |= {"webgpu": "WebGpuExecutionProvider", "mlx": "MLXExecutionProvider"}
 LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -83,16 +85,18 @@ class ProfiledSession:
 
 def provider_of(device: str) -> str:
     """Return the execution provider of a device, or one by its own name; `Unavailable` if it isn't there."""
-    provider, available = PROVIDERS.get(device, device), ort.get_available_providers()
-    if provider not in available:
-        raise Unavailable(f"onnxruntime:{device}: {provider} is not available (there are: {', '.join(available)})")
+    provider = PROVIDERS.get(device, device)
+    find_plugin(provider)
+    if provider not in (available := ort.get_available_providers()):
+        there = ", ".join(available)
+        raise Unavailable(f"onnxruntime:{device}: {provider} is not available (there are: {there}{missing(provider)})")
     return provider
 
 
 def open_changed(model: onnx.ModelProto, path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> Any:
     """Open a changed model instead of the file `path`, beside which its data files lie."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=chosen(options, providers))
 
 
 def threads_in_words(threads: int | None) -> str:

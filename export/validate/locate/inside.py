@@ -51,6 +51,7 @@ OPERATIONS = {
     "inner": "activation",
     "feed_forward": "down projection",
     "residual": "residual connection",
+    "head_proj": "dense layer of the head",
     "logits": "classifier",
 }
 
@@ -66,6 +67,8 @@ def operation(point: str, config: TransformerConfig) -> str:
         return f"scores: Q K^T times {config.attention_scale:g}"
     if last == "self_attention" and point.startswith("decoder.") and config.recurrent:
         return "ReLU of the states"
+    if last == "head" and not config.head.norm:
+        return OPERATIONS["inner"]
     if last in OPERATIONS:
         return OPERATIONS[last]
     if last == "embedding":

@@ -51,6 +51,8 @@ class ReportData:
     """Files of tensors beside the graphs, and which of their bytes are read."""
     gradients: tuple[Gradient, ...] = ()
     """MLX's derivatives against finite differences, where they were asked for."""
+    against: tuple[str, ...] = ()
+    """What of the original network was compared, where that was asked for: its version and files first."""
 
     @property
     def equal(self) -> bool:
@@ -146,7 +148,7 @@ def summary(r: ReportData) -> Iterator[tuple[str, str]]:
             same = "the same" if all(check.passed for check in tokens) else "not all the same"
             said.append(f"{sum(check.tokens for check in tokens):,} tokens {same}")
         yield runtime.name, ", ".join(said)
-    for line in r.notes:
+    for line in (*r.against, *r.notes):
         yield "note", line
     yield "seed", f"{r.seed}, {len(r.inputs)} inputs, {r.seconds:.1f} s"
 

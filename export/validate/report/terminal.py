@@ -23,6 +23,8 @@ def print_report(report: ReportData, console: Console) -> None:
     console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
     for line in report.failures():
         console.print(Text(f"  {line}", style="red"), soft_wrap=True)
+    for line in report.against:
+        console.print(Text(f"  {line}"), soft_wrap=True)
     for line in report.notes:
         console.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
     if report.weights:

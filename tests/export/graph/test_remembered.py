@@ -31,7 +31,10 @@ class Compared(remembered.RememberingBuilder):
             x.type, x.shape = type_, shape
         onnxscript.GraphBuilder._infer_shapes(self, node)
         assert found == [(x.type, x.shape) for x in node.outputs], node
-        self.asked["new" if len(remembered._found) > size else "inside" if self.parent else "outside"] += 1
+        new = len(remembered._found) > size
+        self.asked["new" if new else "inside" if self.parent else "outside"] += 1
+        if not new and any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
+            self.asked["with branches"] += 1
 
     def _partition_inputs_attributes(self, schema, args, kwargs):
         found = super()._partition_inputs_attributes(schema, args, kwargs)
@@ -71,8 +74,10 @@ def test_every_node_of_a_graph(compared, name):
 
 
 def test_branches_and_bodies_of_a_loop_too(compared):
-    search_model(Request(config=encoder_decoder("modern")), "cpu")
+    for target in ("cpu", "portable"):
+        search_model(Request(config=encoder_decoder("modern")), target)
     assert compared["inside"] > 200
+    assert compared["with branches"] > 1
 
 
 def test_values_of_small_constants_are_told_apart(compared):

@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 from random_models import random_weights
-from small_models import alone, encoder_decoder
+from small_models import alone, encoder_decoder, write_text_model
 
 from export import OnnxTransformer, export_onnx
 from export.package import quality
-from export.package.quality import LIMITS, Limits, Quality, recorded
+from export.package.quality import LIMITS, Limits, Quality, nearest, recorded
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
@@ -133,6 +134,33 @@ def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):
         export_onnx(checkpoint, tmp_path / "onnx", precision="int8", gate_source=tmp_path / "nowhere")
     config = alone("paper", "decoder")
     decoder = save_checkpoint(tmp_path / "decoder", config, random_weights(config, 1))
-    with pytest.raises(UserError, match="needs an encoder-decoder with its tokenizer"):
+    with pytest.raises(UserError, match="it needs an encoder-decoder or an encoder"):
         export_onnx(decoder, tmp_path / "onnx", precision="int8", gate_source=text[0])
     assert not (tmp_path / "onnx").exists()
+
+
+def test_neighbours_are_those_of_the_smallest_angles():
+    vectors = np.array([[1, 0], [10, 1], [0, 3], [-1, 0.1]], np.float32)
+    assert [each.tolist() for each in nearest(vectors, 2)] == [[1, 2], [0, 2], [3, 1], [2, 1]]
+    with pytest.raises(UserError, match="neighbours are compared of at least two texts"):
+        nearest(vectors[:1])
+
+
+def test_vectors_of_texts_are_judged_by_their_neighbours(tmp_path):
+    folder = write_text_model(tmp_path, architecture="encoder", decoder_layers=0)
+    (folder / "model" / EMBEDDING).write_text(TextEmbedding(normalize=True).json())
+    words = "one two three four five six größer 東京".split()
+    lines = [f"{a} {b}" for a in words for b in words]
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    told = []
+    options = {"precision": ["float32", "int8"], "gate_source": tmp_path / "text", "accept_loss": True}
+    export_onnx(folder / "model", tmp_path / "out", told=told.append, **options)
+    (quality,) = recorded(tmp_path / "out")
+    wide, narrow = (OnnxTransformer(tmp_path / "out", precision=p) for p in ("float32", "int8"))
+    kept = [np.isin(*pair).mean() for pair in zip(*(nearest(m.embed(lines)) for m in (wide, narrow)), strict=True)]
+    assert (quality.neighbours, quality.sentences, quality.agreement) == (True, 64, pytest.approx(np.mean(kept)))
+    assert 0.3 < quality.agreement < 1
+    assert quality.same == pytest.approx(np.mean([share == 1 for share in kept]))
+    assert told[-1].startswith(f"int8: {quality.agreement:.2%} of the ten nearest neighbours and ")
+    with pytest.raises(UserError, match="vectors of texts have no reference"):
+        export_onnx(folder / "model", tmp_path / "o", **options, gate_reference=tmp_path / "text")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from serving import LINES, client
 
@@ -51,3 +53,37 @@ def test_languages_are_named_by_their_codes(spoken):
             answer = http.post("/translate", json={"text": LINES, "target_language": wrong})
             assert answer.status_code == 400
             assert reason in answer.text
+
+
+def test_libretranslates_codes_are_the_models(spoken):
+    codes = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    expected = spoken.translate("one two", **codes)
+    with client(spoken) as (http, _):
+        assert http.get("/languages").json() == [
+            {"code": "de", "name": "de", "targets": ["en"]},
+            {"code": "en", "name": "en", "targets": ["de"]},
+        ]
+        for source, target in (("en", "de"), ("eng_Latn", "de-DE")):
+            answer = http.post("/translate", json={"q": "one two", "source": source, "target": target})
+            assert answer.json() == {"translatedText": expected}
+        answer = http.post("/translate", json={"text": "one two", "source": "en", "target": "de"})
+        assert answer.json() == {"translations": [expected]}
+        streamed = http.post("/translate/stream", json={"text": "one two", "source": "en", "target": "de", "beam": 1})
+        assert json.dumps(spoken.translate("one two", beam=1, **codes)) in streamed.text
+        for wrong, reason in (
+            ({"source": "en", "target": "fr"}, "target=fr: none of the model's languages; GET /languages lists them"),
+            ({"source": "auto", "target": "de"}, "source: this server detects no languages"),
+        ):
+            answer = http.post("/translate", json={"q": "x", **wrong})
+            assert answer.status_code == 400
+            assert reason in answer.text
+        assert "give source: de, en" in http.post("/detect", json={"q": "x"}).text
+
+
+def test_a_model_that_is_told_the_target_alone_needs_no_source(spoken, monkeypatch):
+    monkeypatch.setitem(spoken.generation, "target_language_in_source", True)
+    expected = spoken.translate("one two", target_language="deu_Latn")
+    with client(spoken) as (http, _):
+        for source in ("en", "auto"):
+            answer = http.post("/translate", json={"q": "one two", "source": source, "target": "de"})
+            assert answer.json()["translatedText"] == expected

@@ -222,7 +222,7 @@ class More(TransformerConfig):
     """What tomorrow's config may hold."""
 
     head_norm: bool = False
-    window: int | None = None
+    reach: int | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "cubed"] = "relu"  # type: ignore[assignment]
 
 
@@ -230,7 +230,7 @@ class More(TransformerConfig):
     ("changes", "reason"),
     [
         (dict(head_norm=True), "head_norm=True, Marian has False"),
-        (dict(window=4), "window=4, Marian has None"),
+        (dict(reach=4), "reach=4, Marian has None"),
         (dict(activation="cubed"), "activation_function='cubed' is not one of relu"),
         ({}, ""),
     ],

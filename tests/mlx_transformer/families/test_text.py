@@ -12,7 +12,8 @@ import sentencepiece
 import tokenizers
 from published_text import STACKS, T5, judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
 
-from mlx_transformer import Transformer
+from export import OnnxTransformer, SearchModel, export_onnx, export_search
+from mlx_transformer import Transformer, UserError, cli
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.sentencepiece import parse_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
@@ -38,6 +39,46 @@ def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
     assert set(range(len(judge), len(judge) + 100)) < tokenizer.special_ids
     (text,) = Transformer.load(tmp_path / "ours").translate(["translate English to German: Germany"], max_new_tokens=5)
     assert isinstance(text, str)
+
+
+TASK = "translate English to German: "
+
+
+@pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
+def test_t5_is_told_its_task_before_every_line_and_piece(kind, tmp_path, capsys):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, n_positions=40)
+    tasks = {"translation_en_to_de": {"prefix": TASK}, "summarization": {"prefix": "summarize: ", "num_beams": 4}}
+    write_model(tmp_path / "theirs", t5_config(judge_of(model), 100, **ids), spiece__model=model)
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    more = {"task_specific_params": tasks, "prefix": TASK}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps({**config, **ids, **more}))
+    note = f"texts begin with a task (--task-prefix): '{TASK}', 'summarize: '"
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == [note]
+    if kind == "mlx":
+        opened = Transformer.load(tmp_path / "ours")
+    elif kind == "onnx":
+        opened = OnnxTransformer(export_onnx(tmp_path / "ours", tmp_path / "onnx"), threads=1)
+    else:
+        opened = SearchModel(export_search(tmp_path / "ours", tmp_path / "a.onnx"), threads=1)
+    lines, few = ["Germany", "", "two children"], dict(max_new_tokens=4)
+    asked = opened.translate([TASK + line if line else "" for line in lines], task_prefix="", **few)
+    assert opened.translate(lines, **few) == asked
+    told = opened.translate([f"summarize: {line}" if line else "" for line in lines], task_prefix="", **few)
+    assert opened.translate(lines, task_prefix="summarize: ", **few) == told
+    _, rows = opened.translator.rows([" ".join(["Germany"] * 40)], "split")
+    first = Tokenizer.load(tmp_path / "ours").encode(TASK)[:-1][:3]
+    assert len(rows) > 1
+    assert all(row[:3] == first and len(row) <= 40 for row in rows)
+    if kind != "search":
+        assert "".join(opened.stream("Germany", **few)) == asked[0]
+    if kind == "mlx":
+        cli.main(
+            ["translate", str(tmp_path / "ours"), "Germany", "--task-prefix", "summarize: ", "--max-new-tokens", "4"]
+        )
+        assert capsys.readouterr().out == f"{told[0]}\n"
+    with pytest.raises(UserError, match="task_prefix=5 must be text"):
+        opened.translate(lines, task_prefix=5)
 
 
 def test_a_tokenizer_that_cuts_otherwise_is_not_taken(tmp_path):

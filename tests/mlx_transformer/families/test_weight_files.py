@@ -15,9 +15,11 @@ import pytest
 import torch_archives
 from marian_folders import PAPER, written
 from safetensors.numpy import load_file, save_file
+from small_models import random_weights
 from waiting import PATIENCE
 
 from mlx_transformer.convert import import_huggingface
+from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.families.weights import FORMS
 from mlx_transformer.system.errors import UserError
 
@@ -121,10 +123,10 @@ def test_damage_that_is_found_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*back*"))
 
 
-def peak(folder: Path, out: Path) -> int:
-    """Most bytes that an import's process has."""
+def peak(folder: Path, out: Path, verb: str = "import_huggingface") -> int:
+    """Most bytes that the process of an import, or of its inverse, has."""
     code = (
-        "import sys; from mlx_transformer.convert import import_huggingface; import_huggingface(*sys.argv[1:]);"
+        f"import sys; from mlx_transformer.convert import {verb}; {verb}(*sys.argv[1:]);"
         "from mlx_transformer.report.worker import peak_memory; print(peak_memory())"
     )
     command = [sys.executable, "-c", code, str(folder), str(out)]
@@ -144,5 +146,22 @@ def test_weights_pass_through_memory_one_by_one(name: str, tmp_path: Path) -> No
         WHOLE[name](tensors, folder / name)
         peaks.append(peak(folder, tmp_path / str(config.d_model) / "back"))
     weights = (tmp_path / "384" / "back" / "model.safetensors").stat().st_size
+    assert weights > 5e7
+    assert peaks[1] - peaks[0] < weights / 2
+
+
+@pytest.mark.parametrize("kind", ["trained here", "as published"])
+def test_they_do_so_on_the_way_back(kind: str, tmp_path: Path) -> None:
+    """With their channels in another order, and as they are."""
+    large = dataclasses.replace(PAPER, d_model=384, d_ff=2048, d_k=96, d_v=96, encoder_layers=3, decoder_layers=3)
+    peaks = []
+    for config in (PAPER, large):
+        ours = tmp_path / f"{config.d_model} ours"
+        if kind == "trained here":
+            save_checkpoint(ours, config, random_weights(config))
+        else:
+            import_huggingface(written(tmp_path / str(config.d_model), config), ours)
+        peaks.append(peak(ours, tmp_path / f"{config.d_model} back", "to_huggingface"))
+    weights = (tmp_path / "384 back" / "model.safetensors").stat().st_size
     assert weights > 5e7
     assert peaks[1] - peaks[0] < weights / 2

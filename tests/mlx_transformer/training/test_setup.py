@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -192,3 +193,20 @@ def test_a_resumed_run_remembers_its_best(tmp_path):
     parts = train(tmp_path, "parts", resume=True, patience=3, steps=9, **options)
     assert parts.state.step == whole.state.step
     assert (parts.state.best_step, parts.state.best_score) == (whole.state.best_step, whole.state.best_score)
+
+
+@pytest.mark.parametrize("adapter", [None, "lora"])
+def test_how_the_model_generates_stays(first, adapter, tmp_path):
+    """In every folder of the run, also of one that goes on; of an adapter too."""
+    own = {"beam": 2, "languages": {"eng_Latn": 20, "deu_Latn": 21}, "target_language_in_source": True}
+    published = shutil.copytree(first, tmp_path / "published")
+    (published / "manifest.json").unlink()
+    (published / "generation.json").write_text(json.dumps(own), encoding="utf-8")
+    options = {} if adapter is None else {"adapter": adapter}
+    trainer = started(tmp_path, published, **options)
+    trainer.save()
+    trainer.files.close()
+    result = started(tmp_path, published, resume=True, **options).run()
+    for folder in (result.model, *(tmp_path / "second" / "checkpoints").iterdir()):
+        assert json.loads((folder / "generation.json").read_text(encoding="utf-8")) == own
+        assert Transformer.load(folder).generation == own

@@ -1,6 +1,6 @@
 """`import` of Marian's own files gives the network that they mean.
 
-The judge is `tests/helpers/marian_network.py`, which reads the files by their own names, in float64.
+The judge is `export/validate/origin/marian_network.py`, which reads the files by their own names, in float64.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from marian_checks import SOURCES, TARGETS, forced, model_file, network
+from marian_checks import SOURCES, TARGETS, model_file, network
 from marian_models import KINDS, SIZES, STUDENT, model_items, shortlist, vocabulary, write_model
-from marian_network import MarianNetwork
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
+from export.validate.origin.marian_network import MarianNetwork
 from export.validate.reference import Reference, sublayers
 from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian
@@ -51,7 +51,7 @@ def difference(checkpoint: Path, judge: MarianNetwork, **changes: Any) -> float:
     config = dataclasses.replace(opened.config, **changes)
     reference, largest = Reference(config, dict(opened.tensors())), 0.0
     for source, target in zip(SOURCES, TARGETS, strict=True):
-        expected = forced(judge, source, target)
+        expected = judge.logits(source, target)
         got = reference(np.array([source]), np.array([[config.bos_id, *target]]))[0]
         assert (got[:, expected.shape[1] :] < -5e3).all()
         scale = np.sqrt(np.mean(expected**2))
@@ -108,7 +108,7 @@ def test_mlx_writes_what_marian_does(kind: str, tmp_path: Path) -> None:
         assert written == [judge.translate(*row) for row in zip(SOURCES, [12] * len(SOURCES), among, strict=True)]
         model.shortlist = None
     for source, target in zip(SOURCES, TARGETS, strict=True):
-        expected = forced(judge, source, target)
+        expected = judge.logits(source, target)
         got = np.array(model(mx.array([source]), mx.array([[model.config.bos_id, *target]])))[0]
         np.testing.assert_allclose(got[:, : expected.shape[1]], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 

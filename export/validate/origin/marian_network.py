@@ -1,6 +1,6 @@
 """Marian's network in NumPy, from the tensors of its own file and their names: y = x W + b, a sentence at a time.
 
-It shares nothing with our reference but NumPy, and computes in one of these ways:
+It shares nothing with the reference but NumPy, and computes in one of these ways:
 
     float       numbers of the weights (integers: q * (1/m)), products in `dtype`
     exact       activations rounded by the file's scales, products of integers, the rest in `dtype`
@@ -12,24 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.families.marian_files.items import Item
+from .marian_file import model_of, read_marian
 
 Array = NDArray[Any]
 SHIFT = np.float32(127)
 
 
 def in_turn(terms: Array) -> Array:
-    """The sum over the last axis, one term after another."""
+    """Return the sum over the last axis, one term after another."""
     return np.cumsum(terms, axis=-1, dtype=terms.dtype)[..., -1]
 
 
 def exactly(function: Any, x: Array) -> Array:
-    """exp or sin as libm has it, rounded once from float64; NumPy's own of float32 has other last bits."""
+    """Return exp or sin as libm has it, rounded once from float64; NumPy's own of float32 has other last bits."""
     return function(x.astype(np.float64)).astype(x.dtype)
 
 
@@ -44,10 +45,11 @@ class State:
 
 
 class MarianNetwork:
-    """A model of `items` ({name: tensor}) with its `options`; arithmetic: as above."""
+    """A model of `items` ({name: tensor}; `stored`, `numbers` and `multiplier` of each are read) with its `options`;
+    arithmetic: as above."""
 
     def __init__(
-        self, items: Mapping[str, Item], options: Mapping[str, Any], arithmetic: str = "float", dtype: Any = np.float64
+        self, items: Mapping[str, Any], options: Mapping[str, Any], arithmetic: str = "float", dtype: Any = np.float64
     ) -> None:
         self.items, self.options = items, options
         self.arithmetic, self.dtype = arithmetic, np.dtype(np.float32 if arithmetic == "saturating" else dtype)
@@ -57,8 +59,28 @@ class MarianNetwork:
         self._numbers: dict[str, Array] = {}
         self._integers: dict[str, Integers] = {}
 
+    @classmethod
+    def read(cls, path: Path, arithmetic: str = "float") -> MarianNetwork:
+        """Return the network of a file, or of the one in a folder; `UserError` if there is none."""
+        return cls(*read_marian(model_of(path)), arithmetic)
+
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Array:
+        """Return the logits (T+1, V) after the start, and after each token of a target."""
+        state = State(self.encode(source))
+        return np.stack([self.step(state, token) for token in [None, *target]])
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it writes."""
+        return self.numbers("decoder_ff_logit_out_b").size
+
+    @property
+    def sources(self) -> int:
+        """How many tokens it reads."""
+        return len(self.numbers("Wemb" if "Wemb" in self.items else "encoder_Wemb"))
+
     def translate(self, source: Sequence[int], limit: int, among: Sequence[int] | None = None) -> list[int]:
-        """Greedy decoding up to </s>, 0, or `limit` tokens; among: the only ids that may be chosen."""
+        """Return greedy output up to </s>, 0, or `limit` tokens; among: the only ids that may be chosen."""
         state, token, written = State(self.encode(source)), None, []
         while len(written) < limit:
             logits = self.step(state, token)
@@ -69,7 +91,7 @@ class MarianNetwork:
         return written
 
     def encode(self, ids: Sequence[int]) -> Array:
-        """(S, d)"""
+        """Return the encoder's output (S, d)."""
         x = self.embed("encoder", np.asarray(ids), 0)
         for i in range(1, self.options["enc-depth"] + 1):
             name = f"encoder_l{i}_self"
@@ -78,7 +100,7 @@ class MarianNetwork:
         return self.top("encoder", x)
 
     def step(self, state: State, token: int | None) -> Array:
-        """(V,) logits after one more token; None: at the start, which is a vector of zeros."""
+        """Return the logits (V,) after one more token; None: at the start, which is a vector of zeros."""
         x = self.embed("decoder", None if token is None else np.array([token]), state.position)
         for i in range(1, self.options["dec-depth"] + 1):
             layer = f"decoder_l{i}"
@@ -109,7 +131,7 @@ class MarianNetwork:
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=1).astype(self.dtype)
 
     def around(self, name: str, x: Array, sublayer: Any) -> Array:
-        """Norms and the sum around a sub-layer."""
+        """Return a sub-layer's output with the norms and the sum around it."""
         if self.pre:
             of = name.removesuffix("_ffn") if name.endswith("_rnn_ffn") else name
             return sublayer(self.norm(of, x, "_pre")) + x
@@ -134,7 +156,7 @@ class MarianNetwork:
         return self.around(f"{name}_ffn", x, net)
 
     def recur(self, name: str, x: Array, state: State) -> Array:
-        """c = f c + (1 - f) u, of which the part above zero goes on."""
+        """Compute c = f c + (1 - f) u, of which the part above zero goes on."""
         f = 1 / (1 + exactly(np.exp, -self.affine(name, "f", x)))
         u = self.product(f"{name}_W", x)
         state.cells[name] = f * state.cells.get(name, np.zeros_like(u)) + (1 - f) * u
@@ -183,7 +205,7 @@ class MarianNetwork:
         return self._numbers[name]
 
     def product(self, name: str, x: Array, bias: str | None = None, table: bool = False) -> Array:
-        """x (L, K) times a matrix (K, N), or a table (N, K); bias (1, N)."""
+        """Return x (L, K) times a matrix (K, N), or a table (N, K); bias (1, N)."""
         b = np.zeros((), self.dtype) if bias is None else self.numbers(bias)
         if self.arithmetic == "float":
             return x @ (self.numbers(name).T if table else self.numbers(name)) + b
@@ -214,7 +236,7 @@ class Integers:
         self.pair, self.column = np.nonzero(np.abs(self.q[0::2]) + np.abs(self.q[1::2]) > (1 << 15) // 254)
 
     def saturated(self, x: Array) -> Array:
-        """Sums over k of x (L, K), from 0 to 254, times q, where two neighbours are held to 16 bits."""
+        """Return sums over k of x (L, K), from 0 to 254, times q, where two neighbours are held to 16 bits."""
         first, second, n = 2 * self.pair, 2 * self.pair + 1, self.column
         pairs = x[:, first] * self.q[first, n] + x[:, second] * self.q[second, n]
         excess = np.clip(pairs, -(1 << 15), (1 << 15) - 1) - pairs

@@ -1,0 +1,73 @@
+"""OpenAI's form of requests and answers for vectors of texts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.generation.embed_files import short_floats
+
+from .embedding import EmbeddingsRequest
+from .requests import RequestError, texts
+
+EMBEDDINGS_EXAMPLE = '{"model": "minilm", "input": ["Good morning."]}'
+FORMATS = ("float", "base64")
+OPTIONS = ("dimensions", "prompt", "prompt_name")
+
+
+@dataclass(frozen=True)
+class OpenAIEmbeddings:
+    """model: its name. as_base64: numbers are answered as the bytes of float32, little-endian."""
+
+    model: str
+    wanted: EmbeddingsRequest
+    as_base64: bool
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> OpenAIEmbeddings:
+        """From the fields of a body. A field that is null was not given; `prompt` and `prompt_name` are of this server
+        alone."""
+        values = {name: value for name, value in values.items() if value is not None}
+        model = values.pop("model", None)
+        if not isinstance(model, str) or "input" not in values:
+            raise RequestError(400, f'body: "model" and "input" are needed; send {EMBEDDINGS_EXAMPLE}')
+        inputs = _inputs(values.pop("input"))
+        form = values.pop("encoding_format", FORMATS[0])
+        if form not in FORMATS:
+            raise RequestError(400, f"encoding_format: must be {' or '.join(FORMATS)}")
+        values.pop("user", None)  # whose text it is, which changes nothing
+        options = {name: values.pop(name) for name in OPTIONS if name in values}
+        if values:
+            known = ", ".join(("model", "input", "encoding_format", *OPTIONS))
+            raise RequestError(400, f"{next(iter(values))[:50]!r}: no such setting; there are {known}")
+        return cls(model, EmbeddingsRequest(inputs, options), form == "base64")
+
+    def answer(self, vectors: Sequence[NDArray[np.float32]], tokens: int) -> dict[str, Any]:
+        """Write an answer."""
+        form = _base64 if self.as_base64 else short_floats
+        data = [{"object": "embedding", "index": i, "embedding": form(vector)} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": self.model, "usage": usage}
+
+
+def _inputs(given: Any) -> list[str] | list[list[int]]:
+    """Texts, or rows of ids; one of either is a list of one."""
+    if isinstance(given, list) and given and all(type(id) is int for id in given):
+        return [given]
+    if isinstance(given, list) and given and all(isinstance(row, list) for row in given):
+        if not all(row and all(type(id) is int for id in row) for row in given):
+            raise RequestError(400, "input: a row of ids must be a list of at least one whole number")
+        return given
+    found = texts("input", given)
+    if not found:
+        raise RequestError(400, "input: must hold at least one text, or one row of ids")
+    return found
+
+
+def _base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

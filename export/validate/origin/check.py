@@ -1,0 +1,239 @@
+"""Runtimes, and the checkpoint itself, against the network that was imported.
+
+logits    of each input within the budget that the runtime has against the reference, the float64 numbers being the
+          original's; so are the reference's own
+tokens    of the searches that the original has too: equal, or parted where the original sees a tie, or, of integers,
+          where roundings of activations differ that lie next to a half
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.validate.cases import Case, reference_logits, reference_taps
+from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of
+from export.validate.checks.on_integers import IntegerReference, on_its_integers
+from export.validate.checks.second_look import SecondLook
+from export.validate.engines.onnx_engine import OnnxEngine
+from export.validate.engines.protocol import Engine
+from export.validate.engines.reference_engine import ReferenceEngine
+from export.validate.findings import Divergence, Point, Tokens
+from export.validate.judging import Sample, judged_points, largest_error
+from export.validate.reference import Reference
+from export.validate.reference.search import beam_search, greedy_scores
+from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import read_settings
+from mlx_transformer.system.errors import UserError
+
+from .hugging_face import HuggingFace
+from .kernel import EXACT, integer_kernel
+from .marian import Marian
+from .protocol import Array, Origin
+
+CHECKPOINT = "checkpoint"
+"""The name that the reference of the imported weights has in a report."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison with the original found. `lines`: what was compared, for the report."""
+
+    points: tuple[Point, ...]
+    tokens: tuple[Tokens, ...]
+    lines: tuple[str, ...]
+    checkpoint: Engine
+
+
+def open_origin(against: str, original: Path | str | None, config: TransformerConfig) -> Origin:
+    """Open the network that a model was imported from; `UserError` if it can't be."""
+    if original is None:
+        raise UserError(f"--against {against}: give --original, the file or folder that was imported")
+    if not Path(original).exists():
+        raise UserError(f"{original}: no such file or folder")
+    return {HuggingFace.name: HuggingFace, Marian.name: Marian}[against](Path(original), config)
+
+
+def compare_with_origin(
+    origin: Origin, checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]
+) -> Compared:
+    """Judge engines that compute the checkpoint's own network, and the checkpoint in float64."""
+    stored = dict(checkpoint.tensors())
+    own = ReferenceEngine(checkpoint.config, stored, "float64")
+    own.name = CHECKPOINT
+    if any(case.vectors is not None for case in cases):
+        raise UserError(f"--against {origin.name}: the package reads vectors, the original ids")
+    usable = [fitted for case in cases if (fitted := origin.fitted(case)) is not None]
+    points, scales = _points(origin, stored, [own, *engines], usable)
+    limits = {engine.name: largest_error(engine, scales) for engine in (own, *engines)}
+    tokens = tuple(_tokens(origin, checkpoint, stored, [own, *engines], cases, limits))
+    used = f"{len(usable)} of {len(cases)} inputs have the same positions there"
+    lines = [f"against {origin.described()}", used, *_kernels(origin, engines, cases)]
+    return Compared(tuple(points), tokens, tuple(lines), own)
+
+
+def _points(
+    origin: Origin, stored: Mapping[str, Array], engines: Sequence[Engine], cases: Sequence[Case]
+) -> tuple[list[Point], list[ErrorScale]]:
+    """Return the points of all engines, and float32's own error of the original's outputs on each input."""
+    c = origin.config
+    network64, network32 = (Reference(c, stored, kind) for kind in (np.float64, np.float32))
+    samples, scales = [], []
+    for case in cases:
+        taps = [reference_taps(network, case) for network in (network64, network32)]
+        for tap, original in origin.outputs(case).items():
+            known = original.shape[-1]
+            t64, t32 = (each[tap][..., :known] for each in taps)
+            valid = case.counted(tap, original)
+            scale = ErrorScale.of(t32[valid] - t64[valid], t64[valid])
+            scales.append(scale)
+            for engine in engines:
+                if engine.capabilities.shows == "tokens":
+                    continue
+                got, why = attempt(lambda engine=engine, tap=tap, case=case: _output(engine, case, tap))
+                truth = Truth(original, valid, scale)
+                deviation = Deviation.of(None if got is None else got[..., :known], truth, why)
+                samples.append(Sample(engine, f"against {origin.name}", tap, case, deviation, scale))
+    return judged_points(samples, SecondLook(c, stored, None)), scales
+
+
+def _output(engine: Engine, case: Case, tap: str) -> Array | None:
+    return engine.logits(case) if tap == "logits" else engine.taps(case).get(tap)
+
+
+def _tokens(
+    origin: Origin,
+    checkpoint: Checkpoint,
+    stored: Mapping[str, Array],
+    engines: Sequence[Engine],
+    cases: Sequence[Case],
+    limits: Mapping[str, float],
+) -> Iterator[Tokens]:
+    c = checkpoint.config
+    if not c.has_decoder:
+        return
+    sources, limit = _sources(origin, cases, engines)
+    settings = read_settings(checkpoint.folder, c)
+    reference = Reference(c, stored)
+    for name, options in origin.searches(limit, settings).items():
+        expected = origin.search(sources, name, options)
+        truth = beam_search(reference, sources, options) if options.beam > 1 else []
+        for engine in (each for each in engines if each.capabilities.shows != "logits"):
+            found, why = attempt(lambda engine=engine, options=options: engine.search(sources, options))
+            outputs = [ids for ids, _ in found or []]
+            if found is None:
+                judged = [Judged(problem=why)]
+            elif options.beam > 1:
+                judged = judge_beam(truth, found, options, limits[engine.name], c)
+                judged = [_of_beam(*row) for row in zip(judged, outputs, expected, strict=True)]
+            else:
+                judged = _greedy(origin, stored, engine, sources, outputs, options, limits[engine.name])
+            yield Tokens(
+                runtime=engine.name,
+                search=f"{origin.name}: {name}",
+                sentences=len(outputs),
+                tokens=sum(map(len, outputs)),
+                ties=tuple(j.tie for j in judged if j.tie),
+                problems=tuple(j.problem for j in judged if j.problem),
+                partings=tuple(
+                    Divergence(i, _words(outputs[i]), _words(expected[i]), j.summary, bool(j.problem))
+                    for i, j in enumerate(judged)
+                    if j.summary and found is not None
+                ),
+            )
+
+
+def _sources(origin: Origin, cases: Sequence[Case], engines: Sequence[Engine]) -> tuple[list[list[int]], int]:
+    """Return what is searched from, in ids that the original has, and how many tokens are written at most."""
+    sources, limit = sources_of(cases, engines, origin.config)
+    return [origin.fitted_row(row) for row in sources], limit
+
+
+def _words(ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(map(str, ids))
+
+
+def _of_beam(judged: Judged, ids: list[int], expected: list[int]) -> Judged:
+    """Judge one output of a beam search, of which it is known how it stands to the reference's."""
+    if ids == expected or judged.tie or judged.problem:
+        return judged if ids != expected else Judged()
+    return Judged(problem=f"{ids} as the reference has it, the original writes {expected}")
+
+
+def _greedy(
+    origin: Origin,
+    stored: Mapping[str, Array],
+    engine: Engine,
+    sources: Sequence[list[int]],
+    outputs: Sequence[list[int]],
+    options: Options,
+    limit: float,
+) -> list[Judged]:
+    """Judge greedy outputs by the original's logits along each; of fixed scales, by its integers."""
+    if not (isinstance(origin, Marian) and origin.has_integers and has_fixed_scales(engine)):
+        return judge_greedy(origin, sources, outputs, options, limit)  # type: ignore[arg-type]
+    exact = origin.with_arithmetic("exact")
+    # Between integers errors are float32's: those of an engine that computes in it.
+    judged = judge_greedy(exact, sources, outputs, options, limit * _float32_share(engine))  # type: ignore[arg-type]
+    return [
+        _flipped(engine, stored, source, ids, options) or j if j.problem else j
+        for j, source, ids in zip(judged, sources, outputs, strict=True)
+    ]
+
+
+def has_fixed_scales(engine: Engine) -> bool:
+    """Whether an engine's products have fixed scales of activations."""
+    return isinstance(engine, OnnxEngine) and engine.precision == "int8" and bool(engine.int8_scales.products)
+
+
+def _float32_share(engine: Engine) -> float:
+    """Return float32's largest error as a share of an engine's."""
+    ours, single = engine.budget, BUDGETS["float32", "cpu"]
+    return single.max * single.unit / (ours.max * ours.unit)
+
+
+def _flipped(
+    engine: Any, stored: Mapping[str, Array], source: list[int], ids: list[int], options: Options
+) -> Judged | None:
+    """Certify an output of integers: those that the engine shows along it are the reference's own but for flips, and
+    the reference that takes them over chooses its tokens. None: it is not certified."""
+    c, limit = engine.config, options.max_new_tokens or 0
+    case = Case("parted", np.array([source]), None, np.array([[c.bos_id, *ids[: limit - 1]]]), prefill=1)
+    points = list(on_its_integers(engine, stored, [case]))
+    if not points or not all(point.passed for point in points):
+        return None
+    what = c, stored, engine.int8_scales, engine.integers(case)
+    logits, single = (reference_logits(IntegerReference(*what, kind), case)[0] for kind in (np.float64, np.float32))
+    tie = 2 * BUDGETS["float32", "cpu"].max * max(np.abs(single - logits).max(), UNIT * np.sqrt(np.mean(logits**2)))
+    before = [c.bos_id]
+    for i, token in enumerate([*ids, c.eos_id][: len(logits)]):
+        scores = greedy_scores(logits[i], before, ids[:i], c, options)
+        if scores.max() - scores[token] > tie:
+            return None
+    return Judged(tie="a certified flip: an activation next to a half is rounded to the other side")
+
+
+def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -> Iterator[str]:
+    """Say which integer kernel ran here, and where Marian's engine on AVX2 would write other tokens."""
+    if not any(engine.precision == "int8" and engine.name.startswith("onnxruntime") for engine in engines):
+        return
+    ran = integer_kernel()
+    yield f"integer kernel of ONNX Runtime here: {ran}"
+    if not isinstance(origin, Marian) or not origin.has_integers:
+        return
+    sources, limit = _sources(origin, cases, engines)
+    exact, theirs = (origin.with_arithmetic(kind) for kind in (EXACT, "saturating"))
+    options = Options(max_new_tokens=limit)
+    pairs = zip(exact.search(sources, "", options), theirs.search(sources, "", options), strict=True)
+    apart = sum(one != other for one, other in pairs)
+    yield (
+        f"Marian's engine on AVX2, whose sums of two products have 16 bits, writes other tokens than exact integers in "
+        f"{apart} of {len(sources)} sentences, by an emulation of its arithmetic"
+    )

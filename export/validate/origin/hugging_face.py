@@ -1,0 +1,181 @@
+"""A model of `transformers`, run by that package itself in float64.
+
+`torch` and `transformers` are no dependencies: whoever compares with them has them. Their code casts to float32 now and
+then (the variance of T5's norm, a softmax); while it runs here, such a cast is one to float64.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.validate.cases import Case
+from export.validate.checks.free_running import own_options
+from export.validate.engines.protocol import Unavailable
+from export.validate.reference.rules import without_end
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.steps import banned_ids
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+
+from .protocol import Array, Origin
+
+BEAM = 4
+PUBLISHED = "as published"
+KINDS = {"encoder-decoder": "AutoModelForSeq2SeqLM", "encoder": "AutoModel", "decoder": "AutoModelForCausalLM"}
+"""What a folder is opened as whose config names no class."""
+
+
+class HuggingFace(Origin):
+    """A folder of `transformers`."""
+
+    name = "transformers"
+
+    def __init__(self, folder: Path, config: TransformerConfig):
+        missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+        if missing:
+            raise Unavailable(f"--against transformers: not installed here: pip install {' '.join(missing)}")
+        self.folder, self.config = folder, config
+        try:
+            self.torch, self.transformers = import_module("torch"), import_module("transformers")
+        except ImportError as error:  # transformers checks the versions of what it needs
+            raise Unavailable(f"--against transformers: {' '.join(str(error).split())[:200]}") from error
+        self.model = self._opened()
+        self.published: Any = getattr(self.model, "generation_config", None)
+
+    def _opened(self) -> Any:
+        if not (self.folder / "config.json").is_file():
+            raise UserError(f"{self.folder}: holds no config.json: give the folder that was imported")
+        t = self.transformers
+        t.logging.set_verbosity_error()
+        if hasattr(t.logging, "disable_progress_bar"):
+            t.logging.disable_progress_bar()
+        names = read_json(self.folder / "config.json").get("architectures") or [KINDS[self.config.architecture]]
+        kind = getattr(t, names[0], None)
+        if kind is None:
+            raise UserError(f"{self.folder}: transformers {t.__version__} has no class {names[0]}")
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        try:
+            model, told = kind.from_pretrained(
+                str(self.folder),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,  # no pickle is opened
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.folder}: transformers can't open it ({' '.join(str(error).split())[:200]})"
+            ) from error
+        for name in told["missing_keys"]:
+            # A file may have one table where its config says three: transformers draws the others at random.
+            module, _, last = name.rpartition(".")
+            if module.endswith("embed_tokens") and hasattr(model.base_model, "shared"):
+                setattr(model.get_submodule(module), last, model.base_model.shared.weight)
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        read = {tensor.data_ptr() for name, tensor in tensors.items() if name not in told["missing_keys"]}
+        missing = [name for name in told["missing_keys"] if name in tensors and tensors[name].data_ptr() not in read]
+        if missing:
+            raise UserError(f"{self.folder}: transformers misses {', '.join(sorted(missing)[:3])}")
+        return model.double().eval()
+
+    def described(self) -> str:
+        versions = f"transformers {self.transformers.__version__}, torch {self.torch.__version__}"
+        return f"{versions}: {type(self.model).__name__} in float64, {self.folder}"
+
+    def fitted(self, case: Case) -> Case | None:
+        on_the_right = case.mask is None or bool((np.diff(case.mask.astype(int), axis=1) <= 0).all())
+        return case if on_the_right else None
+
+    def outputs(self, case: Case) -> dict[str, Array]:
+        torch, ids = self.torch, self.torch.from_numpy
+        inputs = {"input_ids": ids(case.ids), "attention_mask": ids(case.source_real.astype(np.int64))}
+        if case.target_ids is not None:
+            inputs["decoder_input_ids"] = ids(case.target_ids)
+        if "token_types" in case.others:
+            inputs["token_type_ids"] = ids(case.others["token_types"])
+        with torch.no_grad(), self._wide():
+            found = self.model(**inputs, return_dict=True)
+        kind = self.config.head.kind
+        if kind == "spans":
+            return {"logits": torch.stack([found.start_logits, found.end_logits], dim=-1).numpy()}
+        given = {"hidden": "last_hidden_state", "pooled": "pooler_output"}.get(kind, "logits")
+        return {"logits": getattr(found, given).numpy()}
+
+    @contextmanager
+    def _wide(self) -> Any:
+        """Cast to float64 where the code says float32."""
+        torch = self.torch
+        mode = import_module("torch.overrides").TorchFunctionMode
+
+        class Wide(mode):  # type: ignore[misc, valid-type]
+            def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                def wider(value: Any) -> Any:
+                    return torch.float64 if value is torch.float32 else value
+
+                if function is torch.Tensor.float:
+                    function = torch.Tensor.double
+                return function(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # of what its code makes of Python's numbers
+        try:
+            with Wide():
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def searches(self, limit: int, settings: Mapping[str, Any]) -> dict[str, Options]:
+        if not self.config.has_decoder:
+            return {}
+        beam = min(BEAM, self.config.vocab_size)
+        like_theirs = {"penalty_form": "length", "length_penalty": 1.0, "heuristic_stop": True}
+        found = {
+            "greedy": Options(max_new_tokens=limit),
+            f"beam {beam}": Options(beam=beam, max_new_tokens=limit, **like_theirs),
+        }
+        own = own_options(limit, settings)
+        return found if own is None else {**found, PUBLISHED: own}
+
+    def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
+        """As `Origin` says, one source after the other: padding is nobody's business here."""
+        c, theirs = self.config, self.transformers.GenerationConfig
+        if name == PUBLISHED:
+            chosen = theirs.from_dict(self.published.to_dict())
+            chosen.update(max_new_tokens=options.max_new_tokens, max_length=None, do_sample=False)
+            if options.min_new_tokens:
+                chosen.update(min_new_tokens=options.min_new_tokens, min_length=0)
+        else:
+            chosen = theirs(
+                max_new_tokens=options.max_new_tokens,
+                num_beams=options.beam,
+                length_penalty=options.length_penalty,
+                suppress_tokens=banned_ids(c) or None,
+                pad_token_id=c.pad_id,
+                eos_token_id=c.eos_id,
+                decoder_start_token_id=c.bos_id,
+            )
+        torch, outputs = self.torch, []
+        self.model.generation_config = chosen  # what a given one doesn't say is taken from there
+        for source in sources:
+            ids = torch.tensor([source])
+            with torch.no_grad(), self._wide():
+                row = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=chosen)[0]
+            written = row.tolist()[1 if c.has_encoder else len(source) :]
+            outputs.append(self._ended(written, options))
+        return outputs
+
+    def _ended(self, written: list[int], o: Options) -> list[int]:
+        """Return an output up to its end, without padding behind it."""
+        last = [self.config.eos_id, *o.end_ids]
+        first = next((i for i, token in enumerate(written) if token in last), len(written))
+        return without_end(written[: first + 1], self.config, o)

@@ -1,0 +1,56 @@
+"""Controls of what small trainings show: what is asked of them can be answered otherwise."""
+
+import mlx.core as mx
+import pytest
+from claims import learned
+from claims.table import claimed
+
+pytestmark = pytest.mark.usefixtures("on_cpu")  # lengths that a GPU's kernels don't take for a gradient
+
+
+class Copying:
+    """Copies every length."""
+
+    def generate(self, rows: list[list[int]]) -> list[list[int]]:
+        return rows
+
+
+def test_a_copy_of_every_length_would_be_seen(monkeypatch) -> None:
+    monkeypatch.setattr(learned, "tiny", lambda **_: Copying())
+    monkeypatch.setattr(learned, "trained", lambda *_: 0.0)
+    learned.exact_by_length.cache_clear()
+    try:
+        found = learned.unseen_lengths()
+    finally:
+        learned.exact_by_length.cache_clear()
+    for name in ("12 words, all three", "16 words, all three"):
+        assert found[name] == [1, 1, 1]
+        assert not claimed(45, name).holds(found[name])
+
+
+def test_words_are_copied_in_batches_of_one_length() -> None:
+    batch = learned.copied(*learned.TRAINED)
+    for i, length in enumerate([*range(3, 9), 3]):
+        source, target = batch(i)
+        assert source.shape == (32, length)
+        assert mx.array_equal(target[:, 1:-1], source).item()
+        assert {*target[:, 0].tolist(), *target[:, -1].tolist()} == {learned.START, learned.END}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_batch_norm_fails_in_use_for_every_seed(seed: int) -> None:
+    """The first seed is that of the row; with layer norm, use is as training was."""
+    layer, batch = (learned.losses_by_norm(of_batch, seed) for of_batch in (False, True))
+    assert claimed(49, "loss in use, batch norm / layer norm").holds([batch[1] / layer[1]])
+    assert claimed(49, "loss in training, batch norm / layer norm").holds([batch[0] / layer[0]])
+    assert layer[1] < 1.5 * layer[0]
+
+
+def test_the_answer_is_the_value_behind_the_key() -> None:
+    ids, values = learned.asked(0)
+    for row, value in zip(ids.tolist(), values.tolist(), strict=True):
+        pairs = dict(zip(row[:-1:2], row[1:-1:2], strict=True))
+        assert len(pairs) == learned.PAIRS
+        assert pairs[row[-1]] == value
+        assert max(pairs) < min(pairs.values())

@@ -1,0 +1,122 @@
+"""Vectors of texts in OpenAI's form: each the one that the model gives alone, whoever else asks."""
+
+from __future__ import annotations
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import numpy as np
+import pytest
+from serving import client
+from small_models import write_text_model
+
+from export import OnnxTransformer
+from export.serve.models import Named
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
+
+PATH = "/v1/embeddings"
+WORDS = "one two three. four five six! größer 東京".split()
+MADE = TextEmbedding(normalize=True, max_length=30, prompts={"query": "one: "})
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = write_text_model(tmp_path_factory.mktemp("encoder"), architecture="encoder", decoder_layers=0)
+    (folder / "onnx" / EMBEDDING).write_text(MADE.json())
+    return OnnxTransformer(folder / "onnx", threads=1)
+
+
+@pytest.fixture(scope="module")
+def shared(encoder, text_model):
+    models = dict(zip(Named.of(["mini=a", "en-de=b"]), [encoder, text_model], strict=True))
+    with client(models, max_queue=1024) as (http_, _):
+        yield http_
+
+
+def vectors(answer) -> np.ndarray:
+    assert answer.status_code == 200, answer.text
+    return np.array([each["embedding"] for each in answer.json()["data"]], np.float32)
+
+
+def test_one_text_and_several(shared, encoder):
+    answer = shared.post(PATH, json={"model": "mini", "input": "one two"})
+    values = answer.json()
+    assert (values["object"], values["model"], values["data"][0]["object"]) == ("list", "mini", "embedding")
+    tokens = len(encoder.tokenizer.encode("one two"))
+    assert values["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    np.testing.assert_array_equal(vectors(answer), encoder.embed(["one two"]))
+    texts = ["", "two", "one two three. " * 9]
+    answer = shared.post(PATH, json={"model": "mini", "input": texts})
+    assert [each["index"] for each in answer.json()["data"]] == [0, 1, 2]
+    np.testing.assert_array_equal(vectors(answer), encoder.embed(texts))
+
+
+def test_ids_in_place_of_text(shared, encoder):
+    rows = encoder.tokenizer.encode_batch(["one", "two three."])
+    expected = encoder.embed(["one", "two three."])
+    np.testing.assert_array_equal(vectors(shared.post(PATH, json={"model": "mini", "input": rows})), expected)
+    np.testing.assert_array_equal(vectors(shared.post(PATH, json={"model": "mini", "input": rows[1]})), expected[1:])
+
+
+def test_base64_and_fewer_dimensions(shared, encoder):
+    body = {"model": "mini", "input": ["one", "two"], "encoding_format": "base64", "dimensions": 7, "user": "me"}
+    data = shared.post(PATH, json=body).json()["data"]
+    found = np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
+    np.testing.assert_array_equal(found, encoder.embed(["one", "two"], dimensions=7))
+
+
+def test_prompts(shared, encoder):
+    asked = {"model": "mini", "input": "two", "prompt_name": "query"}
+    np.testing.assert_array_equal(vectors(shared.post(PATH, json=asked)), encoder.embed(["one: two"]))
+
+
+def test_twenty_clients_at_once_get_what_each_would_alone(shared, encoder):
+    random = Random(0)
+    asked = [[" ".join(random.choices(WORDS, k=random.randint(0, 20))) for _ in range(5)] for _ in range(60)]
+
+    def ask(number: int) -> np.ndarray:
+        more = {"dimensions": 9} if number % 7 == 0 else {}
+        return vectors(shared.post(PATH, json={"model": "mini", "input": asked[number], **more}))
+
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(ask, range(len(asked))))
+    for number, (texts, rows) in enumerate(zip(asked, found, strict=True)):
+        more = {"dimensions": 9} if number % 7 == 0 else {}
+        np.testing.assert_array_equal(rows, np.stack([encoder.embed(text, **more) for text in texts]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"model": "gpt"}, 404, "model: there is no 'gpt'; there are mini, en-de"),
+        ({"model": "en-de"}, 400, "model: en-de is a translator; send its text to /translate"),
+        ({"input": []}, 400, "input: must hold at least one text, or one row of ids"),
+        ({"input": 3}, 400, "input: must be a string or a list of strings"),
+        ({"input": ["a", 3]}, 400, "input: must be a string or a list of strings"),
+        ({"input": [[]]}, 400, "input: a row of ids must be a list of at least one whole number"),
+        ({"input": [[4, 999]]}, 400, "input row 0, position 1: id 999 is outside the vocabulary"),
+        ({"input": [4] * 31}, 400, "input: 31 tokens, the model takes at most 30"),
+        ({"input": ["a"] * 600}, 413, "input: 600 texts, at most 512; send it in parts"),
+        ({"dimensions": 33}, 400, "dimensions=33: the model's vectors have 32"),
+        ({"dimensions": "all"}, 400, "dimensions='all' must be a whole number"),
+        ({"encoding_format": "float16"}, 400, "encoding_format: must be float or base64"),
+        ({"prompt_name": "title"}, 400, "prompt_name='title' is none of the model's prompts: it has query"),
+        ({"stream": True}, 400, "'stream': no such setting; there are model, input, encoding_format, dimensions"),
+    ],
+)
+def test_what_is_refused_is_said_in_openai_s_form(shared, changes, status, message):
+    answer = shared.post(PATH, json={"model": "mini", "input": "one", **changes})
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+def test_what_is_missing(shared):
+    answer = shared.post(PATH, json={"model": "mini"})
+    assert '"model" and "input" are needed' in answer.json()["error"]["message"]
+
+
+def test_an_encoder_completes_nothing(shared):
+    answer = shared.post("/v1/completions", json={"model": "mini", "prompt": "one"})
+    assert answer.json()["error"]["message"] == "model: mini makes vectors; send its texts to /v1/embeddings"
+    assert [each["id"] for each in shared.get("/v1/models").json()["data"]] == ["mini", "en-de"]
