@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from .primitives import Op, Parameter, extent
 
-ROWS_OF = "rows of"
-"""Key of `meta` of such a weight: the parameter (V, D) that its rows are of."""
+ROWS_OF, IS_BIAS = "rows of", "is a bias"
+"""Keys of `meta`: of such a weight, the parameter (V, D) that its rows are of; and of what is added to its product."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Rows:
 
     weight: ir.Value
     bias: ir.Value | None
+
+    def __post_init__(self) -> None:
+        if self.bias is not None:
+            self.bias.meta[IS_BIAS] = True
 
     def __call__(self, op: Op, hidden: ir.Value) -> ir.Value:
         """(..., D) -> (..., C)."""

@@ -39,7 +39,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from export.graph.edit import Nodes
 from export.interface import LISTED, SCALES
 from export.nn.primitives import ROLE, Role, extent
-from export.nn.rows import ROWS_OF
+from export.nn.rows import IS_BIAS, ROWS_OF
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
 from mlx_transformer.system.errors import UserError
 
@@ -152,8 +152,9 @@ def _multiply(
 ) -> None:
     """Multiply with integers (D, O) and scales (O,)."""
     weight, scale = integers
-    is_bias = is_vector(linear.addend) or linear.chosen is not None
-    bias = linear.addend if fixed.activation is not None and is_bias else None
+    addend = linear.addend
+    is_bias = is_vector(addend) or (addend is not None and IS_BIAS in addend.meta)
+    bias = addend if fixed.activation is not None and is_bias else None
     if fused and bias is not None:
         add.replace(add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, None, bias, domain=CONTRIB))
         return

@@ -23,7 +23,8 @@ from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, ProductScale
 
 PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
 """Which input is the zero point of the activations."""
-COPIES = ("Transpose", "Reshape", "Identity")
+COPIES = ("Transpose", "Reshape", "Identity", "Gather")
+"""What gives the numbers of its first input: in another shape, or those of some rows."""
 
 
 def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, list[str]]:

@@ -160,5 +160,6 @@ def test_other_runtimes(runtime, message, tmp_path, capsys):
 def test_facts(tmp_path):
     _, cpu = written(tmp_path, encoder_decoder("paper"))
     facts = describe_graphs(cpu)
-    assert set(facts) == {"onnx/encoder_cpu.onnx", "onnx/decoder_cpu.onnx"}
+    names = ("encoder_cpu", "decoder_cpu", "classifier_rows_cpu", "decoder_listed_cpu")
+    assert set(facts) == {f"onnx/{name}.onnx" for name in names}
     assert ("cross.0.key", "float", "sentences x 4 x source_length x 8") in facts["onnx/encoder_cpu.onnx"]["outputs"]

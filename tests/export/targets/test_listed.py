@@ -17,6 +17,7 @@ from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
+from mlx_transformer.core.int8_scales import INT8_SCALES, SYMMETRIC, Int8Scales, ProductScales, multiplied_names
 from mlx_transformer.generation.candidates import Among, Candidates
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.search import search
@@ -135,3 +136,20 @@ def test_what_is_damaged_is_told_when_it_is_opened(model: OnnxTransformer) -> No
             OnnxTransformer(model.folder.path, threads=1)
     finally:
         file.write_bytes(data)
+
+
+def test_fixed_scales_need_no_bias(tmp_path: Path) -> None:
+    """What keeps sentences from each other's ids is no bias, which an integer product would take in."""
+    config = MODELS["tied"]
+    assert isinstance(config, TransformerConfig)
+    assert not config.output_bias
+    rows, own = inputs(config)
+    scales = {name: ProductScales(np.float32(30), steps=SYMMETRIC) for name in multiplied_names(config)}
+    texts = {INT8_SCALES: Int8Scales(scales, {"file": "drawn"}).json()}
+    save_checkpoint(tmp_path / "model", config, random_weights(config), texts=texts)
+    export_onnx(tmp_path / "model", tmp_path / "cpu", target="cpu", precision="int8", accept_loss=True)
+    model = OnnxTransformer(tmp_path / "cpu", threads=1)
+    for beam in (1, 3):
+        found = search(model.graphs, rows, candidates=own, beam=beam, max_new_tokens=12)
+        expected = search(Columns(model.graphs), rows, candidates=own, beam=beam, max_new_tokens=12)
+        assert [best[0].ids for best in found] == [best[0].ids for best in expected]
