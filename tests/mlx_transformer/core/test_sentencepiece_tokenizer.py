@@ -80,6 +80,21 @@ def test_hard_text_of_twenty_scripts(tokenizer, judge):
     } == {}
 
 
+@pytest.mark.slow
+def test_a_hundred_thousand_lines(tokenizer, judge):
+    """Of several words each, in 30 languages and 20 scripts, often two in a line, some taken apart."""
+    random, words = Random(1), names()
+    lines = [
+        random.choice([" ", " ", " ", "  ", "-", "", ", "]).join(random.choices(words, k=random.randint(1, 9)))
+        for _ in range(70_000)
+    ]
+    lines += [unicodedata.normalize(random.choice(["NFD", "NFKD", "NFKC"]), line) for line in lines[:20_000]]
+    for seed in range(1, 6):
+        lines += [line for drawn in hard_lines(seed).values() for line in drawn[:400]]
+    assert len(lines) >= 100_000
+    assert differing(tokenizer, judge, lines) == []
+
+
 def test_text_comes_back_as_theirs(model, tokenizer, judge):
     """But for what no piece has: SentencePiece writes two question marks, we nothing."""
     pieces = [id for id in range(len(model.pieces)) if model.pieces[id].type == 1]
