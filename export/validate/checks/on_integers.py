@@ -71,10 +71,10 @@ def on_its_integers(engine: Any, stored: Mapping[str, Array], cases: Sequence[Ca
         return
     found: list[tuple[Case, str, Deviation, ErrorScale]] = []
     for case in cases:
-        integers = engine.integers(case)
+        taps, integers = engine.taps_with_integers(case)
         if not names <= integers.keys():
             return
-        shown = {**engine.taps(case), **{name + INTEGERS: integers[name] for name in names}}
+        shown = {**engine.taps(case), **taps, **{name + INTEGERS: integers[name] for name in names}}
         what = engine.config, stored, engine.int8_scales, integers
         t64, t32 = (_values(IntegerReference(*what, kind), case) for kind in (np.float64, np.float32))
         for tap in (tap for tap in t64 if tap in shown):

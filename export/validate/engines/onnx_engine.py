@@ -196,16 +196,22 @@ class OnnxEngine(OnnxFiles):
     def integers(self, case: Case) -> dict[str, Array]:
         """Return the integers (B,L,D) that products read in a full pass, by their parameters: those that the graphs can
         show, which no branch does."""
-        shown, sessions = {}, {}
+        return self.taps_with_integers(case)[1]
+
+    def taps_with_integers(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the taps and the integers of one and the same run: in another one an activation next to a half may be
+        rounded to the other side."""
+        shown, sessions, taps = {}, {}, tap_names(self.config)
         for graph in self._full_pass() or self.files:
             shown |= (read := self._integers_of(graph))
             names = list(dict.fromkeys(read.values()))
             if (key := (graph, *names)) not in self._shown:
-                copy = add_taps(onnx.load(self.files[graph], load_external_data=False), names)
-                self._shown[key] = TappedSession(self.open(self.files[graph], copy), names, self._observe)
+                copy = add_taps(onnx.load(self.files[graph], load_external_data=False), [*names, *taps])
+                self._shown[key] = TappedSession(self.open(self.files[graph], copy), [*names, *taps], self._observe)
             sessions[graph] = self._shown[key]
         values = self._values_of(sessions, case)
-        return {parameter: values[value] for parameter, value in shown.items() if value in values}
+        integers = {parameter: values[value] for parameter, value in shown.items() if value in values}
+        return {name: values[name] for name in taps if name in values}, integers
 
     def _integers_of(self, graph: str) -> dict[str, str]:
         """Return {parameter: the value that its product reads} of a graph."""

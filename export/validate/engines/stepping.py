@@ -55,8 +55,9 @@ class SteppingEngine(OnnxEngine):
         self._logits_of(graphs_of(self.folder.request, {**self.sessions, **sessions}), case)
         side = {value: graph for graph in sessions for value in self._integers_of(graph).values()}
         return {
-            value: self._joined("encoder." if side[value].startswith("encoder") else "decoder.", runs, case)
+            value: self._joined("encoder." if side.get(value, value).startswith("encoder") else "decoder.", runs, case)
             for value, runs in self._observed.items()
+            if value != "logits"
         }
 
     def attention(self, case: Case) -> dict[str, Array]:
