@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .primitives import Op
+from .primitives import Op, full_precision
 
 Mask = ir.Value | None
 
@@ -43,11 +43,12 @@ def pooling_weights(op: Op, tokens: ir.Value, pooling: str) -> ir.Value:
     """How much each of a row's positions counts in its vector: tokens (B, S) int64, 1 on tokens -> (B, 1, S)."""
     if pooling == "first":
         first = op.Cast(op.Equal(op.CumSum(tokens, 1), 1), to=ir.DataType.INT64)
-        chosen = op.Cast(op.Mul(tokens, first), to=ir.DataType.FLOAT)
-    else:
-        real = op.Cast(tokens, to=ir.DataType.FLOAT)
-        chosen = op.Div(real, op.Max(op.ReduceSum(real, [1], keepdims=1), 1.0))
-    return op.Unsqueeze(chosen, [1])
+        tokens = op.Mul(tokens, first)
+    with full_precision(op):  # Cast gives float32 in graphs of sixteen bits too
+        chosen = op.Cast(tokens, to=ir.DataType.FLOAT)
+        if pooling == "mean":
+            chosen = op.Div(chosen, op.Max(op.ReduceSum(chosen, [1], keepdims=1), 1.0))
+        return op.Unsqueeze(chosen, [1])
 
 
 def additive(op: Op, allowed: ir.Value) -> ir.Value:

@@ -15,7 +15,7 @@ from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
-from mlx_transformer.families.marian_files.shortlist import open_shortlist
+from mlx_transformer.core.shortlist import open_shortlist
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.search_inputs import SETTINGS
 from mlx_transformer.generation.options import PENALTY_OFFSETS, aligned_right
 from mlx_transformer.system.errors import UserError
-
-from .settings import SETTINGS
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""

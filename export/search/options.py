@@ -12,10 +12,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.nn.primitives import Op
+from export.search_inputs import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import EXTRA_TOKENS
-
-from .settings import SETTINGS
 
 
 class OptionInputs:

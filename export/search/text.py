@@ -101,7 +101,10 @@ class TextOps:
         specification = json.loads(tokenizer)
         trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=given.mask_id is not None).to_json())
         if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
-            raise UserError("tokenizer.json: text in a graph needs a tokenizer that `train` made; export without text")
+            raise UserError(
+                "tokenizer.json: text in a graph needs a tokenizer that `train` made, which published vocabularies are"
+                " not; export without text: that file holds the tokenizer too, and translate and SearchModel take text"
+            )
         self.size, self.positions = config.vocab_size, config.max_positions
         self.vocabulary: dict[str, int] = specification["model"]["vocab"]
         self.spelling = self._spelling()

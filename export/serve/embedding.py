@@ -37,8 +37,12 @@ class Embed:
     name: str  # the model's: a server may have several
     options: tuple[tuple[str, Any], ...]
     of_text: bool
+    one_by_one: bool
+    """A vector may depend on those computed with it (int4)."""
 
     def __call__(self, payloads: list[list[int]], stopped: Callable[[], bool]) -> list[NDArray[np.float32]]:
+        if self.one_by_one and len(payloads) > 1:
+            return [vector for row in payloads for vector in self([row], stopped)]
         return list(self.embedder.vectors(payloads, of_text=self.of_text))
 
 
@@ -48,6 +52,7 @@ class Embeddings:
     def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int, name: str):
         self.model, self.batcher, self.metrics, self.name = model, batcher, metrics, name
         self.max_sentences = min(max_sentences, batcher.share)
+        self.alone = model.depends_on_batch
         _ = model.embedder().tokenizer
 
     async def embed(self, request: EmbeddingsRequest, client: Hashable) -> tuple[list[NDArray[np.float32]], int]:
@@ -59,7 +64,7 @@ class Embeddings:
             )
         embedder = self.model.embedder(**request.options)
         rows, of_text = await self._rows(embedder, request.inputs)
-        work = Embed(embedder, self.name, tuple(sorted(request.options.items())), of_text)
+        work = Embed(embedder, self.name, tuple(sorted(request.options.items())), of_text, self.alone)
         lengths = [len(row) for row in rows]
         items = self.batcher.submit(work, rows, lengths, client=client)
         vectors = await self.batcher.results(items)

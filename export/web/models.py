@@ -15,7 +15,7 @@ from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
 from export.search.metadata import ATTENTION, CONFIG, LATER, PRECISION, SOURCE, TOKENIZER
-from export.search.settings import SETTINGS
+from export.search_inputs import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer

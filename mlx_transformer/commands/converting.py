@@ -73,7 +73,7 @@ def to_marian_command(
     from mlx_transformer.convert import to_marian
     from mlx_transformer.core.checkpoint import open_checkpoint
     from mlx_transformer.core.int8_scales import INT8_SCALES
-    from mlx_transformer.families.marian_files.shortlist import read_shortlist
+    from mlx_transformer.core.shortlist import read_shortlist
 
     scales, listed = None, None if shortlist is None else read_shortlist(shortlist)
     if calibrate is not None or not (open_checkpoint(checkpoint).folder / INT8_SCALES).is_file():
@@ -120,8 +120,8 @@ def shortlist(
 ) -> None:
     """Count which tokens a model aligns with each source token, for translate --shortlist: fewer to choose among."""
     from export.explain.opening import cross_weights, open_model
+    from mlx_transformer.core.shortlist import shortlist_bytes
     from mlx_transformer.data.corpus import read_parallel
-    from mlx_transformer.families.marian_files.shortlist import shortlist_bytes
     from mlx_transformer.generation.shortlists import built_shortlist
     from mlx_transformer.system.durable import check_unread, replace_files
     from mlx_transformer.system.progress import quiet_progress

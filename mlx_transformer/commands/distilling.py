@@ -147,8 +147,8 @@ def _write(out: Path, source: Path) -> None:
     from export import marian_scales
     from mlx_transformer.convert import to_marian
     from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest
+    from mlx_transformer.core.shortlist import read_shortlist
     from mlx_transformer.families.marian_files.folder import holds_marian
-    from mlx_transformer.families.marian_files.shortlist import read_shortlist
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.files import read_json
 

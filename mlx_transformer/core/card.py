@@ -10,13 +10,13 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.front_matter import front_matter, keys_of, yaml_of
 from mlx_transformer.system.manifest import CARD
 
 from .config import TransformerConfig
 from .parameters import parameter_count
+from .text_embedding import EMBEDDING
 
 LICENSE = "license: fill in what your text and the model's origin allow (huggingface.co/docs/hub/repositories-licenses)"
 LEGAL = ("license", "license_name", "license_link")
@@ -25,22 +25,36 @@ ABOUT = (*LEGAL, "language", "pipeline_tag", "base_model", "datasets")
 RESULTS = "model-index"
 """The key of scores, which stay true of the same weights in another form."""
 
-PIPELINES = {"encoder-decoder": "translation", "decoder": "text-generation", "encoder": "fill-mask"}
-TITLES = {
-    "encoder-decoder": "A Transformer: encoder and decoder",
-    "decoder": "A Transformer: decoder alone",
-    "encoder": "A Transformer: encoder alone",
+
+class Kind(NamedTuple):
+    """What a model is for: words, the Hub's name of it, and how it is called with text, and with ids."""
+
+    title: str
+    pipeline: str
+    text: str
+    ids: str = "model.token_logits([[5, 6, 7]])"
+
+
+KINDS = {
+    "encoder-decoder": Kind(
+        "encoder and decoder",
+        "translation",
+        'model.translate("A sentence.", beam=4)',
+        "model.generate([[5, 6, 7]], beam=4)",
+    ),
+    "decoder": Kind(
+        "decoder alone", "text-generation", 'model.complete("Once upon a time")', "model.generate([[5, 6, 7]])"
+    ),
+    "embedding": Kind("encoder alone, vectors of texts", "sentence-similarity", 'model.embed("A sentence.")'),
+    "vocabulary": Kind("encoder alone", "fill-mask", 'model.fill("A <mask> sentence.")'),
+    "hidden": Kind("encoder alone, its last layer", "feature-extraction", ""),
+    "pooled": Kind("encoder alone, a vector of each text", "feature-extraction", ""),
+    "classes": Kind("encoder alone, classes of texts", "text-classification", ""),
+    "token-classes": Kind("encoder alone, classes of tokens", "token-classification", ""),
+    "spans": Kind("encoder alone, answers in a text", "question-answering", ""),
 }
-CALLS = {
-    "encoder-decoder": 'model.translate("A sentence.", beam=4)',
-    "decoder": 'model.complete("Once upon a time")',
-    "encoder": 'model.fill("A <mask> sentence.")',
-}
-CALLS_OF_IDS = {
-    "encoder-decoder": "model.generate([[5, 6, 7]], beam=4)",
-    "decoder": "model.generate([[5, 6, 7]])",
-    "encoder": "model.token_logits([[5, 6, 7]])",
-}
+"""By the architecture; an encoder alone by what it makes of its last layer. Without a way to call it with text: ids."""
+SENTENCE_TRANSFORMERS = "modules.json"
 WEIGHTS = (".safetensors", ".onnx", ".onnx_data", ".npz", ".bin")
 
 BEGIN, END = "<!-- validate: begin -->", "<!-- validate: end -->"
@@ -91,6 +105,8 @@ def write_card(
 def note_proof(folder: Path, proof: str) -> None:
     """Put what `validate` found into a folder's card, if it has one with a place for it; `UserError` if it can't be
     written."""
+    from mlx_transformer.system.durable import write_text  # with a library that running a model does without
+
     path = folder / CARD
     if not path.is_file():
         return
@@ -101,16 +117,17 @@ def note_proof(folder: Path, proof: str) -> None:
 
 
 def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str]) -> str:
-    pipeline = yaml_of("pipeline_tag", PIPELINES[c.architecture])
+    kind = kind_of(folder, c)
+    pipeline = yaml_of("pipeline_tag", kind.pipeline)
     made = {"pipeline_tag": pipeline, "library_name": yaml_of("library_name", form.library)}
     keys = {**made, "tags": yaml_of("tags", list(form.tags)), **known}
     missing = "" if any(key in keys for key in LEGAL) else LICENSE
     return "\n".join(
         [
             f"{front_matter(keys, missing)}",
-            f"# {TITLES[c.architecture]}",
+            f"# A Transformer: {kind.title}",
             "",
-            form.use or _use(folder, c),
+            form.use or _use(folder, kind),
             "",
             "## Sizes",
             "",
@@ -126,9 +143,16 @@ def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str])
     )
 
 
-def _use(folder: Path, c: TransformerConfig) -> str:
-    has_text = any(folder.glob("*tokenizer.json"))
-    call = (CALLS if has_text else CALLS_OF_IDS)[c.architecture]
+def kind_of(folder: Path, c: TransformerConfig) -> Kind:
+    """Return what the model of a folder is for, by its files and its config."""
+    if c.architecture != "encoder":
+        return KINDS[c.architecture]
+    embeds = (folder / EMBEDDING).is_file() or (folder / SENTENCE_TRANSFORMERS).is_file()
+    return KINDS["embedding" if embeds else c.head.kind]
+
+
+def _use(folder: Path, kind: Kind) -> str:
+    call = kind.text if kind.text and any(folder.glob("*tokenizer.json")) else kind.ids
     code = f'import mlx_transformer as mt\nmodel = mt.open_model("ORG/NAME or FOLDER")\nprint({call})'
     return f"```python\n{code}\n```"
 

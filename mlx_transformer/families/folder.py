@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.card import Form, write_card
+from mlx_transformer.core.card import Form, kind_of, write_card
 from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
@@ -33,15 +33,23 @@ from .weights import open_weights
 GENERATION = "generation_config.json"
 PIPELINE = """from transformers import pipeline
 pipe = pipeline("{}", "ORG/NAME or FOLDER")
-print(pipe("{}"))"""
-USES = {
-    "encoder-decoder": """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+print(pipe("A sentence."))"""
+TRANSLATE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 model, tokenizer = (each.from_pretrained("ORG/NAME or FOLDER") for each in (AutoModelForSeq2SeqLM, AutoTokenizer))
-print(tokenizer.batch_decode(model.generate(**tokenizer("A sentence.", return_tensors="pt"))))""",
-    "decoder": PIPELINE.format("text-generation", "Once upon a time"),
-    "encoder": PIPELINE.format("fill-mask", "A <mask> sentence."),
-}
-"""What a folder's card says of its use, by the architecture."""
+print(tokenizer.batch_decode(model.generate(**tokenizer("A sentence.", return_tensors="pt"))))"""
+EMBED = """from sentence_transformers import SentenceTransformer
+model = SentenceTransformer("ORG/NAME or FOLDER")
+print(model.encode("A sentence."))"""
+"""What a folder's card says of its use; transformers 5 has no pipeline for encoder and decoder."""
+
+
+def _form(folder: Path, config: TransformerConfig) -> Form:
+    pipeline = kind_of(folder, config).pipeline
+    library, use = {
+        "translation": ("transformers", TRANSLATE),
+        "sentence-similarity": ("sentence-transformers", EMBED),
+    }.get(pipeline, ("transformers", PIPELINE.format(pipeline)))
+    return Form(library, ("transformer",), f"```python\n{use}\n```")
 
 
 def read_folder(path: Path, keep_float16: bool = False) -> Published:
@@ -165,6 +173,5 @@ def write_folder(
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
-        use = f"```python\n{USES[model_config.architecture]}\n```"
-        write_card(temporary, model_config, Form("transformers", ("transformer",), use), card, out)
+        write_card(temporary, model_config, _form(temporary, model_config), card, out)
     return out

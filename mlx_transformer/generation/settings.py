@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.core.card import carried
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import kept_files
 from mlx_transformer.system.errors import UserError, shortened
@@ -92,6 +91,8 @@ def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str
     """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
     these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
     and origin."""
+    from mlx_transformer.core.card import carried  # who only searches needs nothing of what writes
+
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
     vectors = {} if folder is None else dict(kept_files(folder))
     return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.shortlist import Shortlist
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import ParallelText
-from mlx_transformer.families.marian_files.shortlist import Shortlist
 from mlx_transformer.system.errors import UserError
 
 from .alignment import CrossWeights

@@ -23,9 +23,9 @@ from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, TASK_PREFIX, Settings,
 from .steps import Model
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.shortlist import Shortlist
     from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
-    from mlx_transformer.families.marian_files.shortlist import Shortlist
 
     from .classify import Scored, Text
     from .embed import Embedder
@@ -71,7 +71,7 @@ class TextVerbs:
         name = self.generation.get(SHORTLIST)
         if name is None or self.place is None:
             return None
-        from mlx_transformer.families.marian_files.shortlist import open_shortlist
+        from mlx_transformer.core.shortlist import open_shortlist
 
         return open_shortlist(self.place / name, self.config)
 
@@ -80,7 +80,7 @@ class TextVerbs:
         if str(file) == NO_SHORTLIST:
             self.shortlist = None
         elif file is not None:
-            from mlx_transformer.families.marian_files.shortlist import open_shortlist
+            from mlx_transformer.core.shortlist import open_shortlist
 
             self.shortlist = open_shortlist(file, self.config)
 

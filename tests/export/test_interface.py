@@ -13,7 +13,7 @@ from upper_case import TOKENIZER
 
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, GRAPHS, SEARCH, Port, Request
 from export.search.graph import search_model
-from export.search.settings import SETTINGS
+from export.search_inputs import SETTINGS
 from export.targets.table import TARGETS
 from mlx_transformer.generation.options import Options
 

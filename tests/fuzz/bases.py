@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import published_text
 import torch_archives
 import two_vocabularies
 from command_line import ending_model
 from marian_models import KINDS, STUDENT, write_model
 from safetensors.numpy import load_file
 from tiny_run import write_pairs, write_recipe
+from tokenizers.pre_tokenizers import ByteLevel
 from web_package import write_web_package
 
 from export import export_onnx, export_search
@@ -38,9 +40,10 @@ def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
     decoder), alone-onnx, encoder, encoder-onnx, page (target web, with attention), node_modules (a site's), quantized,
     theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz (Marian's own files), student
-    (the former as a checkpoint), run, adapted (a run of LoRA), kept (its change beside quantized's integers), packed,
-    two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and
-    expected.json: what the models make of in.txt."""
+    (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with their makers' vocabularies), run,
+    adapted (a run of LoRA), kept (its change beside quantized's integers), packed, two (vocabularies), two-onnx,
+    ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and expected.json: what the models make of
+    in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
     sizes: dict[str, Any] = {
         "encoder_layers": 1,
@@ -77,6 +80,7 @@ def make(folder: Path) -> None:
         weights = folder / name / "model.safetensors"
         torch_archives.save(folder / name / "pytorch_model.bin", load_file(weights), legacy=name == "of-old-torch")
         weights.unlink()
+    write_published(folder)
     write_model(folder / "of-marian", STUDENT, integers=True)
     write_model(folder / "of-marian-npz", KINDS["two vocabularies"])
     import_marian(folder / "of-marian", folder / "student")
@@ -98,6 +102,47 @@ def make(folder: Path) -> None:
     write_texts(folder)
     expected = {name: call("translate", folder / name, "--input", folder / "in.txt") for name in MODELS}
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+
+
+def write_published(folder: Path) -> None:
+    """of-t5, of-nllb, of-bart and of-opus: published translators whose vocabularies are as their makers ship them."""
+    names, stacks = published_text.two_languages()[0], published_text.STACKS
+    model = published_text.trained(names, size=300)
+    pieces = published_text.text_pieces(model)
+    own = published_text.trained(names, size=300, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    published_text.write_model(
+        folder / "of-t5",
+        {"model_type": "t5", **published_text.T5, **ids, "vocab_size": 420},
+        spiece__model=own,
+        tokenizer_config__json={"extra_ids": 100, "pad_token": "<pad>"},
+    )
+    fairseq = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)
+    first = len(pieces) + 4
+    published_text.write_model(
+        folder / "of-nllb",
+        {"model_type": "m2m_100", **stacks, **fairseq, "vocab_size": first + 20},
+        sentencepiece__bpe__model=model,
+        added_tokens__json={"eng_Latn": first, "deu_Latn": first + 1, "<mask>": first + 2},
+        special_tokens_map__json={"additional_special_tokens": ["eng_Latn", "deu_Latn"]},
+    )
+    bytes_of_text = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), "th", "the"]
+    published_text.write_model(
+        folder / "of-bart",
+        {"model_type": "bart", **stacks, **fairseq, "vocab_size": len(bytes_of_text)},
+        vocab__json={token: id for id, token in enumerate(bytes_of_text)},
+        merges__txt="#version: 0.2\nt h\nth e\n",
+    )
+    tokens = ["</s>", "<unk>", *pieces, ">>deu<<", "<pad>"]
+    last = len(tokens) - 1
+    published_text.write_model(
+        folder / "of-opus",
+        {"model_type": "marian", **stacks, "vocab_size": len(tokens), "pad_token_id": last, "eos_token_id": 0}
+        | dict(decoder_start_token_id=last),
+        source__spm=model,
+        target__spm=model,
+        vocab__json={token: id for id, token in enumerate(tokens)},
+    )
 
 
 def write_texts(folder: Path) -> None:

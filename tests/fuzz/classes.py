@@ -220,6 +220,24 @@ CLASSES = (
         ("import {f}/of-marian {f}/new", "import {f}/of-marian-npz {f}/new"),
         30,
     ),
+    *(
+        Class(
+            f"published vocabulary, {name}",
+            (f"of-{name}",),
+            one_of(
+                *[on(f"of-{name}/{files}", damage_of)] * 3,
+                *(on(f"of-{name}/*.json", damage.in_json_file), on(f"of-{name}/*", damage.to_no_file)),
+            ),
+            (f"import {{f}}/of-{name} {{f}}/new",),
+            10,
+        )
+        for name, files, damage_of in (
+            ("t5", "*.model", damage.in_marian),
+            ("nllb", "*.model", damage.in_marian),
+            ("bart", "merges.txt", damage.in_text),
+            ("opus", "*.spm", damage.in_marian),
+        )
+    ),
     Class(
         "student of Marian",
         ("student", "in.txt"),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from mlx_transformer.core.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePiece, sentencepiece_bytes
+from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
 from mlx_transformer.families.marian_files.archive import npz_bytes
 from mlx_transformer.families.marian_files.items import (
     Item,
@@ -19,7 +20,6 @@ from mlx_transformer.families.marian_files.items import (
     is_quantized,
     options_item,
 )
-from mlx_transformer.families.marian_files.shortlist import Shortlist, shortlist_bytes
 
 LETTERS = "etaoinshrdlu"
 WORDS = "▁the ▁of ▁and ▁in ▁to ▁a ▁on is at er ing ed . ,".split()

@@ -4,7 +4,8 @@ PEERS_PYTHON=.venv-peers/bin/python PYTHONPATH=.:tests/helpers:tests/peers pytho
 
     texts.json   {pair: the judge's translations}, on a processor with AVX2
     facts.json   {pair: {"files": SHA-256 of each, "tensors": first digits of the SHA-256 of each one's values,
-                 "taps": float64 numbers of the network with dequantised weights, by `export.validate.origin.marian_network`}}
+                 "taps": float64 numbers of the network with dequantised weights, by
+                 `export.validate.origin.marian_network`}}
 """
 
 from __future__ import annotations

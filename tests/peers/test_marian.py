@@ -24,8 +24,8 @@ from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian, to_marian
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
+from mlx_transformer.core.shortlist import read_shortlist, shortlist_bytes
 from mlx_transformer.families.marian_files.items import bin_bytes, read_bin
-from mlx_transformer.families.marian_files.shortlist import read_shortlist, shortlist_bytes
 
 pytestmark = pytest.mark.consumers
 

@@ -107,6 +107,8 @@ def test_sixteen_bits_keep_its_neighbours(checkpoint: Path, tmp_path: Path) -> N
 
 def test_it_is_written_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
     to_huggingface(checkpoint, tmp_path / "back")
+    assert "SentenceTransformer(" in (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
+    assert "model.embed(" in (checkpoint / "README.md").read_text(encoding="utf-8")
     found, was = read_sentence_folder(tmp_path / "back"), read_sentence_folder(minilm.folder())
     assert found.embedding == was.embedding
     import_huggingface(tmp_path / "back", tmp_path / "again")

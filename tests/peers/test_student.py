@@ -14,10 +14,10 @@ from export import export_onnx
 from export.validate.origin.marian_network import MarianNetwork
 from mlx_transformer import Tokenizer, cli, open_model
 from mlx_transformer.convert import import_marian
+from mlx_transformer.core.shortlist import read_shortlist
 from mlx_transformer.data import cldr
 from mlx_transformer.families.marian_files.items import read_bin
 from mlx_transformer.families.marian_files.options import parse_options
-from mlx_transformer.families.marian_files.shortlist import read_shortlist
 
 pytestmark = pytest.mark.consumers
 

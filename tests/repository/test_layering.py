@@ -22,7 +22,7 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
 SHARED = ["system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "interface", "graph", "precision", "targets", "runtime", "package"]
+ONNX_SIDE = ["settings", "nn", "search_inputs", "interface", "graph", "precision", "targets", "runtime", "package"]
 ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
@@ -39,7 +39,9 @@ OWNERS = {
         f"export.{room}" for room in ("nn", "graph", "precision", "targets", "search", "package", "web", "validate")
     ),
     RUNTIME: (
+        "export.runtime.plugins",
         "export.runtime.sessions",
+        "export.runtime.plugins",
         "export.runtime.transformer",
         "export.targets.cpu.runtime",
         "export.search.runtime",

@@ -56,6 +56,7 @@ class MlxEngine(ModelEngine):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
         with self.stream():
             self.model = Transformer.load(checkpoint.folder)
+            self.model.shortlist = None  # what is compared chooses among all tokens
             if precision in ("float16", "bfloat16"):
                 self.model.set_dtype(getattr(self.mx, precision))
                 self.mx.eval(self.model.parameters())

@@ -16,6 +16,7 @@ from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductSca
 from mlx_transformer.core.parameters import output_weight_name, quantizable_shapes
 from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.core.shortlist import read_shortlist
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.generation.settings import SHORTLIST, Settings, checked_settings, settings_text
@@ -28,7 +29,6 @@ from .folder import MarianFiles, find_files
 from .items import INTGEMM8, Item, read_bin
 from .network import OUTPUT, SCALE, config_of, places, read_weights
 from .options import parse_options, read_options
-from .shortlist import read_shortlist
 
 ORIGIN = "marian.json"
 """In a checkpoint: where it comes from, and which of its files are the original ones."""

@@ -19,6 +19,7 @@ from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, multiplied_n
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.core.sentencepiece import sentencepiece_bytes
 from mlx_transformer.core.sentencepiece_tokenizer import sentencepiece_of
+from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
@@ -31,7 +32,6 @@ from .folder import holds_marian
 from .items import Item, bin_bytes, float_item, int8_item, is_quantized, options_item
 from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, parse_options, read_options, write_options
-from .shortlist import Shortlist, shortlist_bytes
 
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")

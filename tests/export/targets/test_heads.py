@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,14 @@ def test_every_head_is_equal_in_every_target(name: str, target: str, tmp_path: P
     config = config_of(HEADS[name], norm_placement="pre" if name == "mean" else "post")
     model, onnx = write_model(config, tmp_path, 5, target=target, **shape)
     report = compare(model, onnx, ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"], 5, threads=1)
+    assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("options", [dict(precision="float16"), dict(precision="int8")], ids=str)
+@pytest.mark.parametrize("name", ["pooled", "classes", "mean", "spans"])
+def test_every_head_is_equal_in_fewer_bits(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, onnx = write_model(config_of(HEADS[name]), tmp_path, 5, accept_loss=True, **options)
+    report = compare(model, onnx, ["onnxruntime"], 5, threads=1)
     assert report.equal, report.failures()
 
 

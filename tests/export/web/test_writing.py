@@ -15,7 +15,7 @@ from web_package import write_web_package
 from export import export_onnx, export_search
 from export.__main__ import main
 from export.search.metadata import LATER
-from export.search.settings import SETTINGS
+from export.search_inputs import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import read_models

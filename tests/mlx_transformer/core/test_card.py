@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
 import yaml
-from small_checkpoint import CONFIG, contents, saved, weights
+from small_checkpoint import CONFIG, TOKENIZER, contents, saved, weights
 
 from mlx_transformer.core.card import BEGIN, END, UNPROVEN, carried, given, note_proof
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.folders import fingerprint
+from mlx_transformer.core.heads import Head
 from mlx_transformer.system.front_matter import front_matter, keys_of, yaml_of
 
 SCORES = [{"name": "x", "results": [{"task": {"type": "translation"}, "metrics": [{"type": "bleu", "value": 31.5}]}]}]
@@ -108,3 +111,27 @@ def test_a_proof_is_put_between_its_marks(tmp_path):
     card.unlink()
     note_proof(folder, "**Equal**")
     assert not card.exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "pipeline", "call"),
+    [
+        ({}, "fill-mask", 'model.fill("A <mask> sentence.")'),
+        ({"kind": "hidden"}, "feature-extraction", "model.token_logits([[5, 6, 7]])"),
+        ({"kind": "classes", "labels": ("a", "b")}, "text-classification", "model.token_logits([[5, 6, 7]])"),
+        ({"kind": "token-classes", "labels": ("a", "b")}, "token-classification", "model.token_logits([[5, 6, 7]])"),
+    ],
+)
+def test_an_encoder_is_for_what_its_head_gives(head, pipeline, call, tmp_path):
+    config = replace(
+        CONFIG, vocab_size=9, source_vocab_size=9, architecture="encoder", decoder_layers=0, head=Head(**head)
+    )
+    folder = save_checkpoint(
+        tmp_path / "one", config, weights(config=config), None if "token_logits" in call else TOKENIZER
+    )
+    keys, body = matter((folder / "README.md").read_text(encoding="utf-8"))
+    assert keys["pipeline_tag"] == pipeline
+    assert f"print({call})" in body
+    code = body.partition("```python\n")[2].partition("```")[0].replace("ORG/NAME or FOLDER", str(folder))
+    if "token_logits" in call:
+        exec(code, {})

@@ -16,7 +16,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.families.marian_files.shortlist import Shortlist, open_shortlist, shortlist_bytes
+from mlx_transformer.core.shortlist import Shortlist, open_shortlist, shortlist_bytes
 from mlx_transformer.generation.search import SharedSearch, search
 from mlx_transformer.generation.stream import stream_ids
 from mlx_transformer.nn.quantize import use_quantized_layers

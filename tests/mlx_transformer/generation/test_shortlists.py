@@ -10,7 +10,7 @@ from command_line import caller, refused
 from small_models import write_text_model
 
 from mlx_transformer import Transformer
-from mlx_transformer.families.marian_files.shortlist import open_shortlist, read_shortlist
+from mlx_transformer.core.shortlist import open_shortlist, read_shortlist
 from mlx_transformer.generation.shortlists import Counts
 
 call = pytest.fixture(caller)

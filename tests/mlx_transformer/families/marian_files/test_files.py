@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from marian_models import STUDENT, model_items, shortlist
 
+from mlx_transformer.core.shortlist import read_shortlist, shortlist_bytes
 from mlx_transformer.families.marian_files.archive import npz_bytes, read_npz
 from mlx_transformer.families.marian_files.items import (
     INTGEMM8,
@@ -22,7 +23,6 @@ from mlx_transformer.families.marian_files.items import (
     is_quantized,
     parse_bin,
 )
-from mlx_transformer.families.marian_files.shortlist import read_shortlist, shortlist_bytes
 from mlx_transformer.system.errors import UserError
 
 SMALL = {**STUDENT, "dim-emb": 4, "enc-depth": 1, "dec-depth": 1, "transformer-heads": 2, "transformer-dim-ffn": 4}

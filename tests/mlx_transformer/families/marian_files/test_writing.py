@@ -18,8 +18,8 @@ from mlx_transformer.convert import import_marian, to_marian
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, ProductScales, read_int8_scales
+from mlx_transformer.core.shortlist import Shortlist, read_shortlist, shortlist_bytes
 from mlx_transformer.families.marian_files.items import read_bin
-from mlx_transformer.families.marian_files.shortlist import Shortlist, read_shortlist, shortlist_bytes
 from mlx_transformer.system.errors import UserError
 
 
