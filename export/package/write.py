@@ -120,9 +120,7 @@ def export_onnx(
             record(folder, qualities)
             for quality in qualities:
                 told(str(quality))
-        form = Form(
-            "onnx", ("onnxruntime", *(("transformers.js",) if plan.target.name == "web" else ()), "transformer")
-        )
+        form = Form("onnx", ("onnxruntime", *plan.target.tags, "transformer"))
         write_card(folder, plan.config, form, carried(opened.folder, "float32" in plan.precisions), out)
         write_manifest(folder)
     return out

@@ -33,7 +33,8 @@ class Target:
     `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
     `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
-    operators. `vectors`: encoders can read vectors in place of ids. `precisions`: those it takes.
+    operators. `vectors`: encoders can read vectors in place of ids. `precisions`: those it takes. `tags`: of a model
+    card, libraries that load its folders besides ONNX Runtime.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Target:
     search: bool = False
     vectors: bool = True
     precisions: tuple[str, ...] = tuple(PRECISIONS)
+    tags: tuple[str, ...] = ()
 
     def supports(self, config: TransformerConfig) -> str | None:
         """Return None if it has graphs of its own for such a model; else the reason why not, in words."""
@@ -116,6 +118,7 @@ TARGETS: dict[str, Target] = {
             _PORTABLE,
             Lowering(),
             search=True,
+            tags=("transformers.js",),
         ),
         Target(
             "cpu",
@@ -131,6 +134,7 @@ TARGETS: dict[str, Target] = {
             {**_PORTABLE, "encoder-decoder": _BROWSER},
             Lowering(blocks=ONNXRUNTIME, tables_in_blocks=True),
             file_per_graph=True,
+            tags=("transformers.js",),
         ),
         Target(
             "cuda",

@@ -11,24 +11,21 @@ from .engine import At, Family
 from .keys import ACTIVATIONS, Architectures, Fixed, Heads, Key, Special
 
 LAYER, QKV = "bert.encoder.layer.*", "(query|key|value)"
-POOLER = dict(activation="tanh")
 HEADS = {
-    "BertModel": dict(kind="pooled", **POOLER),
+    "BertModel": dict(kind="pooled", activation="tanh"),
     "BertForMaskedLM": dict(activation="@activation", norm=True),
     "BertForPreTraining": dict(activation="@activation", norm=True),
-    "BertForSequenceClassification": dict(kind="classes", **POOLER),
+    "BertForSequenceClassification": dict(kind="classes", activation="tanh"),
     "BertForTokenClassification": dict(kind="token-classes"),
     "BertForQuestionAnswering": dict(kind="spans"),
 }
 OUTPUTS = {"vocabulary": "cls.predictions.decoder", "spans": "qa_outputs"}
 """By the head's kind: the classifier; that of other kinds is \"classifier\"."""
-FRESH = {"bos_id": 101, "eos_id": 102}
-"""The ids of [CLS] and [SEP], which config.json doesn't have."""
 
 
 def names(config: Any) -> dict[str, str | At]:
-    kind, transform = config.head.kind, "cls.predictions.transform"
-    output, words = OUTPUTS.get(kind, "classifier"), "bert.embeddings.word_embeddings"
+    kind, words, transform = config.head.kind, "bert.embeddings.word_embeddings", "cls.predictions.transform"
+    output = OUTPUTS.get(kind, "classifier")
     bias = At("cls.predictions.bias", copies=("cls.predictions.decoder.bias",))
     return {
         "embedding": At(words, copies=("cls.predictions.decoder",)) if kind == "vocabulary" else words,

@@ -129,7 +129,7 @@ def test_the_emulation_of_its_arithmetic_gives_the_judges_text(
     lists = read_shortlist(model.shortlist)
     for line, text in zip(SOURCES[model.pair], texts, strict=True):
         ids = tokenizer.encode(line)
-        among = lists.candidates(ids, 32000, shared=True) if shortlist else None
+        among = lists.candidates(ids, 32000, shared=True).tolist() if shortlist else None
         assert tokenizer.decode(network.translate(ids, limit(ids), among)) == text, line
 
 
@@ -158,7 +158,7 @@ def test_mlx_and_onnx_runtime_write_the_networks_tokens(
     """Greedily, with dequantised weights, all lines in one batch; with a shortlist among the judge's candidates."""
     sources = tokenizer.encode_batch(SOURCES[model.pair])
     network, lists = model.network("float"), read_shortlist(model.shortlist)
-    own = [lists.candidates(ids, 32000, shared=True) if shortlist else None for ids in sources]
+    own = [lists.candidates(ids, 32000, shared=True).tolist() if shortlist else None for ids in sources]
     expected = [network.translate(ids, limit(ids), among) for ids, among in zip(sources, own, strict=True)]
     most = max(limit(ids) for ids in sources)
     export_onnx(imported.folder, tmp_path / "onnx")

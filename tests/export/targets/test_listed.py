@@ -90,12 +90,13 @@ def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, options
 def test_logits_are_those_of_all_rows_bit_for_bit_in_integers(model: OnnxTransformer) -> None:
     config, graphs = model.config, model.graphs
     rows, own = inputs(config)
+    listed = [np.array(ids) for ids in own]
     sources, count = Sources.of(config, ids=rows), len(rows)
-    batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), own)
+    batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), listed)
     candidates = Candidates.of(batch, Options(), config)
-    listed = graphs.among(candidates)
-    assert isinstance(listed, Listed)
-    (decoder, logits), (other, every) = listed.start(sources), graphs.start(sources)
+    among = graphs.among(candidates)
+    assert isinstance(among, Listed)
+    (decoder, logits), (other, every) = among.start(sources), graphs.start(sources)
     assert candidates.unlisted is not None
     for _ in range(4):
         expected = every[:, candidates.ids] + candidates.unlisted
@@ -112,8 +113,9 @@ def test_weights_in_blocks_have_columns_of_all_logits(checkpoint: Path, tmp_path
     model = OnnxTransformer(tmp_path / "blocks", threads=1)
     assert not model.folder.listed
     rows, own = inputs(model.config)
+    listed = [np.array(ids) for ids in own]
     sources, count = Sources.of(model.config, ids=rows), len(rows)
-    batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), own)
+    batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), listed)
     assert isinstance(model.graphs.among(Candidates.of(batch, Options(), model.config)), Among)
     assert all({*out} <= {*ids} for out, ids in zip(model.generate(rows, candidates=own), own, strict=True))
 
