@@ -5,17 +5,18 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 by them, checked by them and described by them, so that a new input is a line here.
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention; pooled, start, end: other heads'; cache.N.key and cache.N.value, or cache.N.state, what a decoder's
-layer N remembers of its own positions; cross.N.key and cross.N.value, what it reads of the source; and those that one
-target or the search alone has, under the names that they have there.
+logits, attention; pooled, start, end: other heads'; vector: a text's; cache.N.key and cache.N.value, or cache.N.state,
+what a decoder's layer N remembers of its own positions; cross.N.key and cross.N.value, what it reads of the source; and
+those that one target or the search alone has, under the names that they have there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING, Request
 from export.search_inputs import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import SPANS
@@ -45,11 +46,6 @@ SEARCH = "search_model"
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
-CROSS_ATTENTION = "cross_attention"
-"""The name of their optional output `attention` (rows, T, S): from where in the source one layer read each token's row.
-Also its key in mlx_transformer.json."""
-INPUTS_EMBEDS = "inputs_embeds"
-"""The key in mlx_transformer.json of a folder whose encoder reads vectors."""
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
@@ -98,46 +94,6 @@ class Ports:
             tuple(port for port in self.inputs if port.name in inputs),
             tuple(port for port in self.outputs if port.name in outputs),
         )
-
-
-class Shape(Protocol):
-    """The extents of graphs of fixed shape: rows, and positions of the source and of the target."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def source(self) -> int: ...
-    @property
-    def target(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What graphs are made for: a model, and what was asked of its package."""
-
-    config: TransformerConfig
-    inputs_embeds: bool = False
-    """The encoder reads vectors in place of ids."""
-    attention_layer: int | None = None
-    """The layer whose cross-attention the decoders return; None: they return none."""
-    shape: Shape | None = None
-    """The extents of target coreml."""
-    text: bool = False
-    """The search takes and returns strings."""
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any], config: TransformerConfig, shape: Shape | None = None) -> Request:
-        """Read what mlx_transformer.json says of a folder's graphs. `ValueError` for a layer that isn't there."""
-        layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
-        if layer is not None and layer not in range(config.decoder_layers):
-            raise ValueError(f"there is no decoder layer {layer!r}")
-        vectors = values.get(INPUTS_EMBEDS) is True
-        return cls(config=config, shape=shape, inputs_embeds=vectors, attention_layer=layer)
-
-    def written(self) -> dict[str, Any]:
-        """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""
-        attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
-        return {**attention, **({INPUTS_EMBEDS: True} if self.inputs_embeds else {})}
 
 
 class CacheShape(NamedTuple):
@@ -233,6 +189,13 @@ def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
     return (Port("pooled", "pooler_output", "float32", (rows, r.config.d_model)),) if made.kind == "pooled" else ()
 
 
+def vector(r: Request, rows: Axis) -> tuple[Port, ...]:
+    """A text's vector beside the encoder's output, under the name that sentence-transformers gives it."""
+    if r.embedding is None:
+        return ()
+    return (Port("vector", SENTENCE_EMBEDDING, "float32", (rows, r.embedding.width(r.config.d_model))),)
+
+
 def encoder(r: Request) -> Ports:
     return Ports(source(r, BATCH, SOURCE), (memory(r, BATCH, SOURCE),))
 
@@ -258,7 +221,7 @@ def alone(r: Request) -> Ports:
     """model.onnx: an encoder, or a decoder with its cache."""
     now, past = "sequence_length", "past_sequence_length"
     if r.config.has_encoder:
-        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now)))
+        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now), *vector(r, BATCH)))
     total = f"{past} + {now}"
     inputs = (
         Port("target_ids", "input_ids", "int64", (BATCH, now)),
@@ -331,7 +294,10 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
 def encoder_coreml(r: Request) -> Ports:
     assert r.shape is not None
     axes = r.shape.rows, r.shape.source
-    read = layer_by_layer(cross(r, "present.{}.encoder", *axes)) if r.config.has_decoder else head(r, *axes)
+    if r.config.has_decoder:
+        read = tuple(layer_by_layer(cross(r, "present.{}.encoder", *axes)))
+    else:
+        read = *head(r, *axes), *vector(r, r.shape.rows)
     return Ports(source(r, *axes), (memory(r, *axes), *read))
 
 

@@ -16,6 +16,7 @@ from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.shortlist import open_shortlist
+from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 
@@ -78,7 +79,11 @@ class Plan:
             int8_scales=BY_ROW,
             fixed_shape=settings.fixed_shape,
             request=Request(
-                config=opened.config, shape=shape, attention_layer=layer, inputs_embeds=settings.inputs_embeds
+                config=opened.config,
+                shape=shape,
+                attention_layer=layer,
+                inputs_embeds=settings.inputs_embeds,
+                embedding=target.embedding_of(opened.config, read_embedding(opened.folder, opened.config.d_model)),
             ),
         )
 

@@ -42,6 +42,7 @@ from .sessions import Opener
 if TYPE_CHECKING:
     # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
     from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.generation.embed import GraphVectors
     from mlx_transformer.generation.translate import Translator
 
 
@@ -140,6 +141,15 @@ class OnnxTransformer(TextVerbs):
     @cached_property
     def text_embedding(self) -> TextEmbedding | None:
         return read_embedding(self.folder.path, self.config.d_model)
+
+    @property
+    def graph_vectors(self) -> GraphVectors | None:
+        from mlx_transformer.generation.embed import GraphVectors  # with the tokenizer's 7 MB
+
+        if (made := self.folder.request.embedding) is None:
+            return None
+        graphs = self._of(EncoderGraphs)
+        return GraphVectors(made, lambda ids, mask: graphs.vectors(*self._source(ids, mask)))
 
     @property
     def place(self) -> Path:

@@ -15,12 +15,14 @@ from export.graph.builder import GraphBuilder
 from export.interface import DECODER_MERGED, ENCODER, Request
 from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
 from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .portable import graphs
+from .vectors import fits_graphs
 
 Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
 """By architecture, then by the graph's name."""
@@ -90,6 +92,12 @@ class Target:
         if text is None:
             raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.expected(config)}")
         return FixedShape.parse(text, config)
+
+    def embedding_of(self, config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
+        """Return what its graphs make of an encoder's output; None where whoever runs them does (`vectors.py`)."""
+        if embedding is None or config.has_decoder or not fits_graphs(embedding):
+            return None
+        return None if self.fixed_shape and "max" in embedding.pooling else embedding.arithmetic
 
     def check_vectors(self, config: TransformerConfig) -> None:
         """Raise `UserError` unless an encoder of this target can read vectors in place of ids."""

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import CROSS_ATTENTION
+from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import SOURCE_IDS, VECTORS, companions
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .findings import tap_names
+from .reference.vectors import sentence_vectors
 
 if TYPE_CHECKING:
     from export.validate.reference import Cache, Reference, Tap
@@ -176,21 +178,44 @@ def weights_name(layer: int) -> str:
     return f"decoder.layers.{layer}.cross_attention.weights"
 
 
-def reference_outputs(reference: Reference, case: Case, layer: int | None) -> dict[str, Array]:
-    """Return every tap, and last the output `cross_attention` of this layer, by a reference that shows its inner
-    points; None: taps alone."""
-    if layer is None:
-        return reference_taps(reference, case)
+@dataclass(frozen=True)
+class Shown:
+    """What graphs return besides their taps, if they were exported so."""
+
+    layer: int | None = None
+    """The decoder layer whose cross-attention they return."""
+    embedding: TextEmbedding | None = None
+    """What they make a text's vector by."""
+
+    @property
+    def inner_points(self) -> bool:
+        """Whether a reference has to show its inner points for it."""
+        return self.layer is not None
+
+
+TAPS_ALONE = Shown()
+
+
+def reference_outputs(reference: Reference, case: Case, shown: Shown) -> dict[str, Array]:
+    """Return every tap of one input, and last the outputs `cross_attention` and `sentence_embedding`, where they are
+    shown."""
     taps: dict[str, Array] = {}
-    wanted = {*tap_names(reference.config), weights_name(layer)}
+    wanted = {*tap_names(reference.config)}
+    if shown.layer is not None:
+        wanted.add(weights_name(shown.layer))
 
     def keep(name: str, value: Array) -> None:
         if name in wanted:
             taps[name] = value
 
     reference_logits(reference, case, keep)
-    weights = taps.pop(weights_name(layer))
-    return {**taps, CROSS_ATTENTION: weights.mean(axis=1)}
+    if shown.layer is not None:
+        weights = taps.pop(weights_name(shown.layer))
+        taps[CROSS_ATTENTION] = weights.mean(axis=1)
+    if shown.embedding is not None:
+        memory = taps[next(name for name in reversed(taps) if name.startswith("encoder."))]
+        taps[SENTENCE_EMBEDDING] = sentence_vectors(shown.embedding, memory, case.source_real)
+    return taps
 
 
 def fresh_seed() -> int:

@@ -20,20 +20,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import CROSS_ATTENTION
 from export.precision.table import arithmetic
+from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import EMBEDDING, read_embedding
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
 
-from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
+from .cases import Case, Shown, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
 from .checks.agreement import CHOOSING, Agreement
 from .checks.data_files import data_files
 from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 Array = NDArray
 
 
+BESIDE = (CROSS_ATTENTION, SENTENCE_EMBEDDING)
+"""Outputs that are beside the way to the logits: no operation on that way is to blame for them."""
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
 
 
@@ -218,7 +221,10 @@ def compare_engines(
         judged += len(members)
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.products):
             points += on_its_integers(engine, stored, cases)
-        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within, settings)
+        shown = _shown(checkpoint, members)
+        network_points, network_tokens = _against(
+            checkpoint.config, network, members, cases, words, within, settings, shown
+        )
         points += network_points
         tokens += network_tokens
     report = Report(
@@ -249,23 +255,23 @@ def _against(
     words: TokenText,
     watch: Watch,
     settings: Mapping[str, Any],
+    shown: Shown,
 ) -> tuple[list[Point], list[Tokens]]:
-    """Compare runtimes of one network with its reference. settings: how the model generates by itself."""
-    shown = (engine.capabilities.attention_layer for engine in engines)
-    layer = next((each for each in shown if each is not None), None)
+    """Compare runtimes of one network with its reference. settings: how the model generates by itself. shown: see
+    `reference_outputs`."""
     truth64, truth32 = (
-        Reference(c, weights, kind, inner_points=layer is not None) for kind in (np.float64, np.float32)
+        Reference(c, weights, kind, inner_points=shown.inner_points) for kind in (np.float64, np.float32)
     )
     samples: list[Sample] = []
     scales: list[ErrorScale] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case, layer)
-        taps = [name for name in truths if name != CROSS_ATTENTION]
+        truths = _truths(truth64, truth32, case, shown)
+        taps = [name for name in truths if name not in BESIDE]
         scales.append(truths["logits"].scale)
         for engine in engines:
-            for path, tap, got, why in [*_outputs(engine, case, taps), *_attention(engine, case, layer)]:
+            for path, tap, got, why in [*_outputs(engine, case, taps), *_beside(engine, case, shown)]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
                 if tap == "logits" and c.head.kind in CHOOSING:
@@ -273,7 +279,7 @@ def _against(
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    points = judged_points(samples, SecondLook(c, weights, layer))
+    points = judged_points(samples, SecondLook(c, weights, shown))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, settings)]
 
 
@@ -289,20 +295,34 @@ def _culprits(
             point is not None
             and not failed
             and point.path != ON_INTEGERS
-            and point.tap != CROSS_ATTENTION
+            and point.tap not in BESIDE
             and engine.capabilities.isolates
         ):
             position = next(iter(point.worst.deviation.index[1:]), None)
             yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | None) -> dict[str, Truth]:
-    """Return every tap of one input as the reference sees it, in the order of the data. layer: see
+def _shown(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
+    """Return what these engines' graphs return besides. `UserError` where the checkpoint doesn't say what it is."""
+    layers = (engine.capabilities.attention_layer for engine in engines)
+    embedding = None
+    if any(engine.capabilities.gives_vectors for engine in engines):
+        embedding = read_embedding(checkpoint.folder, checkpoint.config.d_model)
+        if embedding is None:
+            raise UserError(
+                f"{checkpoint.folder}: has no {EMBEDDING}, by which the graphs' {SENTENCE_EMBEDDING} could be judged: "
+                "give the checkpoint that they were exported from"
+            )
+    return Shown(next((layer for layer in layers if layer is not None), None), embedding)
+
+
+def _truths(truth64: Reference, truth32: Reference, case: Case, shown: Shown) -> dict[str, Truth]:
+    """Return every tap of one input as the reference sees it, in the order of the data. shown: see
     `reference_outputs`."""
-    single = reference_outputs(truth32, case, layer)
+    single = reference_outputs(truth32, case, shown)
     return {
         name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
-        for name, t64 in reference_outputs(truth64, case, layer).items()
+        for name, t64 in reference_outputs(truth64, case, shown).items()
     }
 
 
@@ -329,6 +349,13 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
     cached, why = attempt(lambda: engine.cached_logits(case))
     for path, logits in {"cached": None}.items() if cached is None else cached.items():
         yield path, "logits", logits, why
+
+
+def _beside(engine: Engine, case: Case, shown: Shown) -> Iterator[tuple[str, str, Array | None, str]]:
+    """Yield the same of the outputs that graphs have only if they were exported so."""
+    yield from _attention(engine, case, shown.layer)
+    if engine.capabilities.gives_vectors and engine.capabilities.shows == "everything":
+        yield PLAIN, SENTENCE_EMBEDDING, *attempt(lambda: engine.vectors(case))
 
 
 def _attention(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:

@@ -98,6 +98,13 @@ class TextEmbedding:
         """Return how many numbers a vector has."""
         return self.dense[-1].width if self.dense else len(self.pooling) * d_model
 
+    @property
+    def arithmetic(self) -> TextEmbedding:
+        """What it does behind the encoder, without what happens to a text before: two of them are equal if they make
+        the same of the same output."""
+        dense = tuple(self.dense)
+        return TextEmbedding(pooling=tuple(self.pooling), dense=dense, normalize=self.normalize, weights=self.weights)
+
     def shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of `weights`."""
         shapes: dict[str, tuple[int, ...]] = {}

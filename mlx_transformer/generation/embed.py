@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ BATCH_TOKENS = 4096
 """Tokens computed together, padding included; a longer row is computed alone."""
 
 
+class GraphVectors(NamedTuple):
+    """A runtime that has vectors of its own: `compute(ids, mask)` gives what `embedding` says, whole."""
+
+    embedding: TextEmbedding
+    compute: Callable[[NDArray, NDArray], NDArray]
+
+
 class Embedder:
     """`token_vectors(ids, mask)`, an encoder's output, between a tokenizer and what makes a vector of it."""
 
@@ -39,10 +46,12 @@ class Embedder:
         embedding: TextEmbedding | None,
         token_vectors: Callable[[NDArray, NDArray], Any],
         where: str = "model",
+        graph: GraphVectors | None = None,
         **options: Any,
     ) -> None:
-        """where: the model's name in messages. options: fields of `EmbedOptions`. `UserError` for a model that is no
-        encoder, one that doesn't say how a vector is made where no `pooling` does either, and for wrong options."""
+        """where: the model's name in messages. graph: used where it gives just the vectors asked for. options: fields
+        of `EmbedOptions`. `UserError` for a model that is no encoder, one that doesn't say how a vector is made where
+        no `pooling` does either, and for wrong options."""
         self.config, self.where, self.token_vectors = config, where, token_vectors
         self._tokenizer = tokenizer
         asked = EmbedOptions(**options)
@@ -63,6 +72,8 @@ class Embedder:
         if asked.dimensions is not None and asked.dimensions > self.width:
             raise UserError(f"dimensions={asked.dimensions}: the model's vectors have {self.width}")
         self.dimensions = asked.dimensions or self.width
+        whole = self.dimensions == self.width and embedding.prompt_counts
+        self._graph = graph if graph is not None and whole and graph.embedding == embedding.arithmetic else None
         self.prompt = embedding.prompt(asked.prompt_name) if asked.prompt is None else asked.prompt
         self.most = min(embedding.max_length or config.max_positions, config.max_positions)
 
@@ -100,10 +111,13 @@ class Embedder:
         computed = 0
         for part in _batches(sources.lengths, self.config.max_positions):
             arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
-            memory = np.asarray(self.token_vectors(arrays[SOURCE_IDS.name], mask), np.float32)
-            if not np.isfinite(memory).all():
+            compute = self.token_vectors if self._graph is None else self._graph.compute
+            given = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
+            if not np.isfinite(given).all():
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
-            found[part] = self.embedding.vectors(memory, mask, skipped, self.dimensions)
+            if self._graph is None:
+                given = self.embedding.vectors(given, mask, skipped, self.dimensions)
+            found[part] = given
             computed += len(part)
             done(computed / len(rows))
         return found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
 
     from .classify import Scored, Text
-    from .embed import Embedder
+    from .embed import Embedder, GraphVectors
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
 
@@ -109,6 +109,11 @@ class TextVerbs:
     @cached_property
     def text_embedding(self) -> TextEmbedding | None:
         """How a text's vector is made of the encoder's output, as the model's folder says; None if it doesn't."""
+        return None
+
+    @property
+    def graph_vectors(self) -> GraphVectors | None:
+        """The vectors that the model's graphs give by themselves; None where they give the encoder's output alone."""
         return None
 
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
@@ -233,7 +238,8 @@ class TextVerbs:
         no vectors of texts."""
         from .embed import Embedder
 
-        return Embedder(self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, **options)
+        about = self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, self.graph_vectors
+        return Embedder(*about, **options)
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""

@@ -14,6 +14,7 @@ Shapes: B rows, S source and T target positions, all fixed; K key-value heads, d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +32,7 @@ from export.nn.ssru import LayerState, OneStep
 from export.nn.taps import within
 from export.targets.attention import AttentionTap
 from export.targets.heads import head_outputs
+from export.targets.vectors import vector_outputs
 
 from .rows import split_rows
 
@@ -96,7 +98,7 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     attention_mask (B, S) ----> mask -------^               \\--> logits (B, S, V)                      (B, K, S, d)
 
     Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone, or what else
-    its head gives.
+    its head gives; beside them a text's vector, where one is asked for.
     """
     assert request.shape is not None
     g = CoreMLGraphBuilder.declared(ENCODER_COREML, request)
@@ -113,8 +115,12 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     if request.config.has_decoder:
         g.give(cross=model.decoder.cross_keys_values(g.op, memory))
     else:
-        weights = pooling_weights(g.op, tokens, request) if request.config.head.per_row else None
+        shares = partial(pooling_weights, request=request)
+        head = request.config.head
+        way = "cls" if head.pooling == "first" else head.pooling
+        weights = shares(g.op, tokens, way) if head.per_row else None
         g.give(**head_outputs(g.op, model, memory, weights, g.tap))
+        g.give(**vector_outputs(g.op, request, memory, tokens, shares))
     return g
 
 
@@ -164,15 +170,24 @@ def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
     return op.Unsqueeze(op.Mul(hidden, HIDDEN), [1, 2])
 
 
-def pooling_weights(op: Op, tokens: ir.Value, request: Request) -> ir.Value:
-    """Turn tokens (B, S), 1 on tokens, into how much of each position there is in a row's vector (B, 1, S)."""
+def pooling_weights(op: Op, tokens: ir.Value, way: str, request: Request) -> ir.Value:
+    """Turn tokens (B, S), 1 on tokens, into how much of each position there is in a row's vector (B, 1, S), in every
+    way of pooling but the maximum."""
     assert request.shape is not None
     rows, length = request.shape.rows, request.shape.source
-    if request.config.head.pooling == "first":
+    if way == "cls":
         return table(op, "head.first", lambda: np.tile(np.eye(1, length, dtype=np.float32), (rows, 1, 1)))
     real = op.Cast(tokens, to=ir.DataType.FLOAT)
-    share = op.Div(real, op.ReduceMean(real, [1], keepdims=1))
-    return op.Unsqueeze(op.Div(share, float(length)), [1])
+    if way == "last":
+        following = table(op, "pooling.following", lambda: np.minimum(np.arange(length) + 1, length - 1))
+        inside = table(op, "pooling.inside", lambda: (np.arange(length) < length - 1).astype(np.float32))
+        return op.Unsqueeze(op.Sub(real, op.Mul(op.Gather(real, following, axis=1), inside)), [1])
+    if way == "weighted_mean":
+        real = op.Mul(real, table(op, "pooling.places", lambda: np.arange(1, length + 1, dtype=np.float32)))
+    mean = op.ReduceMean(real, [1], keepdims=1)
+    if way == "mean_sqrt_len":
+        return op.Unsqueeze(op.Div(real, op.Sqrt(op.Mul(mean, float(length)))), [1])
+    return op.Unsqueeze(op.Div(op.Div(real, mean), float(length)), [1])
 
 
 def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir.Value, ir.Value]:

@@ -64,7 +64,7 @@ class CoreMLEncoder(EncoderGraphs):
         """Return outputs (B, L, ...) with the values of tokens in their places, where `mask` has them, 0 on padding;
         vectors of rows (B, ...) as they are."""
         found = self.run(unpadded(self.config, source, mask), outputs)
-        rows = [self.config.head.per_row and value != "memory" for value in outputs]
+        rows = [value == "vector" or (self.config.head.per_row and value != "memory") for value in outputs]
         return [
             found[value] if of_row else placed(found[value], mask.astype(bool))
             for value, of_row in zip(outputs, rows, strict=True)

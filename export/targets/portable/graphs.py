@@ -23,6 +23,7 @@ from export.nn.primitives import Op
 from export.nn.ssru import LayerState
 from export.targets.attention import AttentionTap
 from export.targets.heads import head_outputs
+from export.targets.vectors import vector_outputs
 
 
 def encoder_model(request: Request) -> GraphBuilder:
@@ -129,7 +130,8 @@ def encoder_only_model(request: Request) -> GraphBuilder:
                           \\-> mask ---------^
 
     Other heads (`core/heads.py`): logits (B, C) or (B, L, C) of C classes, start_logits and end_logits (B, L),
-    pooler_output (B, D), or none. Or inputs_embeds (B, L, D) ------------^ in place of input_ids.
+    pooler_output (B, D), or none. Or inputs_embeds (B, L, D) ------------^ in place of input_ids. With an embedding
+    also sentence_embedding (B, W).
     """
     g = GraphBuilder.declared(MODEL, request)
     model, head = Transformer(request.config), request.config.head
@@ -137,6 +139,7 @@ def encoder_only_model(request: Request) -> GraphBuilder:
     memory = model.encode(g.op, **source, tap=g.tap)
     weights = pooling_weights(g.op, source["source_mask"], head.pooling) if head.per_row else None
     g.give(memory=memory, **head_outputs(g.op, model, memory, weights, g.tap))
+    g.give(**vector_outputs(g.op, request, memory, source["source_mask"]))
     return g
 
 

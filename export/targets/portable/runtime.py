@@ -189,6 +189,10 @@ class EncoderGraphs:
         arrays = self._run(values, source, mask)
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
+    def vectors(self, source: Values, mask: NDArray) -> NDArray:
+        """Return the texts' vectors (B, W), by a graph that gives them."""
+        return self._run(["vector"], source, mask)[0]
+
     def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
         self.graph.check_source(source)
         found = self.graph(outputs, {**source, "source_mask": mask})

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from export.precision.int8 import ZERO, quantiser, unit_of, zero_point
 from export.precision.rounding import from_int8_rows
-from export.validate.cases import Case, reference_outputs
+from export.validate.cases import Case, reference_taps
 from export.validate.findings import ON_INTEGERS, Point, worse
 from export.validate.reference import Reference
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Measurement, Truth
@@ -99,7 +99,7 @@ def on_its_integers(engine: Any, stored: Mapping[str, Array], cases: Sequence[Ca
 
 def _values(reference: IntegerReference, case: Case) -> dict[str, Array]:
     """Return every tap of a reference, and what came to its products."""
-    taps = reference_outputs(reference, case, None)
+    taps = reference_taps(reference, case)
     return taps | {name + INTEGERS: x for name, x in reference.seen.items()}
 
 

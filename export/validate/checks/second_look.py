@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from export.validate.cases import Case, reference_outputs
+from export.validate.cases import TAPS_ALONE, Case, Shown, reference_outputs
 from export.validate.reference import Reference
 from export.validate.rule import ErrorScale
 from mlx_transformer.core.config import TransformerConfig
@@ -54,9 +54,9 @@ class Reordered(Reference):
 class SecondLook:
     """float32's own error at every tap of a case, from `DRAWS` draws. Each case is drawn once, when first asked for."""
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], layer: int | None = None) -> None:
-        """layer: see `reference_outputs`."""
-        self._config, self._weights, self._layer = config, weights, layer
+    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], shown: Shown = TAPS_ALONE) -> None:
+        """shown: see `reference_outputs`."""
+        self._config, self._weights, self._shown = config, weights, shown
         self._errors: dict[str, dict[str, ErrorScale]] = {}
 
     def __call__(self, case: Case, tap: str) -> ErrorScale:
@@ -65,11 +65,11 @@ class SecondLook:
         return self._errors[case.name][tap]
 
     def _drawn(self, case: Case) -> dict[str, ErrorScale]:
-        reference = Reference(self._config, self._weights, inner_points=self._layer is not None)
-        truth = reference_outputs(reference, case, self._layer)
+        reference = Reference(self._config, self._weights, inner_points=self._shown.inner_points)
+        truth = reference_outputs(reference, case, self._shown)
         draws: dict[str, list[ErrorScale]] = {name: [] for name in truth}
         for _ in range(DRAWS):
-            for name, t32 in reference_outputs(self._reordered, case, self._layer).items():
+            for name, t32 in reference_outputs(self._reordered, case, self._shown).items():
                 valid = case.counted(name, t32)
                 t64 = truth[name][valid]
                 draws[name].append(ErrorScale.of(t32[valid] - t64, t64))
@@ -77,4 +77,4 @@ class SecondLook:
 
     @cached_property
     def _reordered(self) -> Reordered:
-        return Reordered(self._config, self._weights, np.float32, self._layer is not None)
+        return Reordered(self._config, self._weights, np.float32, self._shown.inner_points)

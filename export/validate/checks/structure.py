@@ -20,7 +20,6 @@ import onnx
 
 from export.graph.protos import all_nodes, edges_of, inner_graphs, reached
 from export.interface import (
-    CROSS_ATTENTION,
     DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
@@ -31,6 +30,7 @@ from export.interface import (
     MODEL,
 )
 from export.precision.adapters import A, B
+from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING
 from export.targets.coreml.shape import part_of
 from export.validate.engines.onnx_engine import OnnxFiles
 from export.validate.engines.protocol import Engine
@@ -186,12 +186,11 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
 
 
 def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph and its inner ones, without those that compute the output `cross_attention` alone,
-    beside an operator that keeps its weights to itself."""
+    """Return the nodes of a graph and its inner ones, without those that compute alone the output `cross_attention`,
+    beside an operator that keeps its weights to itself, or the output `sentence_embedding`."""
     outputs = [output.name for output in graph.output]
-    if CROSS_ATTENTION not in outputs:
-        return list(all_nodes(graph))
-    return list(_needed_nodes(graph, [name for name in outputs if name != CROSS_ATTENTION]))
+    needed = [name for name in outputs if name not in (CROSS_ATTENTION, SENTENCE_EMBEDDING)]
+    return list(all_nodes(graph)) if needed == outputs else list(_needed_nodes(graph, needed))
 
 
 def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[onnx.NodeProto]:

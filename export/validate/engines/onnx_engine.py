@@ -176,6 +176,7 @@ class OnnxEngine(OnnxFiles):
             isolates="onnx",
             reads_vectors=self.folder.request.inputs_embeds,
             attention_layer=self.folder.request.attention_layer,
+            gives_vectors=self.folder.request.embedding is not None,
         )
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, TappedSession] = {}
@@ -248,6 +249,11 @@ class OnnxEngine(OnnxFiles):
         for path, only in self._ways().items():
             runs[path] = lambda only=only: _cached(self._model(watched(only), only), case, memory)
         return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
+
+    def vectors(self, case: Case) -> Array:
+        model = self._model()
+        assert isinstance(model, EncoderGraphs)
+        return model.vectors(case.inputs, case.source_mask)
 
     def _memory(self, case: Case) -> Array | None:
         """Return the output of the untapped encoder for a case, computed once for all that read it."""

@@ -101,6 +101,8 @@ class Capabilities:
     """The positions that its graphs take, where they are of fixed shape."""
     attention_layer: int | None = None
     """The layer whose cross-attention its graphs return; None: they return none."""
+    gives_vectors: bool = False
+    """Its graphs return texts' vectors."""
 
 
 class Engine:
@@ -159,6 +161,10 @@ class Engine:
     def attention(self, case: Case) -> dict[str, Array]:
         """Return the output `cross_attention` (B,T,S) of graphs that have one, by the way of running them."""
         return {}
+
+    def vectors(self, case: Case) -> Array:
+        """Return the output `sentence_embedding` (B,W) of graphs that have one."""
+        raise NotImplementedError
 
     def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
         """Return the best output (ids without the token that ends it, score) of each source."""

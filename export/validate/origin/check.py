@@ -101,7 +101,7 @@ def _points(
                 truth = Truth(original, valid, scale)
                 deviation = Deviation.of(None if got is None else got[..., :known], truth, why)
                 samples.append(Sample(engine, f"against {origin.name}", tap, case, deviation, scale))
-    return judged_points(samples, SecondLook(c, stored, None)), scales
+    return judged_points(samples, SecondLook(c, stored)), scales
 
 
 def _output(engine: Engine, case: Case, tap: str) -> Array | None:

@@ -1,0 +1,71 @@
+"""What graphs are made for: a model, and what was asked of its package. No ONNX here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import Dense, TextEmbedding
+
+CROSS_ATTENTION = "cross_attention"
+"""The name of the decoders' optional output `attention` (rows, T, S): from where in the source one layer read each
+token's row. Also its key in mlx_transformer.json."""
+INPUTS_EMBEDS = "inputs_embeds"
+"""The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+SENTENCE_EMBEDDING = "sentence_embedding"
+"""The name of an encoder's optional output `vector` (rows, W), a text's, and its key in mlx_transformer.json."""
+
+
+class Shape(Protocol):
+    """The extents of graphs of fixed shape: rows, and positions of the source and of the target."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What graphs are made for: a model, and what was asked of its package."""
+
+    config: TransformerConfig
+    inputs_embeds: bool = False
+    """The encoder reads vectors in place of ids."""
+    attention_layer: int | None = None
+    """The layer whose cross-attention the decoders return; None: they return none."""
+    shape: Shape | None = None
+    """The extents of target coreml."""
+    text: bool = False
+    """The search takes and returns strings."""
+    embedding: TextEmbedding | None = None
+    """What an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], config: TransformerConfig, shape: Shape | None = None) -> Request:
+        """Read what mlx_transformer.json says of a folder's graphs. `ValueError` for a layer that isn't there."""
+        layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
+        if layer is not None and layer not in range(config.decoder_layers):
+            raise ValueError(f"there is no decoder layer {layer!r}")
+        vectors = values.get(INPUTS_EMBEDS) is True
+        made = values.get(SENTENCE_EMBEDDING)
+        embedding = None if made is None else _embedding(**made)
+        return cls(config=config, shape=shape, inputs_embeds=vectors, attention_layer=layer, embedding=embedding)
+
+    def written(self) -> dict[str, Any]:
+        """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""
+        attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
+        vectors = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
+        if (e := self.embedding) is None:
+            return {**attention, **vectors}
+        made = {"pooling": [*e.pooling], "dense": [asdict(layer) for layer in e.dense], "normalize": e.normalize}
+        return {**attention, **vectors, SENTENCE_EMBEDDING: made}
+
+
+def _embedding(pooling: list[Any], dense: list[dict[str, Any]], normalize: bool) -> TextEmbedding:
+    layers = tuple(Dense(**layer) for layer in dense)
+    return TextEmbedding(pooling=tuple(pooling), dense=layers, normalize=normalize)

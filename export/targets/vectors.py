@@ -1,0 +1,109 @@
+"""The vector of a text beside an encoder's output: `core/text_embedding.py` as operators, float32 in every precision.
+
+Not in graphs, but made of their other output by whoever runs them: what `fits_graphs` refuses, and in target coreml the
+maximum, which isn't among its operators.
+
+Shapes: B rows, L positions, D model, P ways of pooling, W numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.nn.feedforward import ACTIVATIONS
+from export.nn.masks import pooling_weights
+from export.nn.primitives import Op, extent, full_precision, scope, table
+from export.request import SENTENCE_EMBEDDING, Request
+from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
+
+HIDDEN = -1e38
+"""Added to the numbers of padding, where the largest is looked for."""
+Weights = Callable[[Op, ir.Value, str], ir.Value]
+"""How much each of a row's positions counts in one way of pooling: tokens (B, L) int64, 1 on tokens -> (B, 1, L)."""
+
+
+LANES = 16
+"""Numbers in a register. Where a dense layer's width is no multiple of it, a row's last numbers are computed otherwise
+than those of the row after it, and a vector would depend on its neighbours."""
+
+
+def fits_graphs(embedding: TextEmbedding) -> bool:
+    """Return whether a graph can make such vectors: it doesn't know which tokens are a prompt's, where those aren't
+    pooled."""
+    return embedding.prompt_counts and all(layer.width % LANES == 0 for layer in embedding.dense)
+
+
+def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
+    """As `Weights` says, in every way but the maximum, wherever the padding is."""
+    if way in ("cls", "mean"):
+        return pooling_weights(op, tokens, "first" if way == "cls" else "mean")
+    if way == "last":
+        from_end = op.CumSum(tokens, 1, reverse=1)
+        counts = op.Mul(tokens, op.Cast(op.Equal(from_end, 1), to=ir.DataType.INT64))
+    else:
+        counts = op.Mul(tokens, op.CumSum(tokens, 1)) if way == "weighted_mean" else tokens
+    with full_precision(op):
+        share = op.Cast(counts, to=ir.DataType.FLOAT)
+        if way != "last":
+            total = op.Max(op.ReduceSum(share, [1], keepdims=1), 1.0)
+            share = op.Div(share, op.Sqrt(total) if way == "mean_sqrt_len" else total)
+        return op.Unsqueeze(share, [1])
+
+
+def vector_outputs(
+    op: Op, request: Request, memory: ir.Value, tokens: ir.Value, weights: Weights = row_weights
+) -> dict[str, ir.Value]:
+    """Return the outputs by value, none where none is asked for, of the last layer (B, L, D) and its tokens (B, L)."""
+    if request.embedding is None:
+        return {}
+    with scope(op, SENTENCE_EMBEDDING, "TextEmbedding"):
+        return {"vector": _vector(op, request.embedding, memory, tokens, weights)}
+
+
+def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, weights: Weights) -> ir.Value:
+    """(B, L, D) -> (B, W)."""
+    shares = {way: weights(op, tokens, way) for way in embedding.pooling if way != "max"}
+    with full_precision(op):
+        parts = [
+            _largest(op, memory, tokens) if way == "max" else op.MatMul(shares[way], memory)
+            for way in embedding.pooling
+        ]
+        x = op.Concat(*parts, axis=2) if len(parts) > 1 else parts[0]
+        x = op.Gather(_through_dense(op, embedding, x), 0, axis=1)
+        if not embedding.normalize:
+            return x
+        mean_square = op.ReduceMean(op.Mul(x, x), [1], keepdims=1)
+        length = op.Sqrt(op.Mul(mean_square, float(embedding.width(extent(memory, 2)))))
+        return op.Div(x, op.Clip(length, SMALLEST_NORM))
+
+
+def _largest(op: Op, memory: ir.Value, tokens: ir.Value) -> ir.Value:
+    """The largest number of each column among a row's tokens, 0 of a row without any: (B, L, D) -> (B, 1, D)."""
+    real = op.Unsqueeze(op.Cast(tokens, to=ir.DataType.FLOAT), [2])
+    seen = op.Add(memory, op.Mul(op.Sub(1.0, real), HIDDEN))
+    return op.Mul(op.ReduceMax(seen, [1], keepdims=1), op.ReduceMax(real, [1], keepdims=1))
+
+
+def _through_dense(op: Op, embedding: TextEmbedding, x: ir.Value) -> ir.Value:
+    """(B, 1, P D) -> (B, 1 or 2, W), equal rows."""
+    if embedding.dense:  # a product with a single row is summed in another order than one of a batch
+        x = op.Concat(x, x, axis=1)
+    for i, layer in enumerate(embedding.dense):
+        names = [f"dense.{i}.weight", f"dense.{i}.bias"]
+        weight, *bias = (
+            table(op, f"{SENTENCE_EMBEDDING}.{name}", lambda name=name: _as_multiplied(embedding.weights[name]))
+            for name in names[: 1 + layer.bias]
+        )
+        x = op.MatMul(x, weight)
+        x = op.Add(x, *bias) if bias else x
+        x = x if layer.activation == "identity" else ACTIVATIONS[layer.activation](op, x)
+    return x
+
+
+def _as_multiplied(array: NDArray) -> NDArray:
+    """A bias as it is, a matrix (W, P D) transposed."""
+    return np.ascontiguousarray(array.T)
