@@ -22,7 +22,7 @@ from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .portable import graphs
-from .vectors import fits_graphs
+from .sentence_embedding import fits_graphs
 
 Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
 """By architecture, then by the graph's name."""
@@ -94,7 +94,7 @@ class Target:
         return FixedShape.parse(text, config)
 
     def embedding_of(self, config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
-        """Return what its graphs make of an encoder's output; None where whoever runs them does (`vectors.py`)."""
+        """Return what its graphs make of an encoder's output; None where whoever runs them does (`sentence_embedding.py`)."""
         if embedding is None or config.has_decoder or not fits_graphs(embedding):
             return None
         return None if self.fixed_shape and "max" in embedding.pooling else embedding.arithmetic

@@ -10,6 +10,7 @@ from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.core.text_embedding import TextEmbedding
 
 
 def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
@@ -29,11 +30,18 @@ def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray
 
 
 def write_model(
-    config: TransformerConfig, folder: Path, seed: int = 0, scheme: Scheme | None = None, **options: Any
+    config: TransformerConfig,
+    folder: Path,
+    seed: int = 0,
+    scheme: Scheme | None = None,
+    embedding: TextEmbedding | None = None,
+    **options: Any,
 ) -> tuple[Path, Path]:
-    """(checkpoint folder, ONNX folder); `scheme`: the checkpoint is quantised by MLX; options: of `export_onnx`."""
+    """(checkpoint folder, ONNX folder); `scheme`: the checkpoint is quantised by MLX; `embedding`: how it makes a
+    text's vector; options: of `export_onnx`."""
     checkpoint = folder / "model"
-    save_checkpoint(checkpoint, config, random_weights(config, seed))
+    own = {} if embedding is None else {"texts": embedding.texts(), "tensors": embedding.tensors()}
+    save_checkpoint(checkpoint, config, random_weights(config, seed), **own)
     if scheme is not None:
         from mlx_transformer.convert.quantize import quantize_checkpoint  # not at the top: most models need no MLX
 

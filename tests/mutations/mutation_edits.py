@@ -229,6 +229,16 @@ def left_padding_seen(model: onnx.ModelProto) -> None:
         graph.node.insert(cast + 1 + k, node_)
 
 
+def pooled_over_padding(model: onnx.ModelProto) -> None:
+    """Padding counts in a text's vector as a token does."""
+    graph = model.graph
+    place, cast = next(
+        (i, n) for i, n in enumerate(graph.node) if n.op_type == "Cast" and n.name.startswith("sentence_embedding/")
+    )
+    tokens, cast.input[0] = cast.input[0], "every_position"
+    graph.node.insert(place, onnx.helper.make_node("Equal", [tokens, tokens], ["every_position"]))
+
+
 def untied(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
     """The classifier gets a matrix of its own."""
 

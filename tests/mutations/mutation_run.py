@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnx
-from mutations import CONFIGS, Mutation
+from mutations import CONFIGS, EMBEDDINGS, Mutation
 from mutations_mlx import MLX
 from mutations_onnx import ONNX
 from random_models import write_model
@@ -48,7 +48,10 @@ def all_mutations() -> dict[tuple[str, str], Mutation]:
 
 
 def make_models(folder: Path) -> Models:
-    return {name: write_model(config, folder / name, seed=3) for name, config in CONFIGS.items()}
+    return {
+        name: write_model(config, folder / name, seed=3, embedding=EMBEDDINGS.get(name))
+        for name, config in CONFIGS.items()
+    }
 
 
 def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:

@@ -8,6 +8,7 @@ import numpy as np
 from mutation_edits import Edit
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import TextEmbedding
 
 SIZES = dict(vocab_size=60, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=40)
 CONFIGS = {
@@ -27,6 +28,9 @@ CONFIGS = {
     "token types": TransformerConfig(
         **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", token_types=3
     ),
+    "text's vector": TransformerConfig(
+        **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", head={"kind": "hidden"}
+    ),
     "near keys": TransformerConfig(
         **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="rotary", norm_placement="pre",
         norm_bias=False, first_norm=False, layer_pattern=[{}, {"window": 3, "rotary_base": 100.0}], output_bias=True,
@@ -36,6 +40,8 @@ CONFIGS = {
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
     ),
 }  # fmt: skip
+EMBEDDINGS = {"text's vector": TextEmbedding(pooling=["mean"], normalize=True)}
+"""What embedding.json of a model says."""
 
 
 @dataclass(frozen=True)

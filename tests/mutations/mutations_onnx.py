@@ -16,6 +16,7 @@ from mutation_edits import (
     left_padding_seen,
     node,
     one_more,
+    pooled_over_padding,
     reads,
     sees,
     swap_inputs,
@@ -201,6 +202,9 @@ ONNX = {
     ),
     "padding on the left not masked": Mutation(
         left_padding_seen, files="encoder*", tap=f"{E0}.self_attention", culprit="mask and softmax (mask: query ",
+    ),
+    "padding pooled in a text's vector": Mutation(
+        pooled_over_padding, model="text's vector", tap="sentence_embedding", path="plain",
     ),
     "source padding not masked in the decoder": Mutation(
         feeding("Where", f"{d0}/cross_attention", lambda n: n.input.__setitem__(2, n.input[1])), files=PAST,

@@ -21,6 +21,7 @@ FAST = {
         "one weight zero",
         "key bias dropped",
         "causal mask wrong at one position",
+        "padding pooled in a text's vector",
         "scale 1 / d_k",
         "cache in the wrong order",
         "a mistake in the merged graph alone",

@@ -32,7 +32,7 @@ from export.nn.ssru import LayerState, OneStep
 from export.nn.taps import within
 from export.targets.attention import AttentionTap
 from export.targets.heads import head_outputs
-from export.targets.vectors import vector_outputs
+from export.targets.sentence_embedding import vector_outputs
 
 from .rows import split_rows
 

@@ -23,7 +23,7 @@ from export.nn.primitives import Op
 from export.nn.ssru import LayerState
 from export.targets.attention import AttentionTap
 from export.targets.heads import head_outputs
-from export.targets.vectors import vector_outputs
+from export.targets.sentence_embedding import vector_outputs
 
 
 def encoder_model(request: Request) -> GraphBuilder:

@@ -1,0 +1,143 @@
+"""The vector of a text as an output of the encoder's graph: equal to the reference by the rule, used by `embed`, and
+left to whoever runs the package where no graph can make it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from combined import combined
+from numpy.typing import NDArray
+from random_models import random_weights, write_model
+from small_models import alone
+
+from export import OnnxTransformer
+from export.request import SENTENCE_EMBEDDING, Request
+from export.validate import compare
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.pooling import Pooling
+from mlx_transformer.core.text_embedding import Dense, TextEmbedding
+from mlx_transformer.generation.embed import Embedder
+from mlx_transformer.system.errors import UserError
+
+WIDTH = alone("paper", "encoder").d_model
+RNG = np.random.default_rng(0)
+LINEAR: tuple[Pooling, ...] = ("mean", "cls", "last", "weighted_mean", "mean_sqrt_len")
+MADE = {
+    "mean": TextEmbedding(normalize=True),
+    "all ways": TextEmbedding(pooling=(*LINEAR, "max")),
+    "all linear ways": TextEmbedding(pooling=LINEAR, normalize=True),
+    "dense": TextEmbedding(
+        pooling=("last", "mean"),
+        dense=(Dense(width=48, activation="gelu"), Dense(width=32, bias=False)),
+        normalize=True,
+        weights={
+            "dense.0.weight": RNG.standard_normal((48, 2 * WIDTH)).astype(np.float32) / 8,
+            "dense.0.bias": RNG.standard_normal(48).astype(np.float32),
+            "dense.1.weight": RNG.standard_normal((32, 48)).astype(np.float32) / 6,
+        },
+    ),
+}
+PACKAGES: dict[str, dict[str, Any]] = {
+    "portable": {},
+    "cpu": {"target": "cpu"},
+    "web": {"target": "web"},
+    "sixteen bits": {"target": "cuda", "precision": "float16"},
+    "int8": {"precision": "int8", "int8_scales": "token"},
+    "coreml": {"target": "coreml", "fixed_shape": "3x40"},
+}
+ROWS = [RNG.integers(3, 50, n).tolist() for n in (7, 1, 30, 4, 3, 12, 8, 2, 9)]
+
+
+def written(embedding: TextEmbedding, folder: Path, **options: Any) -> tuple[Path, Path]:
+    return write_model(alone("paper", "encoder"), folder, 3, embedding=embedding, accept_loss=True, **options)
+
+
+def outputs(package: Path) -> set[str]:
+    graphs = [onnx.load(file, load_external_data=False).graph for file in (package / "onnx").glob("*.onnx")]
+    return {output.name for graph in graphs for output in graph.output}
+
+
+def vectors(model: OnnxTransformer, rows: list[list[int]], graph: bool = True) -> NDArray[np.float32]:
+    """Those of the graph, or those that are made of its output."""
+    own = model.graph_vectors if graph else None
+    embedder = Embedder(model.config, None, model.text_embedding, model.token_vectors, graph=own)
+    assert (embedder._graph is not None) == graph
+    return embedder.vectors(rows, of_text=False)
+
+
+@pytest.mark.parametrize(
+    ("made", "package"),
+    [each for each in combined(MADE, PACKAGES) if tuple(each.values) != ("all ways", "coreml")],
+)
+def test_it_is_the_reference_s_by_the_rule_in_whatever_company(made: str, package: str, tmp_path: Path) -> None:
+    checkpoint, folder = written(MADE[made], tmp_path, **PACKAGES[package])
+    assert {"last_hidden_state", SENTENCE_EMBEDDING} <= outputs(folder)
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, threads=1)
+    assert report.equal, report.failures()
+    (point,) = [point for point in report.points if point.tap == SENTENCE_EMBEDDING]
+    assert point.inputs == len(report.inputs)
+    model = OnnxTransformer(folder, threads=1)
+    together = vectors(model, ROWS)
+    np.testing.assert_array_equal(vectors(model, ROWS[::-1])[::-1], together)
+    np.testing.assert_array_equal([vectors(model, [row])[0] for row in ROWS], together)
+    np.testing.assert_allclose(together, vectors(model, ROWS, graph=False), rtol=0, atol=3e-6)
+
+
+LEFT_TO_THE_HOST: dict[str, tuple[TextEmbedding, dict[str, Any]]] = {
+    "a prompt that isn't pooled": (TextEmbedding(prompts={"query": "q: "}, prompt_counts=False), {}),
+    "a width that fills no register": (
+        TextEmbedding(
+            dense=(Dense(width=12, bias=False),), weights={"dense.0.weight": np.ones((12, WIDTH), np.float32)}
+        ),
+        {},
+    ),
+    "the maximum in fixed shapes": (TextEmbedding(pooling=["max"]), PACKAGES["coreml"]),
+}
+
+
+@pytest.mark.parametrize("why", LEFT_TO_THE_HOST)
+def test_what_no_graph_can_make_is_made_of_its_output(why: str, tmp_path: Path) -> None:
+    embedding, options = LEFT_TO_THE_HOST[why]
+    _, folder = written(embedding, tmp_path, **options)
+    assert SENTENCE_EMBEDDING not in outputs(folder)
+    model = OnnxTransformer(folder)
+    assert model.graph_vectors is None
+    assert vectors(model, ROWS, graph=False).shape == (len(ROWS), embedding.width(WIDTH))
+
+
+def test_a_graph_s_vector_is_used_only_if_it_is_the_one_asked_for(tmp_path: Path) -> None:
+    _, folder = written(MADE["mean"], tmp_path)
+    model = OnnxTransformer(folder)
+
+    def uses_graph(embedding: TextEmbedding, **options: Any) -> bool:
+        graph = model.graph_vectors
+        embedder = Embedder(model.config, None, embedding, model.token_vectors, graph=graph, **options)
+        return embedder._graph is not None
+
+    mean = MADE["mean"]
+    assert uses_graph(mean)
+    assert uses_graph(replace(mean, prompts={"query": "q: "}, lower_case=True, max_length=9, pooling=["mean"]))
+    assert not uses_graph(replace(mean, pooling=("cls",)))
+    assert not uses_graph(replace(mean, prompt_counts=False))
+    for option in ({"pooling": "max"}, {"normalize": False}, {"dimensions": 4}):
+        assert not uses_graph(mean, **option)
+
+
+def test_a_checkpoint_that_says_nothing_of_vectors_can_t_judge_them(tmp_path: Path) -> None:
+    _, folder = written(MADE["mean"], tmp_path)
+    config = alone("paper", "encoder")
+    checkpoint = save_checkpoint(tmp_path / "bare", config, random_weights(config, 3))
+    with pytest.raises(UserError, match=r"has no embedding\.json, by which the graphs' sentence_embedding"):
+        compare(checkpoint, folder, ["onnxruntime"], seed=5)
+
+
+def test_what_a_folder_says_is_read_as_it_was_written() -> None:
+    config = alone("paper", "encoder")
+    for embedding in MADE.values():
+        request = Request(config=config, embedding=embedding.arithmetic)
+        assert Request.read(request.written(), config) == request
