@@ -13,14 +13,14 @@ import pytest
 from combined import combined
 from numpy.typing import NDArray
 from random_models import random_weights, write_model
-from small_models import alone
+from small_models import alone, write_text_model
 
-from export import OnnxTransformer
+from export import OnnxTransformer, export_onnx
 from export.request import SENTENCE_EMBEDDING, Request
 from export.validate import compare
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.pooling import Pooling
-from mlx_transformer.core.text_embedding import Dense, TextEmbedding
+from mlx_transformer.core.text_embedding import EMBEDDING, Dense, TextEmbedding
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.system.errors import UserError
 
@@ -141,3 +141,13 @@ def test_what_a_folder_says_is_read_as_it_was_written() -> None:
     for embedding in MADE.values():
         request = Request(config=config, embedding=embedding.arithmetic)
         assert Request.read(request.written(), config) == request
+
+
+def test_embed_takes_the_vectors_of_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_text_model(tmp_path, architecture="encoder", decoder_layers=0)
+    (folder / "model" / EMBEDDING).write_text(MADE["mean"].json())
+    model = OnnxTransformer(export_onnx(folder / "model", tmp_path / "package"))
+    texts = ["one two three", "four"]
+    pooled = vectors(model, model.embedder().rows(texts), graph=False)
+    monkeypatch.setattr(OnnxTransformer, "token_vectors", None)
+    np.testing.assert_allclose(model.embed(texts), pooled, rtol=0, atol=1e-6)
