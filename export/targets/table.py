@@ -94,7 +94,8 @@ class Target:
         return FixedShape.parse(text, config)
 
     def embedding_of(self, config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
-        """Return what its graphs make of an encoder's output; None where whoever runs them does (`sentence_embedding.py`)."""
+        """Return what its graphs make of an encoder's output; None where whoever runs them does: see
+        `sentence_embedding.py`."""
         if embedding is None or config.has_decoder or not fits_graphs(embedding):
             return None
         return None if self.fixed_shape and "max" in embedding.pooling else embedding.arithmetic

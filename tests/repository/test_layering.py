@@ -22,8 +22,8 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
 SHARED = ["system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "search_inputs", "interface", "graph", "precision", "targets", "runtime", "package"]
-ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
+ONNX_SIDE = ["settings", "nn", "search_inputs", "request", "interface", "graph", "precision", "targets", "runtime"]
+ONNX_SIDE += ["package", "search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings",)
