@@ -3,6 +3,7 @@ left to whoever runs the package where no graph can make it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,12 @@ def test_embed_takes_the_vectors_of_the_graph(tmp_path: Path, monkeypatch: pytes
     pooled = vectors(model, model.embedder().rows(texts), graph=False)
     monkeypatch.setattr(OnnxTransformer, "token_vectors", None)
     np.testing.assert_allclose(model.embed(texts), pooled, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("told", [{"pooling": ["wide"], "dense": [], "normalize": True}, {"pooling": 3}, "mean", []])
+def test_a_folder_that_says_nonsense_of_vectors_is_damaged(told: Any, tmp_path: Path) -> None:
+    _, folder = written(MADE["mean"], tmp_path)
+    spec = folder / "mlx_transformer.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), SENTENCE_EMBEDDING: told}))
+    with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged \(.*; export the model again"):
+        OnnxTransformer(folder, verify=False)
