@@ -49,7 +49,7 @@ KINDS = {
     "vocabulary": Kind("encoder alone", "fill-mask", 'model.fill("A <mask> sentence.")'),
     "hidden": Kind("encoder alone, its last layer", "feature-extraction", ""),
     "pooled": Kind("encoder alone, a vector of each text", "feature-extraction", ""),
-    "classes": Kind("encoder alone, classes of texts", "text-classification", ""),
+    "classes": Kind("encoder alone, classes of texts", "text-classification", 'model.classify("A sentence.")'),
     "token-classes": Kind("encoder alone, classes of tokens", "token-classification", ""),
     "spans": Kind("encoder alone, answers in a text", "question-answering", ""),
 }

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from .line_files import LineWork, Told, write_lines
+from .line_files import LineWork, write_lines
+from .lines import Told
 from .options import EmbedOptions
 from .verbs import TextVerbs
 

@@ -16,20 +16,8 @@ from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
 from .files import checked_lines, open_source
-from .lines import PART_LINES, LineReader
+from .lines import PART_LINES, LineReader, Told
 from .output import Writer, finishing, writer
-
-
-@dataclass(frozen=True)
-class Told:
-    """What is known of some lines, and who is told of them."""
-
-    first_line: int = 1
-    """The number of the first one, in messages."""
-    on_overlong: Callable[[int], None] | None = None
-    """Told the number of a line that is longer than the model takes, whose end is left out; None: it is an error."""
-    done: Callable[[float], None] = lambda share: None
-    """Told the share of them that is done."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,14 @@ from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, TASK_PREFIX, Settings,
 from .steps import Model
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.heads import HeadKind
     from mlx_transformer.core.shortlist import Shortlist
     from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
 
     from .classify import Scored, Text
     from .embed import Embedder
+    from .encoder_head import EncoderHead
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
 
@@ -203,17 +205,25 @@ class TextVerbs:
         return found[0] if isinstance(lines, str) else found
 
     @overload
-    def classify(self, texts: str | tuple[str, str], several: bool = False) -> list[Scored]: ...
+    def classify(self, texts: str | tuple[str, str], several: bool | None = None) -> list[Scored]: ...
     @overload
-    def classify(self, texts: list[Text], several: bool = False) -> list[list[Scored]]: ...
-    def classify(self, texts: Text | list[Text], several: bool = False) -> list[Scored] | list[list[Scored]]:
+    def classify(self, texts: list[Text], several: bool | None = None) -> list[list[Scored]]: ...
+    def classify(self, texts: Text | list[Text], several: bool | None = None) -> list[Scored] | list[list[Scored]]:
         """Return the classes of a text, of a pair (text, text), or of each of several, with their probabilities, the
-        likeliest first, by an encoder whose head has them; several: each class by itself."""
+        likeliest first, by an encoder whose head has them; several: each class by itself, as the model's config says by
+        default."""
         from .classify import classify
 
-        rows = texts if isinstance(texts, list) else [texts]
-        found = classify(self.config, self.tokenizer, self.token_logits, rows, several, self.where)
+        encoder = self.encoder_head("classes", "classify")
+        found = classify(encoder, texts if isinstance(texts, list) else [texts], several)
         return found if isinstance(texts, list) else found[0]
+
+    def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
+        """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a
+        head of that kind."""
+        from .encoder_head import EncoderHead
+
+        return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb)
 
     @overload
     def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...

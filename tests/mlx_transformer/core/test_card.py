@@ -119,6 +119,7 @@ def test_a_proof_is_put_between_its_marks(tmp_path):
         ({}, "fill-mask", 'model.fill("A <mask> sentence.")'),
         ({"kind": "hidden"}, "feature-extraction", "model.token_logits([[5, 6, 7]])"),
         ({"kind": "classes", "labels": ("a", "b")}, "text-classification", "model.token_logits([[5, 6, 7]])"),
+        ({"kind": "classes", "labels": ("a", "b")}, "text-classification", 'model.classify("A sentence.")'),
         ({"kind": "token-classes", "labels": ("a", "b")}, "token-classification", "model.token_logits([[5, 6, 7]])"),
     ],
 )

@@ -1,0 +1,60 @@
+"""What an encoder's head says of a file's lines in a file of JSON lines (`line_files.py`), one for each line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .classify import Text, classify
+from .line_files import LineWork, write_lines
+from .lines import Told
+from .options import ClassifyOptions
+from .verbs import TextVerbs
+
+SEPARATOR = "\t"
+"""What separates the two texts of a pair; later ones are the second text's."""
+
+
+def classify_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    options: ClassifyOptions | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the classes of each line, a text or a pair that a tab separates: {"text": ..., "classes": [{"label": ...,
+    "probability": ...}]}, of a pair with "text_pair"; arguments as for `write_lines`."""
+    options = options or ClassifyOptions()
+    several, most = options.several, None if options.all else 1
+    encoder = model.encoder_head("classes", "classify")
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        found = classify(encoder, [_text_of(line) for line in lines], several, told)
+        return json_lines(
+            {**_texts_of(line), "classes": [asdict(each) for each in classes[:most]]}
+            for line, classes in zip(lines, found, strict=True)
+        )
+
+    work = LineWork(name="classify", make=make, most=encoder.most, options=asdict(options))
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return one object a line."""
+    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects).encode(errors="replace")
+
+
+def _text_of(line: str) -> Text:
+    first, separator, second = line.partition(SEPARATOR)
+    return (first, second) if separator else line
+
+
+def _texts_of(line: str) -> dict[str, str]:
+    """The texts of a line by their names in JSON."""
+    return dict(zip(("text", "text_pair"), line.split(SEPARATOR, 1), strict=False))

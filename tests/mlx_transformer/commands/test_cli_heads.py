@@ -1,0 +1,108 @@
+"""What encoders' heads say of text, on the command line: the same as in Python, of lines, files and pairs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from command_line import caller, refused
+from head_models import head_model
+
+from export import OnnxTransformer, export_onnx
+from mlx_transformer import Transformer
+from mlx_transformer.generation import head_files, line_files
+from mlx_transformer.generation.classify import classify
+
+call = pytest.fixture(caller)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads")
+    for name in ("classes",):
+        export_onnx(head_model(f"bert-{name}", folder / name), folder / name / "onnx")
+    return folder
+
+
+@pytest.fixture(params=["model", "onnx"])
+def form(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def opened(folder: Path) -> Transformer | OnnxTransformer:
+    return Transformer.load(folder) if folder.name == "model" else OnnxTransformer(folder)
+
+
+def objects(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_classify_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
+    lines = ["a good film", "it was bad\tso it is not good", "", "not\ta\tfilm"]
+    texts = ["a good film", ("it was bad", "so it is not good"), "", ("not", "a\tfilm")]
+    folder = models / "classes" / form
+    expected = [[asdict(scored) for scored in one] for one in opened(folder).classify(texts)]
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    status, _, err = call("classify", folder, "-i", tmp_path / "in", "-o", tmp_path / "out", "--all")
+    assert (status, err.count("cut there")) == (0, 0)
+    found = objects((tmp_path / "out").read_text(encoding="utf-8"))
+    assert [each.pop("classes") for each in found] == expected
+    assert found == [
+        {"text": "a good film"},
+        {"text": "it was bad", "text_pair": "so it is not good"},
+        {"text": ""},
+        {"text": "not", "text_pair": "a\tfilm"},
+    ]
+    _, out, _ = call("classify", folder, *lines)
+    assert [each["classes"] for each in objects(out)] == [one[:1] for one in expected]
+    _, out, _ = call("classify", folder, "--all", "--several", stdin="not\n")
+    assert objects(out)[0]["classes"] == [asdict(each) for each in opened(folder).classify("not", several=True)]
+
+
+def test_a_text_that_is_too_long_is_cut_and_counted(models: Path, call) -> None:
+    long = "good " * 30
+    status, out, err = call("classify", models / "classes" / "model", "bad", long)
+    assert status == 0
+    assert "text: 1 of 2 lines, the first of them line 2: longer than 26 tokens, cut there\n" in err
+    [_, found] = objects(out)
+    [kept] = objects(call("classify", models / "classes" / "model", "good " * 24)[1])
+    assert found == {**kept, "text": long}
+
+
+def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(line_files, "PART_LINES", 2)
+    (tmp_path / "in").write_text("a good film\nbad\nnot\nso it is\nfilm\n", encoding="utf-8")
+    given = ["classify", models / "classes" / "onnx", "-i", tmp_path / "in", "-o", tmp_path / "out"]
+    call(*given)
+    whole = (tmp_path / "out").read_bytes()
+    (tmp_path / "out").unlink()
+    seen = []
+
+    def interrupted(encoder, texts, several, told):
+        seen.append(told.first_line)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return classify(encoder, texts, several, told)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(head_files, "classify", interrupted)
+        assert "2 lines are done: go on with --resume" in call(*given)[2]
+    assert seen == [1, 3]
+    assert not (tmp_path / "out").exists()
+    refused(call(*given), "holds what an interrupted run has done; go on with --resume")
+    refused(call(*given, "--resume", "--all"), "no --all before, now True")
+    assert call(*given, "--resume")[0] == 0
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x", "--resume"], "--resume continues a file: it needs"),
+        (["x", "--runtime", "onnx"], "not an ONNX folder"),
+    ],
+)
+def test_refused_by_name(arguments: list[str], message: str, models: Path, call) -> None:
+    refused(call("classify", models / "classes" / "model", *arguments), message)
