@@ -37,6 +37,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "fill": language.fill,
         "embed": language.embed,
         "classify": heads.classify,
+        "tag": heads.tag,
     },
     "Deploy": {
         "export": exporting.export,
@@ -61,7 +62,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill embed classify".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed classify tag".split()
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}

@@ -1,4 +1,4 @@
-"""classify: what an encoder's head says of text."""
+"""classify, tag: what an encoder's head says of text."""
 
 from __future__ import annotations
 
@@ -26,3 +26,20 @@ def classify(
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
     classify_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+
+
+def tag(
+    model: Folder,
+    text: Texts = None,
+    *,
+    input: Input = None,
+    out: JsonLines = None,
+    resume: Resume = False,
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Find names and other labelled parts of a text, with an encoder: JSON for each line, with labels, probabilities
+    and places."""
+    from mlx_transformer.generation.head_files import tag_stream
+
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    tag_stream(opened, input, out, text=text or (), resume=resume, model_facts=facts)

@@ -1,11 +1,15 @@
-"""Two texts as one row of ids: what stands before, between and behind them, and which kind each token is of."""
+"""Two texts as one row of ids: what stands before, between and behind them, and which kind each token is of; and
+where the tokens of a text stand in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_transformer.system.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Pair(NamedTuple):
@@ -14,6 +18,25 @@ class Pair(NamedTuple):
     ids: list[int]
     token_types: list[int]
     """The kind of each token, 0 or 1."""
+
+
+class Located(NamedTuple):
+    """A text's ids, and where its tokens stand in it."""
+
+    ids: list[int]
+    places: list[tuple[int, int] | None]
+    """The first character of each token and the one after its last, counted from 0; None of what stands around a
+    text."""
+
+    @classmethod
+    def of(cls, encoding: tokenizers.Encoding) -> Located:
+        """As the library has it."""
+        around = encoding.special_tokens_mask
+        return cls(encoding.ids, [None if a else place for a, place in zip(around, encoding.offsets, strict=True)])
+
+    def cut(self, most: int) -> Located:
+        """The same without its last tokens but the one that ends it, so that it has so many."""
+        return Located([*self.ids[: most - 1], self.ids[-1]], [*self.places[: most - 1], self.places[-1]])
 
 
 class PairForm:

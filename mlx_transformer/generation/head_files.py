@@ -12,6 +12,7 @@ from .classify import Text, classify
 from .line_files import LineWork, write_lines
 from .lines import Told
 from .options import ClassifyOptions
+from .tag import tag
 from .verbs import TextVerbs
 
 SEPARATOR = "\t"
@@ -42,6 +43,29 @@ def classify_stream(
         )
 
     work = LineWork(name="classify", make=make, most=encoder.most, options=asdict(options))
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def tag_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the entities of each line: {"text": ..., "entities": [{"label": ..., "probability": ..., "start": ...,
+    "end": ..., "text": ...}]}, places in characters from 0; arguments as for `write_lines`."""
+    encoder = model.encoder_head("token-classes", "tag")
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        return json_lines(
+            {"text": line, "entities": [asdict(each) for each in entities]}
+            for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
+        )
+
+    work = LineWork(name="tag", make=make, most=encoder.most)
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 

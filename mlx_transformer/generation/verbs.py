@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .embed import Embedder
     from .encoder_head import EncoderHead
     from .fill import Filling
+    from .tag import Tagged
     from .translate import Overlong, Translation, Translator
 
 T = TypeVar("T")
@@ -217,6 +218,18 @@ class TextVerbs:
         encoder = self.encoder_head("classes", "classify")
         found = classify(encoder, texts if isinstance(texts, list) else [texts], several)
         return found if isinstance(texts, list) else found[0]
+
+    @overload
+    def tag(self, texts: str) -> list[Tagged]: ...  # type: ignore[overload-overlap]
+    @overload
+    def tag(self, texts: Sequence[str]) -> list[list[Tagged]]: ...
+    def tag(self, texts: str | Sequence[str]) -> list[Tagged] | list[list[Tagged]]:
+        """Return the entities of a text, or of each of several, with their labels and places, by an encoder whose head
+        classifies tokens; see `generation.tag`."""
+        from .tag import tag
+
+        found = tag(self.encoder_head("token-classes", "tag"), texts)
+        return found[0] if isinstance(texts, str) else found
 
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
         """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import caller, refused
+from head_folders import LABELS
 from head_models import head_model
 
 from export import OnnxTransformer, export_onnx
@@ -21,8 +22,8 @@ call = pytest.fixture(caller)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
-    for name in ("classes",):
-        export_onnx(head_model(f"bert-{name}", folder / name), folder / name / "onnx")
+    for name, labels in (("classes", {}), ("tokens", {"id2label": LABELS})):
+        export_onnx(head_model(f"bert-{name}", folder / name, **labels), folder / name / "onnx")
     return folder
 
 
@@ -59,6 +60,24 @@ def test_classify_says_what_python_does(models: Path, form: str, call, tmp_path:
     assert [each["classes"] for each in objects(out)] == [one[:1] for one in expected]
     _, out, _ = call("classify", folder, "--all", "--several", stdin="not\n")
     assert objects(out)[0]["classes"] == [asdict(each) for each in opened(folder).classify("not", several=True)]
+
+
+def test_tag_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
+    lines = ["Films,  filé GOODS and bading. 😀 not", "", "so so it it"]
+    folder = models / "tokens" / form
+    expected = [[asdict(entity) for entity in one] for one in opened(folder).tag(lines)]
+    assert expected[0]
+    assert lines[0][expected[0][0]["start"] : expected[0][0]["end"]] == expected[0][0]["text"]
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert call("tag", folder, "-i", tmp_path / "in", "-o", tmp_path / "out")[0] == 0
+    text = (tmp_path / "out").read_text(encoding="utf-8")
+    assert objects(text) == [{"text": line, "entities": found} for line, found in zip(lines, expected, strict=True)]
+    assert call("tag", folder, stdin="".join(f"{line}\n" for line in lines))[1] == text
+    status, _, err = call("tag", folder, "good " * 200)
+    assert (status, "text: 1 of 1 lines, the first of them line 1: longer than 150 tokens, cut there\n" in err) == (
+        0,
+        True,
+    )
 
 
 def test_a_text_that_is_too_long_is_cut_and_counted(models: Path, call) -> None:
@@ -100,9 +119,12 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--resume"], "--resume continues a file: it needs"),
-        (["x", "--runtime", "onnx"], "not an ONNX folder"),
+        (["classify", "classes", "x", "--resume"], "--resume continues a file: it needs"),
+        (["classify", "classes", "x", "--runtime", "onnx"], "not an ONNX folder"),
+        (["classify", "tokens", "x"], "classify needs a head of kind 'classes'; its head is of kind 'token-classes'"),
+        (["tag", "classes", "x"], "tag needs a head of kind 'token-classes'; its head is of kind 'classes'"),
     ],
 )
 def test_refused_by_name(arguments: list[str], message: str, models: Path, call) -> None:
-    refused(call("classify", models / "classes" / "model", *arguments), message)
+    command, name, *rest = arguments
+    refused(call(command, models / name / "model", *rest), message)

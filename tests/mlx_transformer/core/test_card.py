@@ -121,6 +121,7 @@ def test_a_proof_is_put_between_its_marks(tmp_path):
         ({"kind": "classes", "labels": ("a", "b")}, "text-classification", "model.token_logits([[5, 6, 7]])"),
         ({"kind": "classes", "labels": ("a", "b")}, "text-classification", 'model.classify("A sentence.")'),
         ({"kind": "token-classes", "labels": ("a", "b")}, "token-classification", "model.token_logits([[5, 6, 7]])"),
+        ({"kind": "token-classes", "labels": ("a", "b")}, "token-classification", 'model.tag("A sentence.")'),
     ],
 )
 def test_an_encoder_is_for_what_its_head_gives(head, pipeline, call, tmp_path):
