@@ -38,6 +38,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "embed": language.embed,
         "classify": heads.classify,
         "tag": heads.tag,
+        "answer": heads.answer,
     },
     "Deploy": {
         "export": exporting.export,
@@ -62,7 +63,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill embed classify tag".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed classify tag answer".split()
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}

@@ -51,7 +51,7 @@ KINDS = {
     "pooled": Kind("encoder alone, a vector of each text", "feature-extraction", ""),
     "classes": Kind("encoder alone, classes of texts", "text-classification", 'model.classify("A sentence.")'),
     "token-classes": Kind("encoder alone, classes of tokens", "token-classification", 'model.tag("A sentence.")'),
-    "spans": Kind("encoder alone, answers in a text", "question-answering", ""),
+    "spans": Kind("encoder alone, answers in a text", "question-answering", 'model.answer("A question?", "A text.")'),
 }
 """By the architecture; an encoder alone by what it makes of its last layer. Without a way to call it with text: ids."""
 SENTENCE_TRANSFORMERS = "modules.json"

@@ -210,10 +210,14 @@ class Tokenizer:
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
         """Two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError for a
         vocabulary that has none."""
-        form = PairForm(self._specification, max_length)
+        form = self.pair_form(max_length)
         texts = list(unicode_texts(text for pair in pairs for text in pair))
         ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
+
+    def pair_form(self, max_length: int | None = None) -> PairForm:
+        """How two texts become one row of at most so many tokens. `UserError` for a vocabulary without pairs."""
+        return PairForm(self._specification, max_length)
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
         """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""

@@ -8,10 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.system.errors import UserError
+
+from .answer import answer
 from .classify import Text, classify
 from .line_files import LineWork, write_lines
 from .lines import Told
-from .options import ClassifyOptions
+from .options import AnswerOptions, ClassifyOptions
 from .tag import tag
 from .verbs import TextVerbs
 
@@ -67,6 +70,41 @@ def tag_stream(
 
     work = LineWork(name="tag", make=make, most=encoder.most)
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def answer_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    options: AnswerOptions | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the answer of each line, a question and its context with a tab between them: {"question": ..., "context":
+    ..., "answer": {"text": ..., "probability": ..., "start": ..., "end": ...}}, places in characters of the context
+    from 0, null of an empty one; arguments as for `write_lines`. A line without a tab is a `UserError`."""
+    options = options or AnswerOptions()
+    encoder = model.encoder_head("spans", "answer")
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        _check_questions(lines, told.first_line)
+        pairs = [(question, context) for question, _, context in (line.partition(SEPARATOR) for line in lines)]
+        return json_lines(
+            {"question": question, "context": context, "answer": None if found is None else asdict(found)}
+            for (question, context), found in zip(pairs, answer(encoder, pairs, options, told), strict=True)
+        )
+
+    most = encoder.tokenizer.pair_form(encoder.most).half
+    work = LineWork(name="answer", make=make, most=most, options=asdict(options), check=_check_questions)
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def _check_questions(lines: Sequence[str], first_line: int) -> None:
+    for number, line in enumerate(lines, first_line):
+        if SEPARATOR not in line:
+            raise UserError(f"line {number}: has no tab: give a question, a tab, and the context")
 
 
 def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:

@@ -244,6 +244,18 @@ class ClassifyOptions:
             raise UserError("; ".join(problems))
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What an answer may be."""
+
+    max_answer_tokens: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 15
+    """Tokens of the longest answer."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+
+
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
     """Raise `UserError` if several outputs of an input are asked for where `verb` returns one."""
     if options.get("n_best", 1) != 1:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
 
+    from .answer import Answer
     from .classify import Scored, Text
     from .embed import Embedder
     from .encoder_head import EncoderHead
@@ -230,6 +231,22 @@ class TextVerbs:
 
         found = tag(self.encoder_head("token-classes", "tag"), texts)
         return found[0] if isinstance(texts, str) else found
+
+    @overload
+    def answer(self, question: str, context: str, **options: Any) -> Answer | None: ...
+    @overload
+    def answer(self, question: str | list[str], context: str | list[str], **options: Any) -> list[Answer | None]: ...
+    def answer(
+        self, question: str | list[str], context: str | list[str], **options: Any
+    ) -> Answer | list[Answer | None] | None:
+        """Return the part of a context that answers a question, or None of an empty one, by an encoder whose head has
+        spans; lists of either give a list. options: the fields of `generation.options.AnswerOptions`."""
+        from .answer import answer, paired
+        from .options import AnswerOptions
+
+        asked = AnswerOptions(**options)
+        found = answer(self.encoder_head("spans", "answer"), paired(question, context), asked)
+        return found[0] if isinstance(question, str) and isinstance(context, str) else found
 
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
         """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a

@@ -22,7 +22,7 @@ call = pytest.fixture(caller)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
-    for name, labels in (("classes", {}), ("tokens", {"id2label": LABELS})):
+    for name, labels in (("classes", {}), ("tokens", {"id2label": LABELS}), ("spans", {})):
         export_onnx(head_model(f"bert-{name}", folder / name, **labels), folder / name / "onnx")
     return folder
 
@@ -80,6 +80,34 @@ def test_tag_says_what_python_does(models: Path, form: str, call, tmp_path: Path
     )
 
 
+def test_answer_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
+    pairs = [("so is it good", "A  good filé, was bad. " * 9), ("not", ""), ("it", "so\tit is")]
+    folder = models / "spans" / form
+    runs = opened(folder)
+    expected = [runs.answer(*pair, max_answer_tokens=4) for pair in pairs]
+    (tmp_path / "in").write_text("".join(f"{q}\t{c}\n" for q, c in pairs), encoding="utf-8")
+    status, _, _ = call("answer", folder, "-i", tmp_path / "in", "-o", tmp_path / "out", "--max-answer-tokens", 4)
+    assert status == 0
+    assert objects((tmp_path / "out").read_text(encoding="utf-8")) == [
+        {"question": question, "context": context, "answer": None if found is None else asdict(found)}
+        for (question, context), found in zip(pairs, expected, strict=True)
+    ]
+    assert [found is None for found in expected] == [False, True, False]
+    status, out, err = call("answer", folder, stdin=f"{'good ' * 30}\tnot a film\n")
+    assert "standard input: 1 of 1 lines, the first of them line 1: longer than 11 tokens, cut there\n" in err
+    [found] = objects(out)
+    cut = runs.answer("good " * 11, "not a film")
+    assert cut is not None
+    assert found["answer"] == asdict(cut)
+
+
+def test_a_file_in_which_a_context_is_missing_is_refused_at_once(models: Path, call, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("is it\tgood\nnot\n", encoding="utf-8")
+    given = ["answer", models / "spans" / "model", "-i", tmp_path / "in", "-o", tmp_path / "out"]
+    refused(call(*given), "line 2: has no tab: give a question, a tab, and the context")
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
 def test_a_text_that_is_too_long_is_cut_and_counted(models: Path, call) -> None:
     long = "good " * 30
     status, out, err = call("classify", models / "classes" / "model", "bad", long)
@@ -122,6 +150,8 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
         (["classify", "classes", "x", "--resume"], "--resume continues a file: it needs"),
         (["classify", "classes", "x", "--runtime", "onnx"], "not an ONNX folder"),
         (["classify", "tokens", "x"], "classify needs a head of kind 'classes'; its head is of kind 'token-classes'"),
+        (["answer", "spans", "x"], "line 1: has no tab: give a question, a tab, and the context"),
+        (["answer", "classes", "x"], "answer needs a head of kind 'spans'; its head is of kind 'classes'"),
         (["tag", "classes", "x"], "tag needs a head of kind 'token-classes'; its head is of kind 'classes'"),
     ],
 )
