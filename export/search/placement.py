@@ -28,7 +28,7 @@ def move_inside(model: ir.Model, name: str) -> None:
             users = {node: None for node, _ in value.uses() if node.graph is inner}
             products = [node for node in users if node.op_type not in ("Gather", "Transpose")]
             if products:
-                _read_through_reshape(inner, value, products)
+                _read_through_reshape(inner, value, products, f"{value.name}/{name}")
         elif _graphs(value) == {inner}:
             del model.graph.initializers[str(value.name)]
             inner.register_initializer(value)
@@ -39,13 +39,13 @@ def _graphs(value: ir.Value) -> set[ir.Graph | None]:
     return {cast(ir.Graph | None, node.graph) for node, _ in value.uses()}
 
 
-def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Node]) -> None:
+def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Node], name: str) -> None:
     assert value.const_value is not None
-    dims = ir.tensor(list(value.const_value.shape.numpy()), dtype=ir.DataType.INT64, name=f"{value.name}/dims")
+    dims = ir.tensor(list(value.const_value.shape.numpy()), dtype=ir.DataType.INT64, name=f"{name}/dims")
     shape = ir.Value(name=dims.name, shape=ir.Shape([dims.size]), type=ir.TensorType(dims.dtype), const_value=dims)
     graph.register_initializer(shape)
-    node = ir.node("Reshape", [value, shape], name=f"{value.name}/Reshape")
-    node.outputs[0].name = f"{value.name}/here"
+    node = ir.node("Reshape", [value, shape], name=f"{name}/Reshape")
+    node.outputs[0].name = f"{name}/here"
     graph.insert_before(graph[0], node)
     for reader in readers:
         for i, read in enumerate(reader.inputs):

@@ -22,10 +22,15 @@ BY_HAND: Factors = {
         dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2, decoder_self_attention="ssru"),
         dict(architecture="encoder", encoder_layers=2, decoder_layers=0),
         dict(architecture="encoder", encoder_layers=1, decoder_layers=0, window=2),
-        dict(architecture="encoder", encoder_layers=2, decoder_layers=0, layer_pattern=[{}, {"window": 3}])
-        | dict(first_norm=False),
+        dict(architecture="encoder", encoder_layers=2, decoder_layers=0, layer_pattern=[{}, {"window": 3}]),
         dict(architecture="decoder", encoder_layers=0, decoder_layers=2),
     ],
+    "placement": [
+        dict(norm_placement="post"),
+        dict(norm_placement="pre"),
+        dict(norm_placement="pre", first_norm=False),
+    ],
+    "norm": [dict(norm="layernorm"), dict(norm="layernorm", norm_bias=False), dict(norm="rmsnorm")],
     "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],
     "widths": [{}, dict(d_k=6, d_v=3), dict(d_k=2, d_v=8, d_ff=17), dict(d_model=20, heads=3, d_k=4, d_v=5)],
     "vocabulary": [{}, dict(source_vocab_size=53), dict(vocab_size=7)],

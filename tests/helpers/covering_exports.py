@@ -63,7 +63,7 @@ HOW: Factors = {
     "gate": [{}, dict(gate=True)],
 }
 FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
-DRAWS = 60000
+DRAWS = 150000
 
 
 @dataclass(frozen=True)

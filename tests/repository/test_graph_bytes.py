@@ -136,6 +136,10 @@ def test_every_choice_is_exported_in_several_models() -> None:
     assert OPTIONS.keys() <= {name for values in chosen.values() for each in values for name in each}
 
 
+OF_FILES = {"gate_source", "gate_reference", "accept_loss", "shortlist"}
+"""Arguments about files that a caller gives."""
+
+
 def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
     values = [item for choices in HOW.values() for choice in choices for item in choice.items()]
     assert {value for name, value in values if name == "target"} == set(get_args(TargetName))
@@ -143,12 +147,12 @@ def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
     arguments = {*inspect.signature(export_onnx).parameters, *inspect.signature(export_search).parameters}
     arguments |= {field.name for field in dataclasses.fields(ExportSettings)}
     without_effect = {"checkpoint", "out", "force", "told", "watch", "settings", "changes"}
-    assert arguments - without_effect <= {name for name, _ in values} | {"gate_source", "gate_reference", "accept_loss"}
+    assert arguments - without_effect <= {name for name, _ in values} | OF_FILES
 
 
 def test_what_the_base_does_not_know_stays_as_by_default() -> None:
     known = {name: values for name, values in KNOWN.items() if name != "query_key_norm"}
-    known["norm"] = ["layernorm"]
+    known |= {"norm": ["layernorm"], "norm_bias": [True]}
     chosen = factors(known)
     assert chosen["query_key_norm"] == [{}]
     assert chosen["norm"] == [{"norm": "layernorm"}]

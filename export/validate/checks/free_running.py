@@ -142,7 +142,8 @@ def rules_for(c: TransformerConfig, limit: int) -> dict[str, Any]:
     """Return options with every rule in force that a search knows; those that take a token out of use only where the
     vocabulary has enough others."""
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id}, reverse=True)
-    given, *rare = words[:4] if len(words) >= ENOUGH_WORDS else [None]
+    enough = len(words) >= ENOUGH_WORDS
+    given, *rare = words[:4] if enough else [None]
     return {
         "forced_first": () if given is None or limit < 2 else (given,),
         "suppressed": tuple(rare[:2]),
@@ -151,8 +152,8 @@ def rules_for(c: TransformerConfig, limit: int) -> dict[str, Any]:
         "heuristic_stop": True,
         "penalty_form": "length",
         "repetition_penalty": 1.25,
-        "no_repeat_ngram": 2,
-        "min_new_tokens": min(3, limit),
+        "no_repeat_ngram": 2 if enough else 0,
+        "min_new_tokens": min(3, limit) if enough else 0,
     }
 
 

@@ -49,14 +49,14 @@ class HuggingFace(Origin):
         except ImportError as error:  # transformers checks the versions of what it needs
             raise Unavailable(f"--against transformers: {' '.join(str(error).split())[:200]}") from error
         self.model = self._opened()
-        self.published: Any = getattr(self.model, "generation_config", None)
+        self.published: Any = vars(self.model).get("generation_config")
 
     def _opened(self) -> Any:
         if not (self.folder / "config.json").is_file():
             raise UserError(f"{self.folder}: holds no config.json: give the folder that was imported")
         t = self.transformers
         t.logging.set_verbosity_error()
-        if hasattr(t.logging, "disable_progress_bar"):
+        if "disable_progress_bar" in vars(t.logging):
             t.logging.disable_progress_bar()
         names = read_json(self.folder / "config.json").get("architectures") or [KINDS[self.config.architecture]]
         kind = getattr(t, names[0], None)
@@ -79,7 +79,7 @@ class HuggingFace(Origin):
         for name in told["missing_keys"]:
             # A file may have one table where its config says three: transformers draws the others at random.
             module, _, last = name.rpartition(".")
-            if module.endswith("embed_tokens") and hasattr(model.base_model, "shared"):
+            if module.endswith("embed_tokens") and "shared" in dict(model.base_model.named_children()):
                 setattr(model.get_submodule(module), last, model.base_model.shared.weight)
         tensors = dict(model.named_parameters(remove_duplicate=False))
         read = {tensor.data_ptr() for name, tensor in tensors.items() if name not in told["missing_keys"]}

@@ -167,7 +167,7 @@ def test_the_tree_of_a_beam_search(models, name, tmp_path):
     explain(folder, [TEXT], out=tmp_path / "page.html", beam=3, max_new_tokens=9)
     data = data_of(tmp_path / "page.html")
     tree, model = data["beam"], open_model(folder)
-    [(ids, score)] = model.engine.search([model.tokenizer.encode(TEXT)], 3, 9)
+    [(ids, score)] = model.engine.search([model.tokenizer.encode(TEXT)], Options(beam=3, max_new_tokens=9))
     assert data["score"] == float(f"{score:.4g}")
     ended = [i for i, fate in enumerate(tree["fate"]) if fate == "f"]
     node, path = max(ended, key=lambda i: tree["score"][i]), []

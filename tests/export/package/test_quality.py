@@ -134,7 +134,7 @@ def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):
         export_onnx(checkpoint, tmp_path / "onnx", precision="int8", gate_source=tmp_path / "nowhere")
     config = alone("paper", "decoder")
     decoder = save_checkpoint(tmp_path / "decoder", config, random_weights(config, 1))
-    with pytest.raises(UserError, match="it needs an encoder-decoder or an encoder"):
+    with pytest.raises(UserError, match="it needs an encoder-decoder with its tokenizer, or for vectors"):
         export_onnx(decoder, tmp_path / "onnx", precision="int8", gate_source=text[0])
     assert not (tmp_path / "onnx").exists()
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from options import fitted
 from small_models import CHOICES
 
 from export.validate.reference import Reference
@@ -18,9 +19,8 @@ RNG = np.random.default_rng
 
 
 def make(dtype=np.float64, seed=0, **changes) -> Reference:
-    config = TransformerConfig.from_dict(
-        {**dict(vocab_size=17, d_model=16, heads=4, d_ff=24, encoder_layers=2, decoder_layers=2), **changes}
-    )
+    sizes = dict(vocab_size=17, d_model=16, heads=4, d_ff=24, encoder_layers=2, decoder_layers=2)
+    config = TransformerConfig.from_dict(fitted({**sizes, **changes}))
     rng = RNG(seed)
     weights = {n: (0.3 * rng.standard_normal(s)).astype(np.float32) for n, s in parameter_shapes(config).items()}
     return Reference(config, weights, dtype)
@@ -155,7 +155,11 @@ def test_without_positions_an_encoder_is_equivariant_and_with_them_it_is_not() -
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     model = make(positions="rotary")
     q, k = RNG(10).standard_normal((2, 1, 4, 1, 4))
-    near = [model._turn(q, np.array([[p]])) @ model._turn(k, np.array([[p + 3]])).swapaxes(-1, -2) for p in (0, 40)]
+    base = model.config.rotary_base
+    near = [
+        model._turn(q, np.array([[p]]), base) @ model._turn(k, np.array([[p + 3]]), base).swapaxes(-1, -2)
+        for p in (0, 40)
+    ]
     np.testing.assert_allclose(near[0], near[1], atol=1e-6)
 
 

@@ -24,19 +24,29 @@ from export.settings import (
 )
 from export.targets.table import TARGETS
 from mlx_transformer.commands.app import ALL, command_of
+from mlx_transformer.commands.distilling import DistilSettings
 from mlx_transformer.commands.exporting import FormSettings
 from mlx_transformer.commands.looking import CompareSettings
-from mlx_transformer.commands.settings import NOT, RecipeKeys, RuntimeSettings, Shown, with_settings
+from mlx_transformer.commands.settings import (
+    NOT,
+    RecipeKeys,
+    RuntimeSettings,
+    Shown,
+    TranslatingSettings,
+    with_settings,
+)
+from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.presets import PRESETS
-from mlx_transformer.generation.options import PENALTY_OFFSETS, Options, PenaltyForm, TextSettings
+from mlx_transformer.generation.options import PENALTY_OFFSETS, EmbedOptions, Options, PenaltyForm, TextSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import kinds_of, meanings_of
 from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelOptions, PresetName, TrainingOptions
 
 OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
-    *(Options, TextSettings, RuntimeSettings, CompareSettings),
+    *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
+    *(MachineSettings, DistilSettings),
 )
 
 
