@@ -51,11 +51,16 @@ def _rows(encoder: EncoderHead, texts: Sequence[Text], told: Told) -> list[Pair]
             raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")
     pairs = [text for text in texts if isinstance(text, tuple)]
     encoded = iter(encoder.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
-    joined = iter(encoder.tokenizer.encode_pairs(pairs, encoder.most) if pairs else ())
+    joined = iter(encoder.tokenizer.encode_pairs(pairs) if pairs else ())
     rows = []
     for number, text in enumerate(texts, told.first_line):
         if isinstance(text, tuple):
-            rows.append(next(joined))
+            row = next(joined)
+            if len(row.ids) > encoder.most:
+                [row] = encoder.tokenizer.encode_pairs([text], encoder.most)
+                if told.on_overlong is not None:
+                    told.on_overlong(number)
+            rows.append(row)
             continue
         ids = next(encoded)
         if encoder.is_overlong(len(ids), number, told):

@@ -116,6 +116,11 @@ def test_a_text_that_is_too_long_is_cut_and_counted(models: Path, call) -> None:
     [_, found] = objects(out)
     [kept] = objects(call("classify", models / "classes" / "model", "good " * 24)[1])
     assert found == {**kept, "text": long}
+    status, out, err = call("classify", models / "classes" / "model", f"bad\t{long}", "bad\tgood")
+    assert "text: 1 of 2 lines, the first of them line 1: longer than 26 tokens, cut there\n" in err
+    [cut, _] = objects(out)
+    [kept] = objects(call("classify", models / "classes" / "model", "bad\t" + "good " * 22)[1])
+    assert cut == {**kept, "text_pair": long}
 
 
 def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, monkeypatch) -> None:
