@@ -70,6 +70,12 @@ def added_table_names(config: TransformerConfig) -> set[str]:
     return positions | ({TOKEN_TYPES} if config.token_types else set())
 
 
+def is_unbounded(name: str, config: TransformerConfig) -> bool:
+    """Whether results of this matrix may be beyond float16's range. T5's feed-forward nets' are: it and the sums over it
+    stay float32 where a model computes in float16, as in transformers."""
+    return config.positions in RELATIVE and name.endswith(".feed_forward.down_proj.weight")
+
+
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
     """The matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
     others = added_table_names(config)

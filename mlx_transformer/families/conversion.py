@@ -10,7 +10,8 @@ import numpy as np
 
 from mlx_transformer.core.card import carried, given
 from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
-from mlx_transformer.core.config import RELATIVE, TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import LANGUAGES, TARGET_IN_SOURCE, Settings, read_settings, settings_text
@@ -60,8 +61,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights = imported(FAMILIES[model_type], source)
-    if config.positions in RELATIVE:  # results of these are beyond float16's range
-        weights = {n: x.astype(np.float32) if n.endswith(".down_proj.weight") else x for n, x in weights.items()}
+    weights = {n: x.astype(np.float32, copy=False) if is_unbounded(n, config) else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)

@@ -93,6 +93,7 @@ def test_its_pictures_are_there_and_small():
 def test_blocks_without_training(tmp_path):
     """On random weights in the places of the trained models."""
     reader = Reader(tmp_path)
+    reader.write_texts()
     for run in ("quickstart", "runs/mine"):
         folder = write_text_model(tmp_path / run, max_positions=128)
     shutil.copytree(folder / "onnx", tmp_path / "runs/mine-onnx")

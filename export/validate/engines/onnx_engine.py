@@ -36,7 +36,7 @@ from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
-from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.system.errors import UserError
 
 from .protocol import Capabilities, Engine, Node
@@ -135,6 +135,8 @@ class OnnxFiles(Engine):
             }
             tensors = joined(tensors, 0)
             for name, held in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
+                if self.precision == "float16" and held.dtype == np.float32 and is_unbounded(name, self.config):
+                    self._round_trips[path.name, name] = lambda array: array  # float16 would overflow
                 yield path.name, name, held.astype(np.float32) if held.dtype.name == "bfloat16" else held
             for name, array, round_trip in restored(tensors, table, self.int8_scales):
                 where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"

@@ -11,6 +11,7 @@ from random_models import random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.precision import half
+from export.validate import compare
 from export.validate.engines.evaluator_engine import EvaluatorSession
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -67,3 +68,13 @@ def test_matrices_of_such_products_are_stored_exactly_and_others_by_halves(check
     wide = {name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT}
     assert wide == {name for name in kinds if name.endswith(".down_proj.weight")} != set()
     assert {kind for name, kind in kinds.items() if name not in wide} == {onnx.TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_validate_knows_which_they_are(target: str, tmp_path: Path) -> None:
+    """In a file that computes in float16; `cpu` only stores sixteen bits, of these matrices too."""
+    checkpoint = save_checkpoint(tmp_path / "model", T5, random_weights(T5, 4))
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target=target, precision="float16", accept_loss=True)
+    weights = compare(checkpoint, folder, ["onnxruntime"], seed=1, threads=1, longest=8).weights
+    assert weights
+    assert all(check.passed for check in weights), [check for check in weights if not check.passed]
