@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from mlx_transformer.system.errors import UserError
 
-from . import converting, distilling, exporting, language, launching, looking, text, training
+from . import converting, distilling, exporting, heads, language, launching, looking, text, training
 from .settings import with_settings
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
@@ -36,6 +36,9 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "generate": language.generate,
         "fill": language.fill,
         "embed": language.embed,
+        "classify": heads.classify,
+        "tag": heads.tag,
+        "answer": heads.answer,
     },
     "Deploy": {
         "export": exporting.export,
@@ -60,7 +63,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill embed export validate serve web explain compare info push".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed classify tag answer".split()
+WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """What a command is called there."""

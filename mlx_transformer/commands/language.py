@@ -13,8 +13,8 @@ import typer
 from mlx_transformer.generation.options import EmbedOptions, Options
 from mlx_transformer.system.errors import UserError
 
-from .models import open_folder
-from .settings import Folder, RuntimeSettings, Shown, chosen
+from .models import facts_of, open_folder
+from .settings import Folder, Input, Resume, RuntimeSettings, Shown, Texts, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
@@ -70,11 +70,9 @@ def fill(
 
 def embed(
     model: Folder,
-    text: Annotated[
-        list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
-    ] = None,
+    text: Texts = None,
     *,
-    input: Annotated[Path | None, typer.Option("--input", "-i", help="Text, one a line.", show_default="stdin")] = None,
+    input: Input = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -84,21 +82,15 @@ def embed(
             show_default="stdout",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted on its way to OUT.")] = False,
+    resume: Resume = False,
     options: Annotated[EmbedOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Turn text into vectors, with an encoder: one line in, one vector out."""
-    from mlx_transformer.core.folders import fingerprint
     from mlx_transformer.generation.embed_files import embed_stream
-    from mlx_transformer.system.machine import versions
 
-    def model_facts() -> dict[str, str]:
-        runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
-        return {"model": fingerprint(model), **runs, **versions()}
-
-    opened = open_folder(model, **vars(runtime))
-    embed_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=model_facts)
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    embed_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
 
 
 def _standard_input(what: str) -> str:

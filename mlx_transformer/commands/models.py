@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
 
+    from .settings import RuntimeSettings
+
 
 def open_model(
     path: str | Path,
@@ -79,6 +81,19 @@ def open_folder(path: Path, **options: Any) -> TextVerbs:
     if path.is_file():
         raise UserError(f"{path}: is a file; give a checkpoint folder or an ONNX folder")
     return open_model(path, **options)
+
+
+def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, str]]:
+    """What must not change between an interrupted run of a model and the one that continues it, once it is asked."""
+
+    def facts() -> dict[str, str]:
+        from mlx_transformer.core.folders import fingerprint
+        from mlx_transformer.system.machine import versions
+
+        runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
+        return {"model": fingerprint(model), **runs, **versions()}
+
+    return facts
 
 
 def compare(

@@ -41,6 +41,21 @@ Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]
 OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
 
+Texts = Annotated[
+    list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
+]
+Input = Annotated[Path | None, typer.Option("--input", "-i", help="Text, one a line.", show_default="stdin")]
+JsonLines = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="The file to write, JSON lines; it appears whole or not at all.",
+        show_default="stdout",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted on its way to OUT.")]
+
 
 @dataclass(frozen=True)
 class OutArgument:

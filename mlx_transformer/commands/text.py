@@ -12,7 +12,7 @@ from export.settings import ServeSettings
 from mlx_transformer.generation.options import Options, OverlongPair, TextSettings
 from mlx_transformer.system.errors import UserError
 
-from .models import open_folder, open_model
+from .models import facts_of, open_folder, open_model
 from .models import serve as serve_models
 from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, TranslatingSettings, chosen
 
@@ -41,14 +41,11 @@ def translate(
     runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
     """Translate text: one line in, one line out."""
-    from mlx_transformer.core.folders import fingerprint
     from mlx_transformer.generation.files import translate_stream
-    from mlx_transformer.system.machine import versions
 
     def model_facts() -> dict[str, str]:
-        runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
         listed = {} if runtime.shortlist is None else {"shortlist": str(runtime.shortlist)}
-        return {"model": fingerprint(model), **runs, **listed, **versions()}
+        return {**facts_of(model, runtime)(), **listed}
 
     opened, weights = open_model(model, **vars(runtime)), None
     if settings.alignment and not opened.shows_attention:

@@ -49,9 +49,9 @@ KINDS = {
     "vocabulary": Kind("encoder alone", "fill-mask", 'model.fill("A <mask> sentence.")'),
     "hidden": Kind("encoder alone, its last layer", "feature-extraction", ""),
     "pooled": Kind("encoder alone, a vector of each text", "feature-extraction", ""),
-    "classes": Kind("encoder alone, classes of texts", "text-classification", ""),
-    "token-classes": Kind("encoder alone, classes of tokens", "token-classification", ""),
-    "spans": Kind("encoder alone, answers in a text", "question-answering", ""),
+    "classes": Kind("encoder alone, classes of texts", "text-classification", 'model.classify("A sentence.")'),
+    "token-classes": Kind("encoder alone, classes of tokens", "token-classification", 'model.tag("A sentence.")'),
+    "spans": Kind("encoder alone, answers in a text", "question-answering", 'model.answer("A question?", "A text.")'),
 }
 """By the architecture; an encoder alone by what it makes of its last layer. Without a way to call it with text: ids."""
 SENTENCE_TRANSFORMERS = "modules.json"

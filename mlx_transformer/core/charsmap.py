@@ -11,8 +11,12 @@ place of a replacement; bit 31 tells values from letters.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +26,7 @@ may be endless."""
 
 
 class Charsmap:
-    """A table that has been read. `table` is whole, as `core/tokenizer.py` checks it."""
+    """A table that has been read. `table` is whole, as `is_whole` says."""
 
     def __init__(self, table: bytes) -> None:
         pairs = replacements(table)
@@ -38,21 +42,39 @@ class Charsmap:
         """The text with everything replaced that the table has."""
         if not self._maybe.search(text, 1):
             return text.translate(self._single)
-        parts, at = [], 0
+        return "".join(replacement for _, _, replacement in self._parts(text))
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """For each character of the normalised text, which characters of the text it stands for: first and last + 1."""
+        return [(start, end) for start, end, replacement in self._parts(text) for _ in replacement]
+
+    def _parts(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """(start, end, what takes its place) from the text's first character to its last."""
+        at = 0
         while at < len(text):
             length = min(self._longest.get(text[at], 1), len(text) - at)
             while length > 1 and text[at : at + length] not in self._several:
                 length -= 1
             part = text[at : at + length]
-            parts.append(self._several[part] if length > 1 else part.translate(self._single))
+            yield at, at + length, self._several[part] if length > 1 else part.translate(self._single)
             at += length
-        return "".join(parts)
 
 
 @lru_cache(maxsize=8)
 def read_charsmap(table: bytes) -> Charsmap:
     """Read a table, once: most published tokenizers have the same one, of 200,000 replacements."""
     return Charsmap(table)
+
+
+def is_whole(table: Any) -> bool:
+    """Return whether what a tokenizer.json has, in base64, holds all of a table."""
+    try:
+        data = base64.b64decode(table, validate=True)
+        size = int.from_bytes(data[:4], "little")
+        data[4 + size :].decode()
+    except (TypeError, ValueError, binascii.Error):
+        return False
+    return size > 0 and size % 4 == 0 and len(data) >= 4 + size
 
 
 def replacements(table: bytes) -> dict[str, str]:

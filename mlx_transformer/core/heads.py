@@ -38,6 +38,8 @@ class Head:
     """Whence a row's vector: its first token, or the mean of its tokens."""
     labels: tuple[str, ...] = ()
     """What the classes are called, in their order."""
+    several: bool = False
+    """Whether a row may be of several classes, or of none: each has a probability of its own."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)
@@ -54,6 +56,7 @@ class Head:
         named, whole = self.kind in ("classes", "token-classes"), self.activation is None
         wrong = {
             f"kind={self.kind!r} needs labels": named and not self.labels,
+            f"several: kind={self.kind!r} has no classes of rows": self.several and self.kind != "classes",
             f"labels: kind={self.kind!r} has none": bool(self.labels) and not named,
             "kind='pooled' needs an activation": self.kind == "pooled" and whole,
             "kind='hidden' has no activation": self.kind == "hidden" and not whole,

@@ -71,8 +71,8 @@ def added_table_names(config: TransformerConfig) -> set[str]:
 
 
 def is_unbounded(name: str, config: TransformerConfig) -> bool:
-    """Whether results of this matrix may be beyond float16's range. T5's feed-forward nets' are: it and the sums over it
-    stay float32 where a model computes in float16, as in transformers."""
+    """Whether results of this matrix may be beyond float16's range: those of T5's feed-forward nets are. It and the
+    sums over it stay float32 where a model computes in float16, as in transformers."""
     return config.positions in RELATIVE and name.endswith(".feed_forward.down_proj.weight")
 
 

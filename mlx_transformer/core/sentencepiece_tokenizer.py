@@ -24,6 +24,7 @@ from mlx_transformer.system.errors import UserError
 from .charsmap import Charsmap, read_charsmap
 from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
 from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
+from .text_pairs import Located
 
 SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
 """Spaces before a space, at the beginning and at the end, where SentencePiece strips its own mark too."""
@@ -191,6 +192,28 @@ class ExactText:
         return [
             self._published.cut(prefix, rest, encoding)
             for (prefix, _), rest, encoding in zip(parts, rests, encodings, strict=True)
+        ]
+
+    def located(self, texts: Sequence[str]) -> list[Located]:
+        """Ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids aren't
+        those of its pieces: only translators have one."""
+        if self._published is not None:
+            raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
+        normalized = [self._normalized(text) for text in texts]
+        found = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
+        return [
+            each if after == before else Located(each.ids, self._places(before, each.places))
+            for before, after, each in zip(texts, normalized, found, strict=True)
+        ]
+
+    def _places(self, text: str, places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
+        """The same in the text as it was before it was normalised."""
+        assert self._charsmap is not None
+        end = len(text)
+        known = [*self._charsmap.places(text), (end, end)]
+        return [
+            None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
+            for place in places
         ]
 
     def _normalized(self, text: str) -> str:

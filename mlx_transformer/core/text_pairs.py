@@ -1,11 +1,15 @@
-"""Two texts as one row of ids: what stands before, between and behind them, and which kind each token is of."""
+"""Two texts as one row of ids: what stands before, between and behind them, and which kind each token is of; and
+where the tokens of a text stand in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_transformer.system.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Pair(NamedTuple):
@@ -14,6 +18,46 @@ class Pair(NamedTuple):
     ids: list[int]
     token_types: list[int]
     """The kind of each token, 0 or 1."""
+
+
+class Located(NamedTuple):
+    """A text's ids, and where its tokens stand in it."""
+
+    ids: list[int]
+    places: list[tuple[int, int] | None]
+    """The first character of each token and the one after its last, counted from 0; None of what stands around a
+    text."""
+
+    @classmethod
+    def of(cls, encoding: tokenizers.Encoding) -> Located:
+        """As the library has it."""
+        around = encoding.special_tokens_mask
+        return cls(encoding.ids, [None if a else place for a, place in zip(around, encoding.offsets, strict=True)])
+
+    def cut(self, most: int) -> Located:
+        """The same without its last tokens but the one that ends it, so that it has so many."""
+        return Located([*self.ids[: most - 1], self.ids[-1]], [*self.places[: most - 1], self.places[-1]])
+
+    def alone(self) -> Located:
+        """The same without what stands around the text."""
+        kept = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
+        return Located([id for id, _ in kept], [place for _, place in kept])
+
+
+class Window(NamedTuple):
+    """A text and a part of another as one row."""
+
+    row: Pair
+    at: int
+    """Where in the row the part begins."""
+    first: int
+    """Its first token in the other text."""
+    count: int
+    """Tokens of the part."""
+
+
+OVERLAP = 128
+"""Tokens that neighbouring windows share, or half of what a window holds, where that is less."""
 
 
 class PairForm:
@@ -41,6 +85,42 @@ class PairForm:
             pair.ids.extend(ids)
             pair.token_types.extend([entry["type_id"]] * len(ids))
         return pair
+
+    @property
+    def half(self) -> int:
+        """Half of the tokens of both texts: a first text of so many leaves room for the second."""
+        assert self._room is not None
+        return max(1, self._room // 2)
+
+    def windows(self, first: list[int], second: list[int]) -> list[Window]:
+        """Join a text of at most `half` tokens with each part of one that may be too long; neighbouring parts overlap.
+        `UserError` where no token of it finds room."""
+        assert self._room is not None
+        size = self._room - len(first)
+        if size < 1:
+            raise UserError(f"a text of {len(first)} tokens leaves no room for another one")
+        step = size - min(OVERLAP, size // 2)
+        starts = range(0, max(1, len(second) - size + step), step)
+        parts = [second[start : start + size] for start in starts]
+        return [
+            Window(self.row(first, part), self._place_of("B", len(first)), start, len(part))
+            for start, part in zip(starts, parts, strict=True)
+        ]
+
+    @property
+    def before(self) -> int:
+        """Tokens before the first text."""
+        return self._place_of("A", 0)
+
+    def _place_of(self, text: str, first: int) -> int:
+        """Where a text, A or B, begins in a row whose first text has so many tokens."""
+        at = 0
+        for part in self._parts:
+            [(kind, entry)] = part.items()
+            if kind == "Sequence" and entry["id"] == text:
+                break
+            at += first if kind == "Sequence" else len(self._special[entry["id"]])
+        return at
 
     def _fitting(self, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
         """What is kept of both: half of the room each, and of an odd one the last place for the longer text."""

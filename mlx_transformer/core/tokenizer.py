@@ -14,8 +14,6 @@ SentencePiece, with the ids that these models have, and no exact text back, as i
 published encoders, WordPiece among them, cut text as their own file says (`families/encoder_text.py`).
 """
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,9 +28,10 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
+from .charsmap import is_whole
 from .published_ids import problem_of, roles_of, target_of, without_target
 from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
-from .text_pairs import Pair, PairForm
+from .text_pairs import Located, Pair, PairForm
 from .tokenizer_files import (
     JOINT,
     MIN_VOCAB_SIZE,
@@ -201,13 +200,24 @@ class Tokenizer:
                 pass
             raise
 
+    def encode_places(self, texts: Sequence[str]) -> list[Located]:
+        """`encode_batch`, and for each token the characters of the text that it stands for."""
+        given = list(unicode_texts(texts))
+        if self._exact is not None:
+            return self._exact.located(given)
+        return [Located.of(encoding) for encoding in self._backend.encode_batch(given)]
+
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
         """Two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError for a
         vocabulary that has none."""
-        form = PairForm(self._specification, max_length)
+        form = self.pair_form(max_length)
         texts = list(unicode_texts(text for pair in pairs for text in pair))
         ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
+
+    def pair_form(self, max_length: int | None = None) -> PairForm:
+        """How two texts become one row of at most so many tokens. `UserError` for a vocabulary without pairs."""
+        return PairForm(self._specification, max_length)
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
         """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
@@ -316,20 +326,8 @@ def _check_precompiled(normalizer: Any, origin: str) -> None:
         return
     for inner in normalizer.get("normalizers") or ():
         _check_precompiled(inner, origin)
-    if normalizer.get("type") == "Precompiled" and not _is_whole(normalizer.get("precompiled_charsmap")):
+    if normalizer.get("type") == "Precompiled" and not is_whole(normalizer.get("precompiled_charsmap")):
         raise UserError(f"{origin}: the table of its Precompiled normalizer is damaged; restore it from a copy")
-
-
-def _is_whole(table: Any) -> bool:
-    """Bytes 0 to 3: size of the trie, little-endian; the trie, four bytes a unit; the replacements, UTF-8, each ended
-    by NUL."""
-    try:
-        data = base64.b64decode(table, validate=True)
-        size = int.from_bytes(data[:4], "little")
-        data[4 + size :].decode()
-    except (TypeError, ValueError, binascii.Error):
-        return False
-    return size > 0 and size % 4 == 0 and len(data) >= 4 + size
 
 
 def _patterns(node: Any) -> Iterator[str]:

@@ -258,6 +258,10 @@ class PositionRows(Key):
         return {str(self.theirs): config.max_positions + config.pad_id + 1}
 
 
+SEVERAL = "multi_label_classification"
+"""The problem_type of a model whose texts may be in several classes."""
+
+
 @dataclass(frozen=True)
 class Architectures:
     """Which class an encoder is of, which says what its head is, and the head's labels; the last line of a family.
@@ -271,7 +275,7 @@ class Architectures:
     @property
     def defaults(self) -> Values:
         labels = dict(id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={})
-        return {"architectures": [next(iter(self.heads))], "add_pooling_layer": True, **labels}
+        return {"architectures": [next(iter(self.heads))], "add_pooling_layer": True, "problem_type": None, **labels}
 
     def read(self, given: Given, fields: Values) -> list[str]:
         values = {key: given.value(key, default) for key, default in self.defaults.items()}
@@ -285,6 +289,8 @@ class Architectures:
             if not places or set(places) != set(labels) or not all(isinstance(x, str) for x in labels.values()):
                 return [f"id2label={labels!r:.60} must name each of its classes, from 0 on"]
             head |= {"labels": [labels[place] for place in places]}
+            if head["kind"] == "classes" and values["problem_type"] == SEVERAL:
+                head |= {"several": True}
         if head.get("kind") == "pooled" and values["add_pooling_layer"] is False:
             head = {"kind": "hidden"}
         if head.get("kind") is not None:  # logits of words alone may be tied
@@ -295,13 +301,15 @@ class Architectures:
 
     def write(self, config: Any) -> Values:
         kind, own = config.head.kind, {**config.head.to_dict(), "labels": []}
+        own.pop("several", None)
         kinds = [name for name in self.heads if self.heads[name].get("kind", "vocabulary") == kind]
         same = [name for name in kinds if {**self._head(name, config.activation), "labels": []} == own]
         name = next(iter([*same, *kinds, *self.heads]))
         labels = {str(i): label for i, label in enumerate(config.head.labels)}
         ids = {label: int(i) for i, label in labels.items()}
         bare = {"add_pooling_layer": False} if kind == "hidden" else {}
-        return {"architectures": [name], **bare, **({"id2label": labels, "label2id": ids} if labels else {})}
+        several = {"problem_type": SEVERAL} if config.head.several else {}
+        return {"architectures": [name], **bare, **several, **({"id2label": labels, "label2id": ids} if labels else {})}
 
     def _head(self, name: str, activation: Any) -> Values:
         return {key: activation if value == "@activation" else value for key, value in self.heads[name].items()}

@@ -1,19 +1,17 @@
-"""Texts, or pairs of texts, in classes, by an encoder whose head has them, whatever runtime computes its logits."""
+"""Texts, or pairs of texts, in classes, by an encoder whose head has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_pairs import Pair
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .translate import fitting_tokenizer
+from .encoder_head import EncoderHead, softmax
+from .lines import UNTOLD, Told
 
 Text = str | tuple[str, str]
 """One text, or two of which the model says something together."""
@@ -28,44 +26,48 @@ class Scored:
 
 
 def classify(
-    config: TransformerConfig,
-    tokenizer: Tokenizer | None,
-    logits: Callable[..., Any],
-    texts: Sequence[Text],
-    several: bool = False,
-    where: str = "model",
+    encoder: EncoderHead, texts: Sequence[Text], several: bool | None = None, told: Told = UNTOLD
 ) -> list[list[Scored]]:
-    """Every class of the model with its probability, the likeliest first, for each text.
+    """Return every class of the model with its probability, the likeliest first, for each text.
 
-    logits: ids (1, L), and token_types (1, L) in a model that reads them -> (1, C). several: a text may be in several
-    classes or in none, each with a probability of its own; else, and of more than one class, they sum to 1. `UserError`
-    if the model, which `where` names, has no classes of texts, and for a text that is longer than it takes.
+    several: a text may be in several classes or in none, each with a probability of its own; else, and of more than one
+    class, they sum to 1; None: as the model's config says. `UserError` for a text that is longer than the model takes,
+    unless `told` is told of it; a pair that is too long loses the ends of its texts.
     """
-    tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "classify", words=False)
-    if config.head.kind != "classes":
-        raise UserError(f"{where}: classify needs a head of kind 'classes'; its head is of kind {config.head.kind!r}")
+    head = encoder.config.head
+    alone = (head.several if several is None else several) or len(head.labels) == 1
     found = []
-    for number, row in enumerate(_rows(tokenizer, texts, config.max_positions), start=1):
-        if len(row.ids) > config.max_positions:
-            raise UserError(f"text {number}: {len(row.ids)} tokens, the model takes at most {config.max_positions}")
-        types = {"token_types": [row.token_types]} if config.token_types else {}
-        scores = np.asarray(logits([row.ids], **types), np.float64)[0]
-        if not np.isfinite(scores).all():
-            raise UserError(f"{where}: its logits are not finite; check its weights")
-        shares = 1 / (1 + np.exp(-scores)) if several or len(scores) == 1 else np.exp(scores - scores.max())
-        shares = shares if several or len(scores) == 1 else shares / shares.sum()
+    for logits in encoder.logits(_rows(encoder, texts, told), told.done):
+        shares = np.exp(-np.logaddexp(0, -logits)) if alone else softmax(logits)
         order = np.argsort(-shares, kind="stable")
-        found.append([Scored(config.head.labels[i], float(shares[i])) for i in order])
+        found.append([Scored(head.labels[i], float(shares[i])) for i in order])
     return found
 
 
-def _rows(tokenizer: Tokenizer, texts: Sequence[Text], most: int) -> Iterator[Pair]:
-    """The ids of each text; a pair that is too long loses the ends of its texts."""
-    for number, text in enumerate(texts, start=1):
-        if isinstance(text, str):
-            ids = tokenizer.encode(text)
-            yield Pair(ids, [0] * len(ids))
-        elif isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
-            yield from tokenizer.encode_pairs([text], most)
-        else:
+def _rows(encoder: EncoderHead, texts: Sequence[Text], told: Told) -> list[Pair]:
+    """The ids of each text, in their order."""
+    for number, text in enumerate(texts, told.first_line):
+        if not isinstance(text, str) and not _is_pair(text):
             raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")
+    pairs = [text for text in texts if isinstance(text, tuple)]
+    encoded = iter(encoder.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
+    joined = iter(encoder.tokenizer.encode_pairs(pairs) if pairs else ())
+    rows = []
+    for number, text in enumerate(texts, told.first_line):
+        if isinstance(text, tuple):
+            row = next(joined)
+            if len(row.ids) > encoder.most:
+                [row] = encoder.tokenizer.encode_pairs([text], encoder.most)
+                if told.on_overlong is not None:
+                    told.on_overlong(number)
+            rows.append(row)
+            continue
+        ids = next(encoded)
+        if encoder.is_overlong(len(ids), number, told):
+            ids = [*ids[: encoder.most - 1], ids[-1]]
+        rows.append(Pair(ids, [0] * len(ids)))
+    return rows
+
+
+def _is_pair(text: object) -> bool:
+    return isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)

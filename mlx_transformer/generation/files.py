@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,7 +80,8 @@ def translate_stream(
         source, name = open_source(stack, input, text)
         known = None
         if input is not None and input.is_file():
-            known = checked_lines(input, model, s.overlong, s.task_prefix)
+            check = partial(model.check_lines, overlong="error", task_prefix=s.task_prefix)
+            known = checked_lines(input, check if s.overlong == "error" else None)
 
         def facts() -> Mapping[str, str]:
             assert known is not None
@@ -186,12 +188,13 @@ def open_source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tu
     return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
-def checked_lines(path: Path, model: TextVerbs, overlong: Overlong, prefix: str | None = None) -> tuple[int, str]:
-    """Return the lines of a file and its SHA-256; `UserError` for a line that would end its translation."""
+def checked_lines(path: Path, check: Callable[..., None] | None = None) -> tuple[int, str]:
+    """Return the lines of a file and its SHA-256. check: raises `UserError` for a line that would end the run, of some
+    lines and `first_line`, the number of their first."""
     with open_regular(path) as file:
         reader, first = LineReader(file, str(path), quiet=True), 1
         for part in reader.parts():
-            if overlong == "error":
-                model.check_lines(part, overlong, first, prefix)
+            if check is not None:
+                check(part, first_line=first)
             first += len(part)
     return reader.number, sha256(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -62,6 +62,22 @@ class LineReader(Iterator[str]):
                 part, begin = [], self.position
         if part:
             yield part
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of some lines, and who is told of them."""
+
+    first_line: int = 1
+    """The number of the first one, in messages."""
+    on_overlong: Callable[[int], None] | None = None
+    """Told the number of a line that is longer than the model takes, whose end is left out; None: it is an error."""
+    done: Callable[[float], None] = lambda share: None
+    """Told the share of them that is done."""
+
+
+UNTOLD = Told()
+"""Lines that are no file's: a caller's texts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,6 +229,33 @@ class EmbedOptions:
             raise UserError("prompt and prompt_name: give one of them")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassifyOptions:
+    """What is said of a text's classes."""
+
+    all: bool = False
+    """Write every class with its probability, the likeliest first, not the likeliest alone."""
+    several: bool | None = None
+    """Whether a text may be in several classes, each with a probability of its own; unset: what the model's config
+    says."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What an answer may be."""
+
+    max_answer_tokens: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 15
+    """Tokens of the longest answer."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+
+
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
     """Raise `UserError` if several outputs of an input are asked for where `verb` returns one."""
     if options.get("n_best", 1) != 1:

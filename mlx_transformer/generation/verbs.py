@@ -23,13 +23,17 @@ from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, TASK_PREFIX, Settings,
 from .steps import Model
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.heads import HeadKind
     from mlx_transformer.core.shortlist import Shortlist
     from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
 
+    from .answer import Answer
     from .classify import Scored, Text
     from .embed import Embedder, GraphVectors
+    from .encoder_head import EncoderHead
     from .fill import Filling
+    from .tag import Tagged
     from .translate import Overlong, Translation, Translator
 
 T = TypeVar("T")
@@ -208,17 +212,53 @@ class TextVerbs:
         return found[0] if isinstance(lines, str) else found
 
     @overload
-    def classify(self, texts: str | tuple[str, str], several: bool = False) -> list[Scored]: ...
+    def classify(self, texts: str | tuple[str, str], several: bool | None = None) -> list[Scored]: ...
     @overload
-    def classify(self, texts: list[Text], several: bool = False) -> list[list[Scored]]: ...
-    def classify(self, texts: Text | list[Text], several: bool = False) -> list[Scored] | list[list[Scored]]:
+    def classify(self, texts: list[Text], several: bool | None = None) -> list[list[Scored]]: ...
+    def classify(self, texts: Text | list[Text], several: bool | None = None) -> list[Scored] | list[list[Scored]]:
         """Return the classes of a text, of a pair (text, text), or of each of several, with their probabilities, the
-        likeliest first, by an encoder whose head has them; several: each class by itself."""
+        likeliest first, by an encoder whose head has them; several: each class by itself, as the model's config says by
+        default."""
         from .classify import classify
 
-        rows = texts if isinstance(texts, list) else [texts]
-        found = classify(self.config, self.tokenizer, self.token_logits, rows, several, self.where)
+        encoder = self.encoder_head("classes", "classify")
+        found = classify(encoder, texts if isinstance(texts, list) else [texts], several)
         return found if isinstance(texts, list) else found[0]
+
+    @overload
+    def tag(self, texts: str) -> list[Tagged]: ...  # type: ignore[overload-overlap]
+    @overload
+    def tag(self, texts: Sequence[str]) -> list[list[Tagged]]: ...
+    def tag(self, texts: str | Sequence[str]) -> list[Tagged] | list[list[Tagged]]:
+        """Return the entities of a text, or of each of several, with their labels and places, by an encoder whose head
+        classifies tokens; see `generation.tag`."""
+        from .tag import tag
+
+        found = tag(self.encoder_head("token-classes", "tag"), texts)
+        return found[0] if isinstance(texts, str) else found
+
+    @overload
+    def answer(self, question: str, context: str, **options: Any) -> Answer | None: ...
+    @overload
+    def answer(self, question: str | list[str], context: str | list[str], **options: Any) -> list[Answer | None]: ...
+    def answer(
+        self, question: str | list[str], context: str | list[str], **options: Any
+    ) -> Answer | list[Answer | None] | None:
+        """Return the part of a context that answers a question, or None of an empty one, by an encoder whose head has
+        spans; lists of either give a list. options: the fields of `generation.options.AnswerOptions`."""
+        from .answer import answer, paired
+        from .options import AnswerOptions
+
+        asked = AnswerOptions(**options)
+        found = answer(self.encoder_head("spans", "answer"), paired(question, context), asked)
+        return found[0] if isinstance(question, str) and isinstance(context, str) else found
+
+    def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
+        """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a
+        head of that kind."""
+        from .encoder_head import EncoderHead
+
+        return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb)
 
     @overload
     def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...

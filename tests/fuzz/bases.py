@@ -28,17 +28,24 @@ from mlx_transformer.convert import import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Head
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.training.trainer import Trainer
 
 TEXT = "one two three\n\nfour. five, six!\nseven\n"
+HEADS = (
+    Head(kind="classes", labels=("bad", "good")),
+    Head(kind="token-classes", labels=("O", "B-X", "I-X")),
+    Head(kind="spans"),
+)
 MODELS = ("model", "onnx", "cpu", "quantized")
 
 
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
-    decoder), alone-onnx, encoder, encoder-onnx, page (target web, with attention), node_modules (a site's), quantized,
+    decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and
+    their exports, page (target web, with attention), node_modules (a site's), quantized,
     theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz (Marian's own files), student
     (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with their makers' vocabularies), run,
     adapted (a run of LoRA), kept (its change beside quantized's integers), packed, two (vocabularies), two-onnx,
@@ -69,6 +76,10 @@ def make(folder: Path) -> None:
     encoder = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **masked}))
     save_checkpoint(folder / "encoder", encoder.config, encoder.weights(), tokenizer.to_json())
     export_onnx(folder / "encoder", folder / "encoder-onnx")
+    for head in HEADS:
+        config = TransformerConfig(vocab_size=tokenizer.vocab_size, head=head, **{**sizes, **masked})
+        save_checkpoint(folder / head.kind, config, Transformer(config).weights(), tokenizer.to_json())
+        export_onnx(folder / head.kind, folder / f"{head.kind}-onnx")
     export_onnx(folder / "model", folder / "page", target="web", attention=True)
     write_web_package(folder / "node_modules")
     if find_spec("onnxruntime_extensions"):

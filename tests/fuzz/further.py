@@ -114,6 +114,8 @@ def in_one(name: str) -> Callable[[Random, Path], None]:
     )
 
 
+HEADED = {"classes": "classify", "token-classes": "tag", "spans": "answer"}
+"""The commands of encoders with a head, by its kind."""
 FURTHER = (
     Class(
         "encoder alone",
@@ -123,6 +125,17 @@ FURTHER = (
             *("fill {f}/encoder one<mask>three", "fill {f}/encoder-onnx one<mask>three", "info {f}/encoder-onnx"),
             *("validate {f}/encoder {f}/encoder-onnx", "explain {f}/encoder one --out {f}/new.html"),
             *("export {f}/encoder {f}/new", "translate {f}/encoder --input {f}/encoder/config.json"),
+        ),
+        20,
+    ),
+    Class(
+        "heads of encoders",
+        (*HEADED, *(f"{kind}-onnx" for kind in HEADED), "pairs.tsv"),
+        one_of(*map(in_one, HEADED), on("pairs.tsv", damage.in_text)),
+        tuple(
+            f"{verb} {{f}}/{kind}{form} --input {{f}}/pairs.tsv"
+            for kind, verb in HEADED.items()
+            for form in ("", "-onnx")
         ),
         20,
     ),

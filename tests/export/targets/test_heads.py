@@ -28,7 +28,9 @@ HEADS = {
     "pooled": Head(kind="pooled", activation="tanh"),
     "words": Head(activation="gelu", norm=True),
     "classes": Head(kind="classes", labels=LABELS, activation="relu"),
-    "mean": Head(kind="classes", labels=LABELS, pooling="mean", activation="gelu_tanh", norm=True, bias=False),
+    "mean": Head(
+        kind="classes", labels=LABELS, pooling="mean", activation="gelu_tanh", norm=True, bias=False, several=True
+    ),
     "tokens": Head(kind="token-classes", labels=LABELS),
     "spans": Head(kind="spans", activation="silu"),
 }
@@ -88,6 +90,7 @@ def test_what_a_row_gives_is_of_its_first_token_or_the_mean_of_its_tokens() -> N
         (dict(kind="hidden", activation="tanh"), "kind='hidden' has no activation"),
         (dict(norm=True), "norm and bias are of the dense layer"),
         (dict(kind="spans", pooling="mean"), "pooling='mean': kind='spans' gives no vector of a row"),
+        (dict(kind="spans", several=True), "several: kind='spans' has no classes of rows"),
         (dict(kind="token-classes", labels=[1]), r"labels=\[1\] must be a list of texts"),
         (dict(kind="clases"), "kind='clases' is not one of vocabulary, hidden"),
         (dict(knd="classes"), "unknown key 'knd'"),

@@ -38,7 +38,15 @@ from mlx_transformer.commands.settings import (
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.presets import PRESETS
-from mlx_transformer.generation.options import PENALTY_OFFSETS, EmbedOptions, Options, PenaltyForm, TextSettings
+from mlx_transformer.generation.options import (
+    PENALTY_OFFSETS,
+    AnswerOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    Options,
+    PenaltyForm,
+    TextSettings,
+)
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import kinds_of, meanings_of
 from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelOptions, PresetName, TrainingOptions
@@ -46,7 +54,7 @@ from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelO
 OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
-    *(MachineSettings, DistilSettings),
+    *(MachineSettings, DistilSettings, ClassifyOptions, AnswerOptions),
 )
 
 

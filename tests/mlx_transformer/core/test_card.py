@@ -119,7 +119,10 @@ def test_a_proof_is_put_between_its_marks(tmp_path):
         ({}, "fill-mask", 'model.fill("A <mask> sentence.")'),
         ({"kind": "hidden"}, "feature-extraction", "model.token_logits([[5, 6, 7]])"),
         ({"kind": "classes", "labels": ("a", "b")}, "text-classification", "model.token_logits([[5, 6, 7]])"),
+        ({"kind": "classes", "labels": ("a", "b")}, "text-classification", 'model.classify("A sentence.")'),
         ({"kind": "token-classes", "labels": ("a", "b")}, "token-classification", "model.token_logits([[5, 6, 7]])"),
+        ({"kind": "token-classes", "labels": ("a", "b")}, "token-classification", 'model.tag("A sentence.")'),
+        ({"kind": "spans"}, "question-answering", 'model.answer("A question?", "A text.")'),
     ],
 )
 def test_an_encoder_is_for_what_its_head_gives(head, pipeline, call, tmp_path):

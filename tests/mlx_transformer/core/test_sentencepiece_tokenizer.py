@@ -17,6 +17,7 @@ from mlx_transformer.core.sentencepiece import BPE, Piece, SentencePiece, parse_
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.bpe_dropout import BpeDropout
+from mlx_transformer.generation.tag import trimmed
 from mlx_transformer.system.errors import UserError
 
 KINDS = {
@@ -68,6 +69,29 @@ def tokenizer(model: SentencePiece) -> Tokenizer:
 def differing(tokenizer: Tokenizer, judge: sentencepiece.SentencePieceProcessor, lines: list[str]) -> list[str]:
     ours, theirs = tokenizer.encode_batch(lines), judge.encode(lines)
     return [line for line, a, b in zip(lines, ours, theirs, strict=True) if a != [*b, tokenizer.eos_id]]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in hard_lines() if kind != "spaces"])
+def test_places_of_tokens(tokenizer, judge, model, kind):
+    """But for spaces, whose place is none's; of a character that becomes several tokens SentencePiece gives it to the
+    last, and bytes may have the place of all the bytes around them."""
+    lines = hard_lines()[kind][:400:2]
+    compared = 0
+    for line, each in zip(lines, tokenizer.encode_places(lines), strict=True):
+        theirs = judge.encode(line, return_type="offset_mapping")
+        assert each.ids == [*theirs["ids"], tokenizer.eos_id]
+        assert each.places[-1] is None
+        for place, other in zip(each.places, theirs["offsets"], strict=False):
+            assert place is not None
+            ours, expected = trimmed(line, *place), trimmed(line, *other)
+            if expected[0] < expected[1]:
+                assert (
+                    ours == expected
+                    if not model.byte_fallback
+                    else max(ours[0], expected[0]) < min(ours[1], expected[1])
+                )
+                compared += 1
+    assert compared or kind == "nothing"
 
 
 def test_every_code_point(tokenizer, judge):

@@ -13,6 +13,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.encoder_text import wordpiece
 from mlx_transformer.families.text import read_text_files, with_ends
+from mlx_transformer.generation.tag import trimmed
 from mlx_transformer.system.errors import UserError
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -89,6 +90,18 @@ def test_ids_are_those_of_its_own_file(made, kind):
     theirs, ours, _ = made
     lines = LINES[kind][:1500:3]
     assert ours.encode_batch(lines) == [each.ids for each in theirs.encode_batch(lines)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LINES if kind != "control pieces"])
+def test_places_of_tokens_are_those_of_its_own_file(made, kind):
+    """But for spaces at their ends, which files of one family count to a word and others don't."""
+    theirs, ours, _ = made
+    lines = LINES[kind][:600:3]
+    for line, each, judge in zip(lines, ours.encode_places(lines), theirs.encode_batch(lines), strict=True):
+        assert each.ids == judge.ids
+        assert (each.places[0], each.places[-1]) == (None, None)
+        found = [trimmed(line, *place) for place in each.places if place is not None]
+        assert found == [trimmed(line, *place) for place in judge.offsets[1:-1]]
 
 
 def test_ids_of_code_points_that_a_normaliser_changes(made):

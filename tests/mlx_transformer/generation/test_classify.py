@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from head_models import head_model
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
-from mlx_transformer.convert import import_huggingface
 from mlx_transformer.system.errors import UserError
-
-GOLDEN = Path(__file__).parents[1] / "families" / "golden_encoders"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"a good film was bad and so it is not".split()]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classes")
-    shutil.copytree(GOLDEN / "bert-classes", folder / "theirs")
-    values = json.loads((folder / "theirs" / "config.json").read_text(encoding="utf-8"))
-    values |= dict(cls_token_id=2, sep_token_id=3)
-    (folder / "theirs" / "config.json").write_text(json.dumps(values), encoding="utf-8")
-    words = [*WORDS, *(f"word{i}" for i in range(40 - len(WORDS)))]
-    (folder / "theirs" / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    assert import_huggingface(folder / "theirs", folder / "model") == []
-    return folder / "model"
+    return head_model("bert-classes", tmp_path_factory.mktemp("classes"))
 
 
 def test_probabilities_are_the_softmax_of_the_logits_in_both_runtimes(model: Path, tmp_path: Path) -> None:
@@ -54,6 +41,7 @@ def test_probabilities_are_the_softmax_of_the_logits_in_both_runtimes(model: Pat
         assert runtime.classify("a good film") == found[0]
         several = runtime.classify(("it was bad", "so it is not good"), several=True)
         logits = np.array(mlx([pair.ids], token_types=[pair.token_types]), np.float64)[0]
+        assert len(several) == 3
         assert [s.probability for s in several] == pytest.approx(sorted(1 / (1 + np.exp(-logits)), reverse=True), 1e-5)
 
 
@@ -64,3 +52,23 @@ def test_what_cant_be_classified_is_refused(model: Path) -> None:
     with pytest.raises(UserError, match=r"text 1: must be text, or a pair \(text, text\), not int"):
         opened.classify([3])  # type: ignore[list-item]
     assert len(opened.classify(("good " * 30, "bad"))) == 3  # a pair loses what is too much
+
+
+def test_each_class_is_by_itself_where_the_model_says_so(tmp_path: Path) -> None:
+    opened = Transformer.load(head_model("bert-classes", tmp_path, problem_type="multi_label_classification"))
+    assert opened.classify("not") == opened.classify("not", several=True)
+    assert sum(scored.probability for scored in opened.classify("not", several=False)) == pytest.approx(1)
+    assert sum(scored.probability for scored in opened.classify("not")) != pytest.approx(1)
+
+
+def test_texts_of_one_length_are_computed_together(model: Path, tmp_path: Path, monkeypatch) -> None:
+    onnx = OnnxTransformer(export_onnx(model, tmp_path / "onnx"), threads=1)
+    texts = ["good", "bad film", "not", ("so", "it"), "film is", "bad"]
+    alone, shapes = [onnx.classify(text) for text in texts], []
+    logits = onnx.token_logits
+    monkeypatch.setattr(onnx, "token_logits", lambda ids, **o: (shapes.append(np.shape(ids)), logits(ids, **o))[1])
+    found = onnx.classify(texts)
+    assert shapes == [(1, 5), (2, 4), (3, 3)]
+    for one, other in zip(found, alone, strict=True):
+        assert [scored.label for scored in one] == [scored.label for scored in other]
+        assert [s.probability for s in one] == pytest.approx([s.probability for s in other], abs=1e-6)

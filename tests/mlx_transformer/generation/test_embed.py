@@ -12,7 +12,7 @@ from small_models import write_text_model
 from export import OnnxTransformer
 from mlx_transformer import Transformer
 from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
-from mlx_transformer.generation import embed_files
+from mlx_transformer.generation import line_files
 from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder, _batches
 from mlx_transformer.generation.embed_files import embed_stream
 from mlx_transformer.generation.options import EmbedOptions
@@ -178,7 +178,7 @@ def test_a_file_becomes_json_lines_or_an_array(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.npy"])
 def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(embed_files, "PART_LINES", 7)
+    monkeypatch.setattr(line_files, "PART_LINES", 7)
     model, lines, out = OnnxTransformer(folder / "onnx"), text_file(tmp_path), tmp_path / name
     embed_stream(model, lines, out)
     whole = out.read_bytes()

@@ -1,0 +1,63 @@
+"""classify, tag, answer: what an encoder's head says of text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from mlx_transformer.generation.options import AnswerOptions, ClassifyOptions
+
+from .models import facts_of, open_folder
+from .settings import Folder, Input, JsonLines, Resume, RuntimeSettings, Shown, Texts
+
+
+def classify(
+    model: Folder,
+    text: Texts = None,
+    *,
+    input: Input = None,
+    out: JsonLines = None,
+    resume: Resume = False,
+    options: Annotated[ClassifyOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Say which class a text is of, with an encoder: JSON for each line, which may be a pair of texts with a tab
+    between them."""
+    from mlx_transformer.generation.head_files import classify_stream
+
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    classify_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+
+
+def tag(
+    model: Folder,
+    text: Texts = None,
+    *,
+    input: Input = None,
+    out: JsonLines = None,
+    resume: Resume = False,
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Find names and other labelled parts of a text, with an encoder: JSON for each line, with labels, probabilities
+    and places."""
+    from mlx_transformer.generation.head_files import tag_stream
+
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    tag_stream(opened, input, out, text=text or (), resume=resume, model_facts=facts)
+
+
+def answer(
+    model: Folder,
+    text: Texts = None,
+    *,
+    input: Input = None,
+    out: JsonLines = None,
+    resume: Resume = False,
+    options: Annotated[AnswerOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Answer questions by a part of a text, with an encoder: JSON for each line, which is a question, a tab, and the
+    text."""
+    from mlx_transformer.generation.head_files import answer_stream
+
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    answer_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)

@@ -1,0 +1,122 @@
+"""What an encoder's head says of a file's lines in a file of JSON lines (`line_files.py`), one for each line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.system.errors import UserError
+
+from .answer import answer
+from .classify import Text, classify
+from .line_files import LineWork, write_lines
+from .lines import Told
+from .options import AnswerOptions, ClassifyOptions
+from .tag import tag
+from .verbs import TextVerbs
+
+SEPARATOR = "\t"
+"""What separates the two texts of a pair; later ones are the second text's."""
+
+
+def classify_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    options: ClassifyOptions | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the classes of each line, a text or a pair that a tab separates: {"text": ..., "classes": [{"label": ...,
+    "probability": ...}]}, of a pair with "text_pair"; arguments as for `write_lines`."""
+    options = options or ClassifyOptions()
+    several, most = options.several, None if options.all else 1
+    encoder = model.encoder_head("classes", "classify")
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        found = classify(encoder, [_text_of(line) for line in lines], several, told)
+        return json_lines(
+            {**_texts_of(line), "classes": [asdict(each) for each in classes[:most]]}
+            for line, classes in zip(lines, found, strict=True)
+        )
+
+    work = LineWork(name="classify", make=make, most=encoder.most, options=asdict(options))
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def tag_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the entities of each line: {"text": ..., "entities": [{"label": ..., "probability": ..., "start": ...,
+    "end": ..., "text": ...}]}, places in characters from 0; arguments as for `write_lines`."""
+    encoder = model.encoder_head("token-classes", "tag")
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        return json_lines(
+            {"text": line, "entities": [asdict(each) for each in entities]}
+            for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
+        )
+
+    work = LineWork(name="tag", make=make, most=encoder.most)
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def answer_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    options: AnswerOptions | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the answer of each line, a question and its context with a tab between them: {"question": ..., "context":
+    ..., "answer": {"text": ..., "probability": ..., "start": ..., "end": ...}}, places in characters of the context
+    from 0, null of an empty one; arguments as for `write_lines`. A line without a tab is a `UserError`."""
+    options = options or AnswerOptions()
+    encoder = model.encoder_head("spans", "answer")
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        _check_questions(lines, told.first_line)
+        pairs = [(question, context) for question, _, context in (line.partition(SEPARATOR) for line in lines)]
+        return json_lines(
+            {"question": question, "context": context, "answer": None if found is None else asdict(found)}
+            for (question, context), found in zip(pairs, answer(encoder, pairs, options, told), strict=True)
+        )
+
+    most = encoder.tokenizer.pair_form(encoder.most).half
+    work = LineWork(name="answer", make=make, most=most, options=asdict(options), check=_check_questions)
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def _check_questions(lines: Sequence[str], first_line: int) -> None:
+    for number, line in enumerate(lines, first_line):
+        if SEPARATOR not in line:
+            raise UserError(f"line {number}: has no tab: give a question, a tab, and the context")
+
+
+def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return one object a line."""
+    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects).encode(errors="replace")
+
+
+def _text_of(line: str) -> Text:
+    first, separator, second = line.partition(SEPARATOR)
+    return (first, second) if separator else line
+
+
+def _texts_of(line: str) -> dict[str, str]:
+    """The texts of a line by their names in JSON."""
+    return dict(zip(("text", "text_pair"), line.split(SEPARATOR, 1), strict=False))

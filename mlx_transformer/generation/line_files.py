@@ -1,0 +1,137 @@
+"""What a model makes of each line of a file, in a file: read, kept and continued as translations are (`files.py`,
+`output.py`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from mlx_transformer.system.durable import check_unread
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.progress import quiet_progress
+from mlx_transformer.system.watch import Watch
+
+from .files import checked_lines, open_source
+from .lines import PART_LINES, LineReader, Told
+from .output import Writer, finishing, writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineWork:
+    """What is made of lines."""
+
+    name: str
+    """The verb, which the progress bar shows."""
+    make: Callable[[Sequence[str], Told], bytes]
+    """From lines to what is written of them."""
+    most: int
+    """Tokens that the model takes of a line."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """What must be the same in an interrupted run and in the one that continues it."""
+    check: Callable[..., None] | None = None
+    """As `checked_lines` takes it, for lines of which nothing can be made."""
+    head: Callable[[int], bytes] | None = None
+    """What a file of so many lines begins with."""
+
+
+def write_lines(
+    work: LineWork,
+    input: Path | None = None,
+    output: Path | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write what is made of each line of a file (default: `text`, or else standard input) to a file (default: standard
+    output).
+
+    resume: continue what was interrupted on its way to OUTPUT; model_facts: what must not have changed meanwhile.
+    How many lines are longer than the model takes, so that their end is left out, is said on standard error.
+    `UserError` for what can't be read, written or continued.
+    """
+    if text and input is not None:
+        raise UserError("text is given twice: as an argument, and as a file (input)")
+    if resume and (input is None or output is None):
+        raise UserError("resume=True continues a file: it needs input and output")
+    is_file = input is not None and input.is_file()
+    if work.head is not None and not (is_file or text):
+        raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
+    if input is not None and output is not None:
+        check_unread(output, input)
+    with ExitStack() as stack:
+        source, name = open_source(stack, input, text)
+        known = checked_lines(input, work.check) if input is not None and is_file else None
+
+        def facts() -> Mapping[str, str]:
+            assert known is not None
+            asked = {key: str(value) for key, value in work.options.items()}
+            return {"input": known[1], **asked, **model_facts()}
+
+        target = writer(output, None if known is None else facts, resume)
+        stack.callback(target.close)
+        lines = known[0] if known is not None else source.read().count(b"\n") if work.head is not None else None
+        if work.head is not None and known is None:
+            source.seek(0)
+        head = b"" if work.head is None or lines is None else work.head(lines)
+        shown = lines if output is not None or not sys.stdout.isatty() else None
+        _Job(work, source, name, target, head, shown).run()
+
+
+@dataclass
+class _Job:
+    work: LineWork
+    source: BinaryIO
+    name: str
+    target: Writer
+    head: bytes
+    lines: int | None
+    """The lines of the input, where they are known and progress is shown."""
+
+    def run(self) -> None:
+        self.progress = replace(self.target.progress)
+        if self.progress.read:
+            self.source.seek(self.progress.read)
+        reader = LineReader(self.source, self.name, self.progress.lines, self.progress.read)
+        with finishing(self.target):
+            if self.head and not self.progress.written:
+                self._write(self.head)
+            self._parts(reader)
+        if count := self.progress.overlong:
+            told = (
+                f"{count:,} of {self.progress.lines:,} lines, the first of them line {self.progress.first_overlong:,}"
+            )
+            print(f"{self.name}: {told}: longer than {self.work.most} tokens, cut there", file=sys.stderr)
+
+    def _parts(self, reader: LineReader) -> None:
+        # A person at the keyboard waits for each line.
+        size = 1 if self.source.isatty() else PART_LINES
+        with quiet_progress(self.work.name if self.lines else None) as report:
+            for lines in reader.parts(size):
+                if before := self.progress.lines:
+                    self.target.save(replace(self.progress))
+                told = Told(before + 1, self._count, self._told(report, before, len(lines)))
+                self._write(self.work.make(lines, told))
+                self.progress.lines, self.progress.read = reader.number, reader.position
+
+    def _told(self, report: Watch, before: int, count: int) -> Callable[[float], None]:
+        """What passes on the share of these lines that is done, as one of all."""
+
+        def done(share: float) -> None:
+            if total := self.lines:
+                now = before + round(share * count)
+                report(now / total, f"{now:,} of {total:,} lines")
+
+        return done
+
+    def _write(self, data: bytes) -> None:
+        self.target.write(data)
+        self.progress.written += len(data)
+
+    def _count(self, line: int) -> None:
+        self.progress.first_overlong = self.progress.first_overlong or line
+        self.progress.overlong += 1
