@@ -61,7 +61,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights = imported(FAMILIES[model_type], source)
-    weights = {n: x.astype(np.float32, copy=False) if is_unbounded(n, config) else x for n, x in weights.items()}
+    weights = {n: x.astype(np.float32) if is_unbounded(n, config) else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
