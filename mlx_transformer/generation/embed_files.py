@@ -6,7 +6,6 @@ An array says in its head how many rows it has, so that the lines of its text mu
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from .line_files import LineWork, write_lines
+from .line_files import LineWork, cut_at, json_lines, write_lines
 from .lines import Told
 from .options import EmbedOptions
 from .verbs import TextVerbs
@@ -43,12 +42,15 @@ def embed_stream(
     def make(lines: Sequence[str], told: Told) -> bytes:
         rows = embedder.rows(lines, told.first_line, told.on_overlong)
         vectors = embedder.vectors(rows, told.done)
-        return vectors.astype("<f4").tobytes() if as_array else json_lines(lines, vectors)
+        if as_array:
+            return vectors.astype("<f4").tobytes()
+        pairs = zip(lines, vectors, strict=True)
+        return json_lines({"text": line, "embedding": short_floats(vector)} for line, vector in pairs)
 
     work = LineWork(
         name="embed",
         make=make,
-        most=embedder.most,
+        overlong=cut_at(embedder.most),
         options=asdict(options),
         head=(lambda rows: array_head(rows, embedder.dimensions)) if as_array else None,
     )
@@ -60,12 +62,6 @@ def array_head(rows: int, width: int) -> bytes:
     head = io.BytesIO()
     npy.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
     return head.getvalue()
-
-
-def json_lines(lines: Sequence[str], vectors: NDArray[np.float32]) -> bytes:
-    """Return one object a line; each number is the shortest that is read back as the same float32."""
-    objects = ({"text": line, "embedding": short_floats(row)} for line, row in zip(lines, vectors, strict=True))
-    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects).encode(errors="replace")
 
 
 def short_floats(vector: NDArray[np.float32]) -> list[float]:

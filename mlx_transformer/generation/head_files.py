@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from mlx_transformer.system.errors import UserError
 
 from .answer import answer
 from .classify import Text, classify
-from .line_files import LineWork, write_lines
+from .line_files import LineWork, cut_at, json_lines, write_lines
 from .lines import Told
 from .options import AnswerOptions, ClassifyOptions
 from .tag import tag
@@ -45,7 +43,7 @@ def classify_stream(
             for line, classes in zip(lines, found, strict=True)
         )
 
-    work = LineWork(name="classify", make=make, most=encoder.most, options=asdict(options))
+    work = LineWork(name="classify", make=make, overlong=cut_at(encoder.most), options=asdict(options))
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
@@ -68,7 +66,7 @@ def tag_stream(
             for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
         )
 
-    work = LineWork(name="tag", make=make, most=encoder.most)
+    work = LineWork(name="tag", make=make, overlong=cut_at(encoder.most))
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
@@ -96,8 +94,8 @@ def answer_stream(
             for (question, context), found in zip(pairs, answer(encoder, pairs, options, told), strict=True)
         )
 
-    most = encoder.tokenizer.pair_form(encoder.most).half
-    work = LineWork(name="answer", make=make, most=most, options=asdict(options), check=_check_questions)
+    cut = cut_at(encoder.tokenizer.pair_form(encoder.most).half)
+    work = LineWork(name="answer", make=make, overlong=cut, options=asdict(options), check=_check_questions)
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
@@ -105,11 +103,6 @@ def _check_questions(lines: Sequence[str], first_line: int) -> None:
     for number, line in enumerate(lines, first_line):
         if SEPARATOR not in line:
             raise UserError(f"line {number}: has no tab: give a question, a tab, and the context")
-
-
-def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return one object a line."""
-    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects).encode(errors="replace")
 
 
 def _text_of(line: str) -> Text:

@@ -1,21 +1,24 @@
-"""What a model makes of each line of a file, in a file: read, kept and continued as translations are (`files.py`,
-`output.py`)."""
+"""What a model makes of each line of a file, in a file: translations, vectors, classes. What is written is never begun
+anew (`output.py`)."""
 
 from __future__ import annotations
 
+import io
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mlx_transformer.system.durable import check_unread
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import open_regular
+from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
-from .files import checked_lines, open_source
 from .lines import PART_LINES, LineReader, Told
 from .output import Writer, finishing, writer
 
@@ -28,14 +31,26 @@ class LineWork:
     """The verb, which the progress bar shows."""
     make: Callable[[Sequence[str], Told], bytes]
     """From lines to what is written of them."""
-    most: int
-    """Tokens that the model takes of a line."""
+    overlong: str
+    """What is said of lines that are too long, behind their number."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What must be the same in an interrupted run and in the one that continues it."""
     check: Callable[..., None] | None = None
     """As `checked_lines` takes it, for lines of which nothing can be made."""
     head: Callable[[int], bytes] | None = None
     """What a file of so many lines begins with."""
+    pieces: Callable[[str, Told], Iterable[bytes]] | None = None
+    """In place of `make`, what is written of one line as it is decided; such a file is not continued."""
+
+
+def cut_at(most: int) -> str:
+    """Say what becomes of lines that have more tokens than a model takes."""
+    return f"longer than {most} tokens, cut there"
+
+
+def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return one object a line."""
+    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects).encode(errors="replace")
 
 
 def write_lines(
@@ -72,7 +87,7 @@ def write_lines(
             asked = {key: str(value) for key, value in work.options.items()}
             return {"input": known[1], **asked, **model_facts()}
 
-        target = writer(output, None if known is None else facts, resume)
+        target = writer(output, None if known is None or work.pieces is not None else facts, resume)
         stack.callback(target.close)
         lines = known[0] if known is not None else source.read().count(b"\n") if work.head is not None else None
         if work.head is not None and known is None:
@@ -100,12 +115,12 @@ class _Job:
         with finishing(self.target):
             if self.head and not self.progress.written:
                 self._write(self.head)
-            self._parts(reader)
+            self._parts(reader) if self.work.pieces is None else self._stream(reader, self.work.pieces)
         if count := self.progress.overlong:
             told = (
                 f"{count:,} of {self.progress.lines:,} lines, the first of them line {self.progress.first_overlong:,}"
             )
-            print(f"{self.name}: {told}: longer than {self.work.most} tokens, cut there", file=sys.stderr)
+            print(f"{self.name}: {told}: {self.work.overlong}", file=sys.stderr)
 
     def _parts(self, reader: LineReader) -> None:
         # A person at the keyboard waits for each line.
@@ -117,6 +132,13 @@ class _Job:
                 told = Told(before + 1, self._count, self._told(report, before, len(lines)))
                 self._write(self.work.make(lines, told))
                 self.progress.lines, self.progress.read = reader.number, reader.position
+
+    def _stream(self, reader: LineReader, pieces: Callable[[str, Told], Iterable[bytes]]) -> None:
+        for line in reader:
+            for piece in pieces(line, Told(reader.number, self._count)):
+                self._write(piece)
+            self._write(b"\n")
+            self.progress.lines = reader.number
 
     def _told(self, report: Watch, before: int, count: int) -> Callable[[float], None]:
         """What passes on the share of these lines that is done, as one of all."""
@@ -135,3 +157,26 @@ class _Job:
     def _count(self, line: int) -> None:
         self.progress.first_overlong = self.progress.first_overlong or line
         self.progress.overlong += 1
+
+
+def open_source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[BinaryIO, str]:
+    """Return what text is read from, and its name: a file, lines that are given, or standard input."""
+    if text:
+        return io.BytesIO("".join(f"{part}\n" for part in text).encode(errors="surrogateescape")), "text"
+    if input is None:
+        if sys.stdin is None:
+            raise UserError("standard input is closed; give a file with --input")
+        return sys.stdin.buffer, "standard input"
+    return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
+
+
+def checked_lines(path: Path, check: Callable[..., None] | None = None) -> tuple[int, str]:
+    """Return the lines of a file and its SHA-256. check: raises `UserError` for a line that would end the run, of some
+    lines and `first_line`, the number of their first."""
+    with open_regular(path) as file:
+        reader, first = LineReader(file, str(path), quiet=True), 1
+        for part in reader.parts():
+            if check is not None:
+                check(part, first_line=first)
+            first += len(part)
+    return reader.number, sha256(path)

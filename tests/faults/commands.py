@@ -94,10 +94,10 @@ def begin(
 
     def prepared() -> Callable[[], int]:
         from mlx_transformer import cli
-        from mlx_transformer.generation import files
+        from mlx_transformer.generation import line_files
 
         sys.modules["tensorboardX"] = None  # type: ignore[assignment] - whose thread writes when it likes
-        files.PART_LINES = PART_LINES
+        line_files.PART_LINES = PART_LINES
         after = prepare() if prepare is not None else None
 
         def run() -> int:

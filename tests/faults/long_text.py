@@ -101,9 +101,9 @@ class _Runner:
         )
 
     def _usual_parts(self) -> None:
-        from mlx_transformer.generation import files, lines
+        from mlx_transformer.generation import line_files, lines
 
-        files.PART_LINES = lines.PART_LINES
+        line_files.PART_LINES = lines.PART_LINES
         os.environ["COLUMNS"] = "80"
 
     def killed(self, random: Random, seconds: float, most: int) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from upper_case import TOKENIZER, UpperCase
 
-from mlx_transformer.generation import files, lines, output
+from mlx_transformer.generation import line_files, lines, output
 from mlx_transformer.generation.files import translate_stream
 from mlx_transformer.generation.lines import Layout, LineReader
 from mlx_transformer.generation.options import Hypothesis
@@ -22,7 +22,7 @@ from mlx_transformer.system.errors import UserError
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(files, "PART_LINES", 3)
+    monkeypatch.setattr(line_files, "PART_LINES", 3)
 
 
 def names(folder) -> set[str]:

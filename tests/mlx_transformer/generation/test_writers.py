@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from upper_case import UpperCase
 
-from mlx_transformer.generation import files
+from mlx_transformer.generation import line_files
 from mlx_transformer.generation.files import translate_stream
 from mlx_transformer.system import locks
 from mlx_transformer.system.errors import UserError
@@ -20,7 +20,7 @@ def names(folder) -> set[str]:
 
 def test_one_output_has_one_writer(tmp_path, monkeypatch):
     """A second one is refused in a line, whether the first goes on or not, and what is left is the first one's."""
-    monkeypatch.setattr(files, "PART_LINES", 3)
+    monkeypatch.setattr(line_files, "PART_LINES", 3)
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text(TEXT)
     (tmp_path / "link").symlink_to(target)
