@@ -10,7 +10,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.core.config import RELATIVE, TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import is_unbounded
 
 from .primitives import Linear, Op, Role
 
@@ -53,7 +54,7 @@ class FeedForward(nn.Module):
             self.gate_proj = Linear(config.d_model, config.d_ff, bias)
         self.up_proj = Linear(config.d_model, config.d_ff, bias)
         # T5's and their sums are; transformers computes in float16 but for them.
-        role = Role.UNBOUNDED if config.positions in RELATIVE else Role.WEIGHT
+        role = Role.UNBOUNDED if is_unbounded("feed_forward.down_proj.weight", config) else Role.WEIGHT
         self.down_proj = Linear(config.d_ff, config.d_model, bias, role)
         self.activation = ACTIVATIONS[config.activation]
 

@@ -73,7 +73,7 @@ def added_table_names(config: TransformerConfig) -> set[str]:
 def is_unbounded(name: str, config: TransformerConfig) -> bool:
     """Whether results of this matrix may be beyond float16's range: those of T5's feed-forward nets are. It and the
     sums over it stay float32 where a model computes in float16, as in transformers."""
-    return config.positions in RELATIVE and name.endswith(".feed_forward.down_proj.weight")
+    return config.positions in RELATIVE and name.endswith("feed_forward.down_proj.weight")
 
 
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:

@@ -20,7 +20,7 @@ HEADS = {
     "BertForQuestionAnswering": dict(kind="spans"),
 }
 OUTPUTS = {"vocabulary": "cls.predictions.decoder", "spans": "qa_outputs"}
-"""By the head's kind: the classifier; that of other kinds is \"classifier\"."""
+"""By the head's kind: the classifier; that of other kinds is `classifier`."""
 
 
 def names(config: Any) -> dict[str, str | At]:
