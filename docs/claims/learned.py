@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
-import mlx.optimizers
 import numpy as np
 from mlx import nn
 
@@ -15,13 +14,9 @@ from mlx_transformer.runtime.transformer import Transformer
 
 from .drawing import canvas, curves
 from .measure import number
-from .network import tiny
+from .network import FIRST, WORDS, Batch, copied, copying_loss, tiny, trained
 from .row import RECORDED, Found, Row, above, below
 
-FIRST, WORDS = 3, 9
-"""Id of the first word, and how many there are."""
-
-START, END = 1, 2
 TRAINED, LONGER = (3, 8), (8, 9, 10, 12, 16)
 """Lengths that copying is trained on, and those that it is tried on."""
 POSITIONS = ("sinusoidal", "rotary", "learned")
@@ -29,38 +24,13 @@ POSITIONS = ("sinusoidal", "rotary", "learned")
 KEYS, PAIRS = 8, 6
 """Keys, values from as many others, and pairs of them before a question."""
 
-Batch = tuple[mx.array, mx.array]
-Loss = Callable[[Transformer, Batch], mx.array]
 
-
-def trained(model: Transformer, loss: Loss, batch: Callable[[int], Batch], steps: int, rate: float = 3e-3) -> float:
-    """Train with Adam as in the paper, and return the mean loss of the last 20 steps."""
-    optimizer = mlx.optimizers.Adam(rate, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
-    step, losses = nn.value_and_grad(model, loss), []
+def last_loss(model: Transformer, loss: Callable[..., mx.array], batch: Callable[[int], Batch], steps: int) -> float:
+    """Train, and return the mean loss of the last 20 steps."""
     model.train()
-    for i in range(steps):
-        value, gradients = step(model, batch(i))
-        optimizer.update(model, gradients)
-        mx.eval(model.state, optimizer.state)
-        losses.append(number(value))
+    losses = trained(model, loss, batch, steps)
     model.eval()
     return float(np.mean(losses[-20:]))
-
-
-def copied(first: int, last: int) -> Callable[[int], Batch]:
-    """Batches of one length each, from `first` to `last` words: sources, and targets from start to end."""
-
-    def batch(i: int) -> Batch:
-        words = mx.random.randint(FIRST, FIRST + WORDS, (32, first + i % (last - first + 1)))
-        edge = mx.ones((32, 1), mx.int32)
-        return words, mx.concatenate([START * edge, words, END * edge], axis=1)
-
-    return batch
-
-
-def copying_loss(model: Transformer, batch: Batch) -> mx.array:
-    source, target = batch
-    return mx.mean(nn.losses.cross_entropy(model(source, target[:, :-1]), target[:, 1:]))
 
 
 @lru_cache
@@ -68,7 +38,7 @@ def exact_by_length(positions: str, steps: int = 1000) -> tuple[float, ...]:
     """Share of 100 sentences that a model which copied 3 to 8 words copies exactly, at each of `LONGER`."""
     model = tiny(dropout=0.0, positions=positions, max_positions=32)
     mx.random.seed(1)
-    trained(model, copying_loss, copied(*TRAINED), steps)
+    last_loss(model, copying_loss, copied(*TRAINED), steps)
     shares = []
     for length in LONGER:
         rows = np.array(mx.random.randint(FIRST, FIRST + WORDS, (100, length))).tolist()
@@ -95,9 +65,9 @@ def losses_by_norm(batch_norm: bool, seed: int, steps: int = 400) -> tuple[float
             for name in [name for name in layer if name.endswith("_norm")]:
                 setattr(layer, name, nn.BatchNorm(model.config.d_model))
     mx.random.seed(seed)
-    in_training = trained(model, copying_loss, copied(2, 8), steps)
+    in_training = last_loss(model, copying_loss, copied(2, 8), steps)
     batch = copied(2, 8)
-    return in_training, float(np.mean([number(copying_loss(model, batch(i))) for i in range(14)]))
+    return in_training, float(np.mean([number(copying_loss(model, *batch(i))) for i in range(14)]))
 
 
 def batch_norm_in_use() -> Found:
@@ -120,8 +90,7 @@ def asked(i: int) -> Batch:
     return mx.concatenate([pairs, question], axis=1), mx.take_along_axis(values, chosen, axis=1)[:, 0]
 
 
-def answer_loss(model: Transformer, batch: Batch) -> mx.array:
-    ids, value = batch
+def answer_loss(model: Transformer, ids: mx.array, value: mx.array) -> mx.array:
     return mx.mean(nn.losses.cross_entropy(model(ids)[:, -1], value))
 
 
@@ -131,7 +100,7 @@ def answered(layers: int, steps: int = 1000) -> float:
     shape: dict[str, Any] = dict(architecture="decoder", encoder_layers=0, tie_embeddings="target-output")
     model = tiny(0, **shape, decoder_layers=layers, dropout=0.0)
     mx.random.seed(2)
-    trained(model, answer_loss, asked, steps)
+    last_loss(model, answer_loss, asked, steps)
     ids, value = asked(0)
     return number(mx.mean(mx.argmax(model(ids)[:, -1], axis=-1) == value))
 

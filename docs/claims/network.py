@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -71,19 +71,43 @@ def head_weights(model: Transformer, ids: list[list[int]]) -> tuple[np.ndarray, 
     return np.array(heads.weights(x, heads.keys_values(x)[0]))[0, 0], np.array(x)[0]
 
 
-def copying(model: Transformer, steps: int) -> list[float]:
-    """Loss in nats a word at each step of learning to copy five words of nine; Adam as in the paper."""
+FIRST, WORDS = 3, 9
+"""Id of the first word that is copied, and how many there are."""
+
+START, END = 1, 2
+
+Batch = tuple[mx.array, mx.array]
+
+
+def trained(
+    model: Any, loss: Callable[..., mx.array], batch: Callable[[int], tuple[Any, ...]], steps: int
+) -> list[float]:
+    """Loss at each step of training on batches by their number; Adam as in the paper."""
     optimizer = mlx.optimizers.Adam(3e-3, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
-
-    def loss(model: Transformer, source: mx.array, target: mx.array) -> mx.array:
-        return mx.mean(nn.losses.cross_entropy(model(source, target[:, :-1]), target[:, 1:]))
-
     step, losses = nn.value_and_grad(model, loss), []
-    for _ in range(steps):
-        words = mx.random.randint(3, 12, (32, 5))
-        target = mx.concatenate([mx.full((32, 1), 1), words, mx.full((32, 1), 2)], axis=1)
-        value, gradients = step(model, words, target)
+    for i in range(steps):
+        value, gradients = step(model, *batch(i))
         optimizer.update(model, gradients)
         mx.eval(model.state, optimizer.state)
         losses.append(number(value))
     return losses
+
+
+def copied(first: int, last: int) -> Callable[[int], Batch]:
+    """Batches of one length each, from `first` to `last` words: sources, and targets from start to end."""
+
+    def batch(i: int) -> Batch:
+        words = mx.random.randint(FIRST, FIRST + WORDS, (32, first + i % (last - first + 1)))
+        edge = mx.ones((32, 1), mx.int32)
+        return words, mx.concatenate([START * edge, words, END * edge], axis=1)
+
+    return batch
+
+
+def copying_loss(model: Transformer, source: mx.array, target: mx.array) -> mx.array:
+    return mx.mean(nn.losses.cross_entropy(model(source, target[:, :-1]), target[:, 1:]))
+
+
+def copying(model: Transformer, steps: int) -> list[float]:
+    """Loss in nats a word at each step of learning to copy five words of nine."""
+    return trained(model, copying_loss, copied(5, 5), steps)

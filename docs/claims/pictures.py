@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import mlx.optimizers
 import numpy as np
 from mlx import nn
 
@@ -17,6 +16,7 @@ from mlx_transformer.runtime.transformer import Transformer
 
 from .drawing import LINE, canvas, heat_map
 from .measure import how_many, largest
+from .network import trained
 from .row import Found, Row, above, below, equal
 
 PIXELS, PATCH, WIDTH = 16, 4, 32
@@ -74,17 +74,12 @@ class PictureReader(nn.Module):
 
 
 def train(reader: PictureReader, steps: int = STEPS) -> None:
-    """Fresh pictures at each step; Adam as in the paper."""
-    optimizer = mlx.optimizers.Adam(3e-3, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
+    """Fresh pictures at each step."""
 
     def loss(reader: PictureReader, shown: np.ndarray, said: list[list[int]]) -> mx.array:
         return mx.mean(nn.losses.cross_entropy(reader(shown, said), mx.array([[*row, END] for row in said])))
 
-    step = nn.value_and_grad(reader, loss)
-    for i in range(steps):
-        _, gradients = step(reader, *pictures(64, seed=i))
-        optimizer.update(reader, gradients)
-        mx.eval(reader.state, optimizer.state)
+    trained(reader, loss, lambda i: pictures(64, seed=i), steps)
     reader.eval()
 
 

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import pytest
-from claims import learned
+from claims import learned, network
 from claims.table import claimed
 
 pytestmark = pytest.mark.usefixtures("on_cpu")  # lengths that a GPU's kernels don't take for a gradient
@@ -17,7 +17,7 @@ class Copying:
 
 def test_a_copy_of_every_length_would_be_seen(monkeypatch) -> None:
     monkeypatch.setattr(learned, "tiny", lambda **_: Copying())
-    monkeypatch.setattr(learned, "trained", lambda *_: 0.0)
+    monkeypatch.setattr(learned, "last_loss", lambda *_: 0.0)
     learned.exact_by_length.cache_clear()
     try:
         found = learned.unseen_lengths()
@@ -29,12 +29,12 @@ def test_a_copy_of_every_length_would_be_seen(monkeypatch) -> None:
 
 
 def test_words_are_copied_in_batches_of_one_length() -> None:
-    batch = learned.copied(*learned.TRAINED)
+    batch = network.copied(*learned.TRAINED)
     for i, length in enumerate([*range(3, 9), 3]):
         source, target = batch(i)
         assert source.shape == (32, length)
         assert mx.array_equal(target[:, 1:-1], source).item()
-        assert {*target[:, 0].tolist(), *target[:, -1].tolist()} == {learned.START, learned.END}
+        assert {*target[:, 0].tolist(), *target[:, -1].tolist()} == {network.START, network.END}
 
 
 @pytest.mark.slow
