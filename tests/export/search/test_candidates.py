@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listed_models import listed_inputs, write_listed
 from marian_models import KINDS, write_model
-from small_models import SIZES, encoder_decoder, random_weights, write_text_model
+from small_models import SIZES, encoder_decoder, write_text_model
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_marian
-from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
@@ -42,19 +42,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place, model = tmp_path_factory.mktemp("model"), MODELS[request.param]
-    if isinstance(model, dict):
-        import_marian(write_model(place / "marian", model, integers=True), place / "model")
-    else:
-        save_checkpoint(place / "model", model, random_weights(model))
-    return place / "model"
-
-
-def inputs(config: TransformerConfig, count: int = 6) -> tuple[list[list[int]], list[list[int]]]:
-    random = np.random.default_rng(3)
-    lengths, most = random.integers(1, 9, count), min(config.source_vocab_size, config.vocab_size) - 2
-    rows = [random.integers(3, most, length).tolist() for length in lengths]
-    return rows, [random.choice(np.arange(3, most), size, replace=False).tolist() for size in lengths + 3]
+    return write_listed(MODELS[request.param], tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "int8-weights"])
@@ -65,7 +53,7 @@ def test_it_finds_what_a_folder_does(checkpoint: Path, target: str, precision: s
     more |= {"activations": "float32"} if precision == "int8-weights" else {}
     folder = OnnxTransformer(export_onnx(checkpoint, place / f"{target}-{precision}", **more), threads=1)
     file = SearchModel(export_search(checkpoint, place / f"{target}-{precision}.onnx", **more), threads=1)
-    rows, own = inputs(folder.config)
+    rows, own = listed_inputs(folder.config, 6)
     for options in CHOICES.values():
         options = {**options, "max_new_tokens": 10}
         expected = folder.search(rows, candidates=own, **options)

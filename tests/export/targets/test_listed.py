@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marian_models import KINDS, write_model
+from listed_models import listed_inputs, write_listed
+from marian_models import KINDS
 from small_models import SIZES, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.interface import LISTED_CPU, ROWS_CPU
 from export.targets.cpu.runtime import Listed
-from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
@@ -48,12 +48,7 @@ class Columns:
 
 @pytest.fixture(scope="module", params=MODELS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place, model = tmp_path_factory.mktemp("model"), MODELS[request.param]
-    if isinstance(model, dict):
-        import_marian(write_model(place / "marian", model, integers=True), place / "model")
-    else:
-        save_checkpoint(place / "model", model, random_weights(model))
-    return place / "model"
+    return write_listed(MODELS[request.param], tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
@@ -63,16 +58,9 @@ def model(request: pytest.FixtureRequest, checkpoint: Path) -> OnnxTransformer:
     return OnnxTransformer(out, threads=1)
 
 
-def inputs(config: TransformerConfig, count: int = 7) -> tuple[list[list[int]], list[list[int]]]:
-    random = np.random.default_rng(3)
-    lengths, most = random.integers(1, 9, count), min(config.source_vocab_size, config.vocab_size) - 2
-    rows = [random.integers(3, most, length).tolist() for length in lengths]
-    return rows, [random.choice(np.arange(3, most), size, replace=False).tolist() for size in lengths + 3]
-
-
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, options: dict[str, Any]) -> None:
-    rows, own = inputs(model.config)
+    rows, own = listed_inputs(model.config)
     options = {**options, "max_new_tokens": 12}
     found = search(model.graphs, rows, candidates=own, **options)
     expected = search(Columns(model.graphs), rows, candidates=own, **options)
@@ -89,7 +77,7 @@ def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, options
 
 def test_logits_are_those_of_all_rows_bit_for_bit_in_integers(model: OnnxTransformer) -> None:
     config, graphs = model.config, model.graphs
-    rows, own = inputs(config)
+    rows, own = listed_inputs(config)
     listed = [np.array(ids) for ids in own]
     sources, count = Sources.of(config, ids=rows), len(rows)
     batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), listed)
@@ -112,7 +100,7 @@ def test_weights_in_blocks_have_columns_of_all_logits(checkpoint: Path, tmp_path
     export_onnx(checkpoint, tmp_path / "blocks", target="cpu", precision="int8-weights", accept_loss=True)
     model = OnnxTransformer(tmp_path / "blocks", threads=1)
     assert not model.folder.listed
-    rows, own = inputs(model.config)
+    rows, own = listed_inputs(model.config)
     listed = [np.array(ids) for ids in own]
     sources, count = Sources.of(model.config, ids=rows), len(rows)
     batch = Batch(np.arange(count), sources, [np.zeros(0, int)] * count, np.full(count, 9), np.arange(count), listed)
@@ -124,7 +112,7 @@ def test_portable_graphs_write_the_same(checkpoint: Path, model: OnnxTransformer
     if model.folder.precision != "float32":
         pytest.skip("other integers")
     portable = OnnxTransformer(export_onnx(checkpoint, checkpoint.parent / "portable", force=True), threads=1)
-    rows, own = inputs(model.config)
+    rows, own = listed_inputs(model.config)
     assert portable.generate(rows, candidates=own, beam=2) == model.generate(rows, candidates=own, beam=2)
 
 
@@ -145,7 +133,7 @@ def test_fixed_scales_need_no_bias(tmp_path: Path) -> None:
     config = MODELS["tied"]
     assert isinstance(config, TransformerConfig)
     assert not config.output_bias
-    rows, own = inputs(config)
+    rows, own = listed_inputs(config)
     scales = {name: ProductScales(np.float32(30), steps=SYMMETRIC) for name in multiplied_names(config)}
     texts = {INT8_SCALES: Int8Scales(scales, {"file": "drawn"}).json()}
     save_checkpoint(tmp_path / "model", config, random_weights(config), texts=texts)
