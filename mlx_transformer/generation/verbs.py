@@ -320,13 +320,13 @@ class TextVerbs:
         check_ids(ids, self.config.source_vocab_size)
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
-    def _candidates(self, ids: Sequence[int]) -> Sequence[int] | None:
+    def _candidates(self, ids: Sequence[int]) -> NDArray[np.int64] | None:
         """The ids that the output of this source may be made of, by the shortlist."""
         if self.shortlist is None:
             return None
         shared = self.config.one_embedding or self.tokenizer is None or not self.tokenizer.separate
         shared = shared and self.config.source_vocab_size == self.config.vocab_size
-        return self.shortlist.candidates(ids, self.config.vocab_size, shared).tolist()
+        return self.shortlist.candidates(ids, self.config.vocab_size, shared)
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         prefix = options.pop(TASK_PREFIX, None)
