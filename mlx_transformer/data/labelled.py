@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Labelled:
-    """`targets[i]` of `texts[i]`: a label, a list of labels, a number from 0 to 1, a list of `Part`, or the place
+    """`targets[i]` of `texts[i]`: a label, a list of labels, a number, a list of `Part`, or the place
     (start, end) of an answer, None where there is none. `digests` are SHA-256, for the record of a run."""
 
     form: Form
@@ -172,8 +173,8 @@ def _of_labels(row: dict[str, Any], where: str) -> Read:
 
 def _of_score(row: dict[str, Any], where: str) -> Read:
     score = row["score"]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise UserError(f"{where}: score is {score!r:.60}; it must be a number from 0 to 1")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise UserError(f"{where}: score is {score!r:.60}; it must be a finite number")
     return "score", _texts(row, where), float(score)
 
 

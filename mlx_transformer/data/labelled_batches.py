@@ -70,6 +70,8 @@ def _classes(form: str, target: Any, numbers: dict[str, int]) -> NDArray:
     if form == "label":
         return np.array(numbers[target], np.int32)
     if form == "score":
+        if not 0 <= target <= 1:
+            raise UserError(f"score {target!r} is no share: classes are learned of scores from 0 to 1")
         return np.array([target], np.float32)
     return np.isin(np.arange(len(numbers)), [numbers[label] for label in target]).astype(np.float32)
 
