@@ -21,6 +21,7 @@ BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_re
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
 
+
 @dataclass(frozen=True, kw_only=True)
 class OtherText:
     """What models of one stack are scored on."""

@@ -215,7 +215,9 @@ def _of_answer(row: dict[str, Any], where: str) -> Read:
 def _place(each: dict[str, Any], text: str, where: str) -> tuple[int, int]:
     start, end = each.get("start"), each.get("end")
     if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
-        raise UserError(f"{where}: start {start!r:.20} and end {end!r:.20} are no part of a text of {len(text)} characters")
+        raise UserError(
+            f"{where}: start {start!r:.20} and end {end!r:.20} are no part of a text of {len(text)} characters"
+        )
     return start, end
 
 

@@ -83,7 +83,9 @@ def _kinds(located: Located, parts: Sequence[Part], numbers: dict[str, int]) -> 
         if place is not None:
             kinds[i] = numbers[OUTSIDE]
     for start, end, first, other in parts:
-        inside = [i for i, place in enumerate(located.places) if place is not None and start < place[1] and place[0] < end]
+        inside = [
+            i for i, place in enumerate(located.places) if place is not None and start < place[1] and place[0] < end
+        ]
         kinds[inside] = numbers[other]
         kinds[inside[:1]] = numbers[first]
     return kinds
@@ -96,7 +98,9 @@ def _answers(text: Labelled, tokenizer: Tokenizer, most: int) -> Iterator[tuple[
     texts = [part for pair in text.texts for part in pair]
     located = [each.alone() for each in tokenizer.encode_places(texts)]
     for question, context, place in zip(located[::2], located[1::2], text.targets, strict=True):
-        inside = [i for i, each in enumerate(context.places) if place and each and place[0] < each[1] and each[0] < place[1]]
+        inside = [
+            i for i, each in enumerate(context.places) if place and each and place[0] < each[1] and each[0] < place[1]
+        ]
         for window in form.windows(question.ids[: form.half], context.ids):
             where = [window.at + i - window.first for i in (inside[0], inside[-1])] if inside else []
             whole = bool(where) and window.at <= where[0] and where[1] < window.at + window.count

@@ -62,7 +62,9 @@ def ranking_scores(queries: NDArray, documents: NDArray, relevant: Sequence[Sequ
         rows += [_ranks(each, own) for each, own in zip(similar, relevant[begin : begin + QUERIES], strict=True)]
     values = {f"recall@{k}": _mean([(ranks <= k).mean() for ranks in rows]) for k in NEAREST}
     values["mrr"] = _mean([1 / ranks[0] for ranks in rows])
-    values["ndcg@10"] = _mean([_gain(ranks[ranks <= 10]) / _gain(np.arange(1, 1 + min(10, len(ranks)))) for ranks in rows])
+    values["ndcg@10"] = _mean(
+        [_gain(ranks[ranks <= 10]) / _gain(np.arange(1, 1 + min(10, len(ranks)))) for ranks in rows]
+    )
     return values
 
 
@@ -141,7 +143,10 @@ def labels(model: TextVerbs, text: Labelled, told: Told) -> dict[str, Any]:
         lines = [each for each in text.texts if isinstance(each, str)]
         tagged = tag(model.encoder_head("token-classes", "evaluate"), lines, told)
         named = [{(e.label, e.start, e.end) for e in each} for each in tagged]
-        return {"texts": len(text), **_f1(named, [entities_of(*each) for each in zip(text.targets, lines, strict=True)])}
+        return {
+            "texts": len(text),
+            **_f1(named, [entities_of(*each) for each in zip(text.targets, lines, strict=True)]),
+        }
     classes = classify(model.encoder_head("classes", "evaluate"), text.texts, text.form == "labels" or None, told)
     if text.form == "score":
         return {"texts": len(text), "spearman": spearman([each[0].probability for each in classes], text.targets)}

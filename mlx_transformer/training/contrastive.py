@@ -75,7 +75,12 @@ class ContrastiveStep(TrainStep):
     second = "accuracy"
 
     def __init__(
-        self, *arguments: Any, temperature: float = 0.05, symmetric: bool = False, chunk: int | None = None, **named: Any
+        self,
+        *arguments: Any,
+        temperature: float = 0.05,
+        symmetric: bool = False,
+        chunk: int | None = None,
+        **named: Any,
     ):
         self.temperature, self.symmetric, self.chunk = temperature, symmetric, chunk
         super().__init__(*arguments, **named)
@@ -132,7 +137,7 @@ class ContrastiveStep(TrainStep):
     def _cached(
         self, vectors: Callable[..., mx.array], mean_loss: Callable[..., Any], trained: Any, count: int
     ) -> tuple[mx.array, Gradients]:
-        """The loss and its gradient, chunk after chunk on each stream: what one leaves behind the next one waits for."""
+        """The loss and its gradient, chunk after chunk on each stream: one waits for what the last left."""
         lanes = max(1, len(self.streams))
         found: list[mx.array] = []
         for i in range(count):

@@ -17,7 +17,7 @@ from mlx_transformer.data.corpus import ParallelText, kept_pairs
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch, legacy_random
 from mlx_transformer.data.labelled import Labelled, read_labelled
-from mlx_transformer.data.matches import Matches, read_matches
+from mlx_transformer.data.matches import read_matches
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
@@ -80,7 +80,12 @@ def _plain(recipe: Recipe, seed: int) -> RunData:
     """Read text that is all in memory, whose validation part may be set aside."""
     options = recipe.data
     files: dict[str, tuple[Any, Any, Any, str]] = {
-        "documents": (partial(read_documents, documents=options.documents), options.text, options.valid_text, "documents"),
+        "documents": (
+            partial(read_documents, documents=options.documents),
+            options.text,
+            options.valid_text,
+            "documents",
+        ),
         "labelled": (read_labelled, options.labelled, options.valid_labelled, "texts"),
         "matches": (read_matches, _files(options), _files(options, "valid_"), "pairs"),
     }

@@ -76,7 +76,9 @@ def _match_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
 
 def _label_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     """List the keys that are wrong for labelled text."""
-    others = [name for name in (*PAIRS, "text", "valid_text") if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
+    others = [name for name in (*PAIRS, "text", "valid_text") if getattr(d, name) is not None] + ["corpora"] * bool(
+        d.corpora
+    )
     if others:
         yield f"data.{others[0]}: classification reads labelled text: set labelled"
     if d.labelled is None:

@@ -44,7 +44,9 @@ class HeadStep(TrainStep):
             loss = mx.mean(mx.logsumexp(logits, axis=1) - picked_logits, axis=-1)
             return self._with(function, _learned(loss, targets), lambda: mx.argmax(logits, axis=1), targets)
         loss = mx.mean(mx.logaddexp(0.0, logits) - targets * logits, axis=-1)
-        return self._with(function, _learned(loss, targets), lambda: (logits > 0), mx.where(targets < 0, targets, targets > 0.5))
+        return self._with(
+            function, _learned(loss, targets), lambda: logits > 0, mx.where(targets < 0, targets, targets > 0.5)
+        )
 
     def _with(
         self, function: Callable[..., Any], loss: mx.array, found: Callable[[], mx.array], targets: mx.array

@@ -138,7 +138,9 @@ def _denoising(text: tuple[list[list[int]], None], cut: Cutting) -> DenoisingBat
 def _matches(text: Matches, how: Reading) -> list[list[list[int]]]:
     """Encode sources, targets and negatives behind their prompts."""
     prompts = [how.options.source_prompt or "", how.options.target_prompt or "", how.options.target_prompt or ""]
-    return [_texts([prompt + text for text in column], how) for column, prompt in zip(text.columns, prompts, strict=False)]
+    return [
+        _texts([prompt + text for text in column], how) for column, prompt in zip(text.columns, prompts, strict=False)
+    ]
 
 
 def _texts(texts: Sequence[str], how: Reading) -> list[list[int]]:
@@ -181,9 +183,7 @@ OBJECTIVES: dict[str, Objective] = {
         keys=("temperature", "symmetric", "chunk"),
         unit="pairs",
     ),
-    "classification": Objective(
-        "encoder", "labelled", False, _labelled, _classified, HeadStep, unit="labels"
-    ),
+    "classification": Objective("encoder", "labelled", False, _labelled, _classified, HeadStep, unit="labels"),
     "distillation": Objective("encoder", "documents", False, _taught, _distilled, VectorStep, unit="texts"),
 }
 

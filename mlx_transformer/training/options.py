@@ -22,7 +22,13 @@ Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine"
 PresetName = Literal["tiny", "small", "base", "big", "student"]
 VocabModel = Literal["bpe", "unigram"]
 ObjectiveName = Literal[
-    "translation", "language-model", "masked-language-model", "denoising", "contrastive", "classification", "distillation"
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "denoising",
+    "contrastive",
+    "classification",
+    "distillation",
 ]
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
@@ -88,7 +94,8 @@ class DataOptions(TextFiles):
     """Put before every target of theirs, such as "passage: "; unset: the model's prompt document, if it has one."""
     labelled: str | None = None
     """Labelled text, where the objective is classification: .tsv (text, label; or text, second text, label) or .jsonl
-    (also packed, as .gz or .zst), whose lines are what classify, tag and answer write, or {"text": ..., "label": ...}."""
+    (also packed, as .gz or .zst), each line {"text": ..., "label": ...} or another form of labelled text (see the guide
+    to training)."""
     valid_labelled: str | None = None
     """The same for validation; unset: one text in a hundred is set aside, at most 1000."""
     corpora: tuple[CorpusOptions, ...] = ()

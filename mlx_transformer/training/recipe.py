@@ -99,7 +99,11 @@ class Recipe(ModelOptions):
             fitting |= {"source_vocab_size": source_vocab_size, "tie_embeddings": "target-output"}
         fitting |= self.model
         if self.objective.reads == "labelled":
-            fitting = {"output_bias": True, **fitting, "head": head or self.head(Head(kind="classes", labels=("0", "1")))}
+            fitting = {
+                "output_bias": True,
+                **fitting,
+                "head": head or self.head(Head(kind="classes", labels=("0", "1"))),
+            }
         elif self.objective.embeds:
             fitting.setdefault("head", {"kind": "hidden"})
         return TransformerConfig.preset(self.preset, vocab_size, **fitting)

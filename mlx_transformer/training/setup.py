@@ -149,7 +149,9 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     `UserError` if the checkpoint can't be trained or has no vocabulary.
     """
     fresh = recipe.training.start_from is None
-    made = _fresh(recipe, data, known) if fresh else _from_checkpoint(Path(str(recipe.training.start_from)), recipe, data)
+    made = (
+        _fresh(recipe, data, known) if fresh else _from_checkpoint(Path(str(recipe.training.start_from)), recipe, data)
+    )
     if made.tokenizer.separate and recipe.objective.reads != "pairs":
         raise UserError(f"{recipe.training.objective}: needs one vocabulary; this one has two, source and target")
     if made.adapter is None:  # which needs little more than the weights

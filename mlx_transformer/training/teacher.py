@@ -36,7 +36,9 @@ class Teacher:
         self._projection: NDArray[np.float64] | None = None
         own = self.model.embedder().width
         if own < width:
-            raise UserError(f"teacher = {folder!r}: its vectors have {own} numbers, the student's {width}: lower d_model")
+            raise UserError(
+                f"teacher = {folder!r}: its vectors have {own} numbers, the student's {width}: lower d_model"
+            )
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
         with quiet_progress("teacher") as report:
