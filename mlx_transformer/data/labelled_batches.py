@@ -45,7 +45,8 @@ def encoded(text: Labelled, tokenizer: Tokenizer, head: Head, most: int) -> Labe
         windows = list(_answers(text, tokenizer, most))
         return LabelledRows([row for row, _ in windows], [target for _, target in windows])
     if text.form == "entities":
-        found = [each.cut(most) if len(each.ids) > most else each for each in tokenizer.encode_places(text.texts)]
+        located = tokenizer.encode_places([each for each in text.texts if isinstance(each, str)])
+        found = [each.cut(most) if len(each.ids) > most else each for each in located]
         kinds = [_kinds(each, parts, numbers) for each, parts in zip(found, text.targets, strict=True)]
         return LabelledRows([Pair(each.ids, [0] * len(each.ids)) for each in found], kinds)
     return LabelledRows(_texts(text, tokenizer, most), [_classes(text.form, each, numbers) for each in text.targets])
@@ -144,7 +145,7 @@ class LabelledBatches(BatchesByEpoch[LabelledBatch]):
     def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> LabelledBatch:
         ids = self.clean.build(part, epoch, index).source
         members = [self._targets[i] for i in part[1]]
-        types = None if self._types is None else padded([self._types[i] for i in part[1]], *ids.shape, 0)
+        types = None if self._types is None else padded([self._types[i] for i in part[1]], len(ids), ids.shape[1], 0)
         if self._of_tokens:
             targets = np.full(ids.shape, NOTHING, np.int32)
             for row, target in zip(targets, members, strict=False):

@@ -99,11 +99,11 @@ def _queried(line: str, number: int, as_json: bool) -> tuple[str, list[str]]:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
-    query, documents = (row.get("query"), row.get("documents")) if isinstance(row, dict) else (None, None)
-    named = isinstance(query, str) and isinstance(documents, list)
-    if not named or not all(isinstance(each, str) for each in documents):
-        raise UserError(f'line {number}: must be {{"query": ..., "documents": [...]}}, of texts')
-    return query, documents
+    values = row if isinstance(row, dict) else {}
+    query, documents = values.get("query"), values.get("documents")
+    if isinstance(query, str) and isinstance(documents, list) and all(isinstance(each, str) for each in documents):
+        return query, documents
+    raise UserError(f'line {number}: must be {{"query": ..., "documents": [...]}}, of texts')
 
 
 def tag_stream(
@@ -125,7 +125,7 @@ def tag_stream(
             for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
         )
 
-    work = LineWork(name="tag", make=make, overlong=cut_at(encoder.most))
+    work = LineWork(name="tag", make=make)
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 

@@ -108,6 +108,7 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
     if isinstance(text, TrainingText):
         learn = train_unigram if options.vocab_model == "unigram" else Tokenizer.train
         return text.tokenizer(options.vocab_size, options.vocab_lines, options.separate_vocabularies, learn)
+    assert not isinstance(text, ParallelText)
     if options.vocab_lines is not None:
         order = legacy_random(recipe.training.seed, 2)
         text = text.select(sorted(order.permutation(len(text))[: options.vocab_lines].tolist()))

@@ -30,7 +30,7 @@ class HeadStep(TrainStep):
 
     def _loss_by(self, function: Callable[..., Any], targets: mx.array, picked: Input, inputs: Sequence[Input]) -> Any:
         ids, mask, types = inputs
-        named = {} if types is None else {"token_types": types}
+        named: dict[str, Any] = {} if types is None else {"token_types": types}
         hidden, head = self.model.hidden(ids, mask, **named), self.model.config.head
         if targets.dtype == mx.int32 and head.kind != "spans":
             weight, bias = self.model.output_matrix(), self.model.output_bias()
