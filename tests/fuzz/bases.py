@@ -45,14 +45,14 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 
 
 def make(folder: Path) -> None:
-    """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
-    decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and
-    their exports, ranks (one class), vectors (with an embedding.json) and theirs, page (target web, with attention),
-    node_modules (a site's), quantized, theirs, of-torch and of-old-torch (the same in pickles), of-marian and
-    of-marian-npz (Marian's own files), student (the former as a checkpoint), of-t5, of-nllb, of-bart and
-    of-opus (folders with their makers' vocabularies), run, adapted (a run of LoRA), kept (its change beside quantized's integers), packed, two (vocabularies), two-onnx,
-    ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and expected.json: what the models make of
-    in.txt."""
+    """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone
+    (a decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their exports,
+    ranks (one class), vectors (with an embedding.json) and theirs, page (target web, with attention), node_modules
+    (a site's), quantized, theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz
+    (Marian's own files), student (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with
+    their makers' vocabularies), run, adapted (a run of LoRA), kept (its change beside quantized's integers),
+    packed, two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and
+    expected.json: what the models make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
     sizes: dict[str, Any] = {
         "encoder_layers": 1,
