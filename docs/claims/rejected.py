@@ -237,8 +237,9 @@ ROWS = (
         (single_sine,),
         ("claims/test_positions.py::test_rejected_a_single_sine",),
         figure=draw_rejected,
-        slip="The notes say that a sine is continuous because each x has a y, which a step function has too; and that "
-        "one sine captures relative positions because it comes back. Neighbours have the product 0.765 at 1, 0.128 at 2.",
+        slip="The notes say that a sine is continuous because each x has a y, which a step function has too; and "
+        "that one sine captures relative positions because it comes back. Neighbours have the product 0.765 at 1, and "
+        "0.128 at 2.",
     ),
     Row(
         8,
