@@ -306,9 +306,9 @@ class SearchModel(TextVerbs):
             raise UserError(f"{self.path}: takes text, before which no language can stand: export it without text")
         chosen = Options(**resolved(self.generation, options))
         check_options(chosen, self.config)
-        usual, missing = Options.__dataclass_fields__, [name for name in LATER if name not in self.ports.input_names]
-        for name in missing:
-            if name in usual and getattr(chosen, name) != usual[name].default:
+        usual, known = Options.__dataclass_fields__, self.ports.input_names
+        for name in LATER:
+            if name not in known and name in usual and getattr(chosen, name) != usual[name].default:
                 raise UserError(f"{self.path}: takes no {name}: an earlier version wrote it; export it again")
         return chosen
 

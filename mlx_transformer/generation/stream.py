@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError
 
@@ -30,7 +29,7 @@ def stream_ids(
     prefix: Sequence[int] = (),
     *,
     row: int = 0,
-    candidates: Sequence[int] | NDArray | None = None,
+    candidates: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[int]:
     """The new tokens of one input, each as soon as it is decided: together what `generate` returns.
@@ -81,7 +80,7 @@ def stream(
     line_number: int = 1,
     on_overlong: Callable[[int], None] | None = None,
     source_prefix: Sequence[int] = (),
-    candidates_of: Callable[[Sequence[int]], NDArray | None] = lambda ids: None,
+    candidates_of: Callable[[Sequence[int]], Sequence[int] | None] = lambda ids: None,
     **options: Any,
 ) -> Iterator[str]:
     """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.

@@ -331,8 +331,8 @@ class TextVerbs:
         check_ids(ids, self.config.source_vocab_size)
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
-    def _candidates(self, ids: Sequence[int]) -> NDArray[np.int64] | None:
-        """The ids that the output of this source may be made of, by the shortlist."""
+    def _candidates(self, ids: Sequence[int]) -> Any:
+        """An array of the ids that the output of this source may be made of, by the shortlist; None: all."""
         if self.shortlist is None:
             return None
         shared = self.config.one_embedding or self.tokenizer is None or not self.tokenizer.separate

@@ -9,8 +9,6 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,13 +23,11 @@ from export.interface import (
     LISTED,
     LISTED_CPU,
     ROWS_CPU,
-    Ports,
     Request,
     operator_shape,
 )
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.targets.session import PortSession, Values
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.candidates import Among, Candidates
@@ -40,6 +36,7 @@ from mlx_transformer.generation.steps import EXCLUDED, Batch, Model, Strategy
 
 from .buffer_pool import BufferPool
 from .search import strategy
+from .step_graph import ListedGraphs, StepGraph
 
 T = TypeVar("T")
 
@@ -155,16 +152,6 @@ class CpuModel:
         return self.encoder(outputs, {**source, "source_mask": mask})
 
 
-@dataclass(frozen=True)
-class ListedGraphs:
-    """`rows`: gives the classifier's rows of `ids` as its `outputs`, inputs of `step` by the same names."""
-
-    rows: ort.InferenceSession
-    ids: str
-    outputs: list[str]
-    step: StepGraph
-
-
 class Listed:
     """The same model with the vocabulary of a batch, of whose ids alone it computes the logits."""
 
@@ -195,34 +182,6 @@ def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
     for batch in work:
         for first in range(min(workers, len(batch.index))):
             yield batch.part(slice(first, None, workers))
-
-
-class StepGraph:
-    """A graph of one step, with what belongs to every batch that it decodes."""
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        ports: Ports,
-        config: TransformerConfig,
-        memory: BufferPool,
-        options: ort.RunOptions,
-    ):
-        self.given: Mapping[str, NDArray] = {}
-        """Inputs that are the same at every step, by their names."""
-        self.candidates: Candidates | None = None
-        """What its logits are of, if they aren't of all ids; `config` is of as many."""
-        self.session, self.config, self.memory, self.options = session, config, memory, options
-        self.inputs, self.outputs = ports.input_names, ports.output_names
-        self.made = {port.value: port for port in ports.outputs}
-        self.cache = [value for value in self.outputs if value.startswith("cache.")]
-        self.cross = [value for value in self.inputs if value.startswith("cross.")]
-
-    def among(self, candidates: Candidates, given: Mapping[str, NDArray]) -> StepGraph:
-        """The same with the logits of these alone, whose rows are `given`."""
-        chosen = copy(self)
-        chosen.config, chosen.candidates, chosen.given = candidates.config, candidates, given
-        return chosen
 
 
 class CpuDecoder:
