@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.interface import Ports
+from export.targets.session import Session
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.candidates import Candidates
 
@@ -21,12 +22,13 @@ class StepGraph:
 
     def __init__(
         self,
-        session: ort.InferenceSession,
+        session: Any,
         ports: Ports,
         config: TransformerConfig,
         memory: BufferPool,
-        options: ort.RunOptions,
+        options: Any,
     ):
+        """session and options (of its runs): ONNX Runtime's."""
         self.given: Mapping[str, NDArray] = {}
         """Inputs that are the same at every step, by their names."""
         self.candidates: Candidates | None = None
@@ -48,7 +50,7 @@ class StepGraph:
 class ListedGraphs:
     """`rows`: gives the classifier's rows of `ids` as its `outputs`, inputs of `step` by the same names."""
 
-    rows: ort.InferenceSession
+    rows: Session
     ids: str
     outputs: list[str]
     step: StepGraph
