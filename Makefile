@@ -141,7 +141,7 @@ $(LOWEST_VENV)/.installed: pyproject.toml constraints-lowest.txt | $(VENV)/.inst
 	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx
 	@touch $@
 
-# .arm64 keeps a small Debian for arm64 and its wheels: 0.8 GB. ARGS="-k blas" chooses among the tests.
+# .arm64 keeps a small Debian for arm64 and its wheels: 0.6 GB. ARGS="-k blas" chooses among the tests.
 test-arm64: $(VENV)/.installed
 	@$(BIN)/python tests/arm64.py --workers $(WORKERS) $(ARGS)
 
