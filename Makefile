@@ -68,7 +68,7 @@ define install
 	$(check-macos)
 	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
 	  found=; \
-	  for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	  for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3); do \
 	    if "$$candidate" -c 'import sys, platform, ensurepip, venv; sys.exit(sys.version_info < (3, 11) or (sys.platform, platform.machine()) == ("darwin", "x86_64"))' >/dev/null 2>&1; \
 	    then found=$$candidate; break; fi; \
 	  done; \
@@ -313,7 +313,7 @@ has-cuda:
 	fi
 
 $(CUDA_VENV)/.installed: pyproject.toml constraints.txt | has-cuda
-	@found=; for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	@found=; for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3); do \
 	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	  then found=$$candidate; break; fi; \
 	done; \
