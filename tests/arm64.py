@@ -75,8 +75,21 @@ for i in $(seq 12); do
   echo "May $day, $year" >>en
   echo "$day. Mai $year" >>de
 done
-$program train --source en --target de --valid-source en --valid-target de --preset tiny --vocab-size 270 \
-  --steps 2 --batch-tokens 40 --out run
+cat >recipe.toml <<'END'
+[model]
+preset = "tiny"
+max_positions = 64  # the longest input is tried too
+[data]
+source = "en"
+target = "de"
+valid_source = "en"
+valid_target = "de"
+vocab_size = 270
+batch_tokens = 40
+[training]
+steps = 2
+END
+$program train recipe.toml --out run
 echo 'May 3, 2024' >line
 $program translate run --input line --output mlx
 for precision in float32 int8; do
