@@ -94,13 +94,18 @@ class Start:
         else:
             model = Transformer(self.config)
             if self.checkpoint is not None:
-                shapes = parameter_shapes(self.config)  # of another head than the checkpoint's, whose arrays are fresh
-                weights = [(n, a) for n, a in open_checkpoint(self.checkpoint).tensors() if shapes.get(n) == a.shape]
+                base = open_checkpoint(self.checkpoint)
+                weights = [(name, array) for name, array in base.tensors() if self._goes_on(name, array.shape, base)]
                 arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])
                 model.update(arrays)
         model.tokenizer, model.text_embedding = self.tokenizer, self.embedding
         mx.eval(model.parameters())
         return model
+
+    def _goes_on(self, name: str, shape: tuple[int, ...], base: Checkpoint) -> bool:
+        """Whether the model begins with the checkpoint's parameter; a classifier of other labels is fresh."""
+        other = name.startswith("output_proj") and base.config.head != self.config.head
+        return not other and parameter_shapes(self.config).get(name) == shape
 
     def _adapted(self, base: Checkpoint, adapter: AdapterConfig) -> Transformer:
         """The model with an adapter; a head that the checkpoint doesn't have is fresh, and trained as a whole."""
@@ -108,7 +113,7 @@ class Start:
         quantization, new = base.quantization, base.config.head != self.config.head
         if new:
             fresh = {n: a for n, a in Transformer(self.config).weights().items() if n.startswith(HEAD)}
-            fresh |= {n: stored[n] for n, a in fresh.items() if n in stored and stored[n].shape == a.shape}
+            fresh |= {n: stored[n] for n in fresh if n in stored and self._goes_on(n, stored[n].shape, base)}
             stored = {n: a for n, a in stored.items() if not n.startswith(HEAD)} | fresh
             quantization = {n: scheme for n, scheme in quantization.items() if not n.startswith(HEAD)}
         model = Transformer.from_weights(self.config, stored, quantization)
@@ -214,8 +219,8 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
         plain = data.train.head
         if own.kind == plain.kind and own.several == plain.several and {*plain.labels} <= {*own.labels}:
             return config
-        if own.kind == "pooled" and plain.kind == "classes" and "head" not in recipe.model:
-            plain = dataclasses.replace(own, kind="classes", labels=plain.labels, several=plain.several)
+        if own.kind == plain.kind or (own.kind, plain.kind) == ("pooled", "classes"):  # whose dense layer goes on
+            plain = dataclasses.replace(own, kind=plain.kind, labels=plain.labels, several=plain.several)
         head = recipe.head(plain)
     elif recipe.objective.embeds:
         head = own if own.kind in ("hidden", "pooled") or recipe.training.adapter is not None else Head(kind="hidden")
