@@ -19,7 +19,9 @@ from typing import Any
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.data.built_in import is_of_sentences, languages
 from mlx_transformer.data.pair_files import language_pair
+from mlx_transformer.data.sentences import sides
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import check_name, read_json, read_text
@@ -321,10 +323,15 @@ SCORES = ("bleu", "chrf", "exact_match")
 
 def document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     """List the keys that a model of plain text can't have."""
-    for_pairs = [name for name in PAIRS if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
+    built_in = d.corpus is not None and len(languages(d.corpus)) == 1
+    names = [name for name in PAIRS if name != "corpus" or not built_in]
+    for_pairs = [name for name in names if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
     if for_pairs:
         yield f"data.{for_pairs[0]} is for translation: a {t.objective} is trained on text"
-    if d.text is None:
+    yield from _corpus_problems(d)
+    if built_in and (d.text is not None or d.valid_text is not None):
+        yield f"corpus {d.corpus} is a text and brings its own for validation: leave out text and valid_text"
+    if d.text is None and not built_in:
         yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
     if t.best in SCORES:
         yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
@@ -359,11 +366,25 @@ def text_problems(d: DataOptions) -> Iterator[str]:
         yield "valid_source and valid_target files go together"
     if d.valid_source is not None and d.valid_pairs is not None:
         yield "valid_source and valid_pairs exclude each other"
+    yield from _corpus_problems(d)
+    if d.corpus is not None and len(languages(d.corpus)) == 1:
+        yield f"corpus {d.corpus} has one language: translation learns two, as in sentences:en-de"
     if d.corpus is not None and (d.valid_source is not None or d.valid_pairs is not None):
         yield f"corpus {d.corpus} brings its own validation text: leave out valid_source, valid_target and valid_pairs"
     yield from _vocabulary_problems(d)
     if d.bpe_dropout and d.cache is not None:
         yield "bpe_dropout makes other tokens in every epoch, cache keeps them: leave one out"
+
+
+def _corpus_problems(d: DataOptions) -> Iterator[str]:
+    if d.corpus is None or not is_of_sentences(d.corpus):
+        return
+    try:
+        sides(d.corpus)
+    except UserError as error:
+        yield str(error)
+    if d.train_pairs != DataOptions.train_pairs:
+        yield f"corpus {d.corpus} has pairs enough for itself: leave out train_pairs"
 
 
 def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
