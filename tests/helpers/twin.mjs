@@ -24,10 +24,12 @@ const ANSWERS = {
 
   rowIds: ({ rowIds }, { stack, ids }) => rowIds(stack, ids),
 
-  /** {name: {shape, data}} of every point, in their order. */
-  points: (_, { model, source, target, switches }) => {
+  /** {name: {shape, data}} of every point, in their order, or of those that `names` says. */
+  points: (_, { model, source, target, switches, names }) => {
     const seen = {};
-    const watch = (name, array, shape) => { seen[name] = { shape, data: Array.from(array) }; };
+    const watch = (name, array, shape) => {
+      if (!names || names.includes(name)) seen[name] = { shape, data: Array.from(array) };
+    };
     const memory = source && model.encode(source, { switches, watch }).memory;
     if (target) model.decode(target, memory, { switches, watch });
     return seen;
