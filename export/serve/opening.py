@@ -65,7 +65,7 @@ def takes_text(model: Any) -> bool:
 def warmed(model: Any) -> Model:
     """The model after a first run, so that no request pays for what is set up then."""
     if model.config.architecture == "encoder":
-        model.embed(".")
+        model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):
         if model.config.architecture == "decoder":
