@@ -31,7 +31,7 @@ EXTRAS = {
     f"export.serve.{name}": "serve"
     for name in (
         *("access", "answers", "app", "bodies", "connections", "metrics", "openai_endpoints", "server", "service"),
-        *("site", "translating"),
+        *("label_endpoints", "site", "translating"),
     )
 }
 
