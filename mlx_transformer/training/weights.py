@@ -120,7 +120,7 @@ class AdapterWeights(Weights):
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
         """Write OUT/adapter, and OUT/model with it merged."""
-        self._adapter(arrays).write(out / ADAPTER_FOLDER)
+        self._adapter(arrays).write(out / ADAPTER_FOLDER, card)
         return super().write(out, arrays, tokenizer_json, card)
 
     def _adapter(self, arrays: Mapping[str, NDArray] | None) -> Adapter:
