@@ -58,7 +58,8 @@ def test_an_adapters_card_names_its_base_and_stays_as_a_person_has_it(base, tmp_
     assert f"`{weights_digest(base)}`" in text
     assert merge_adapter(base, tmp_path / "adapter", tmp_path / "out") is None
     made(base, "lora").write(tmp_path / "adapter")
-    assert "# An adapter: LoRA of rank 3\n" in (text := card.read_text(encoding="utf-8"))
+    text = card.read_text(encoding="utf-8")
+    assert "# An adapter: LoRA of rank 3\n" in text
     card.write_text(mine := text.replace("---\n#", "---\nbase_model: org/base\n#", 1), encoding="utf-8")
     made(base, "dora").write(tmp_path / "adapter")
     assert card.read_text(encoding="utf-8") == mine
