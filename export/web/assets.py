@@ -1,5 +1,7 @@
-"""The files of onnxruntime-web, from an npm package: one that is there, or the pinned version, installed once: by npm, or
-without it from the package's file, compared with the pinned digest."""
+"""The files of onnxruntime-web, from an npm package: one that is there, or the pinned version, installed once.
+
+By npm, or without it from the package's file, compared with the pinned digest.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +109,8 @@ def _install(folder: Path) -> None:
         if registry is None:
             raise UserError(
                 f"{PACKAGE} is not here, and there is no npm to install it: install Node.js (https://nodejs.org), set"
-                f" {REGISTRY[0]} to the address of npm's registry, or name by --assets a node_modules that has it or the"
-                f" file of its version {pinned_version()}"
+                f" {REGISTRY[0]} to the address of npm's registry, or name by --assets a node_modules that has it, or"
+                f" the file of its version {pinned_version()}"
             )
         address = f"{registry.rstrip('/')}/{PACKAGE}/-/{PACKAGE}-{pinned_version()}.tgz"
         _unpack(_fetched(address), address, folder)
@@ -145,9 +147,8 @@ def _unpack(file: bytes, where: str, folder: Path) -> None:
     """Put what sites need of the package's file in its place, once its digest is the pinned one."""
     algorithm, _, digest = pinned_digest().partition("-")
     if base64.b64encode(hashlib.new(algorithm, file).digest()).decode() != digest:
-        raise UserError(
-            f"{where}: isn't the file of {PACKAGE} {pinned_version()} (its {algorithm} differs); fetch it again"
-        )
+        wanted = f"the file of {PACKAGE} {pinned_version()}"
+        raise UserError(f"{where}: isn't {wanted} (its {algorithm} differs); fetch it again")
     with tarfile.open(fileobj=io.BytesIO(file)) as archive, replace_folder(folder, PACKAGE, made_by_any=True) as kept:
         (kept / "dist").mkdir()
         for name in KEPT:
