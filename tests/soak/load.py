@@ -31,10 +31,10 @@ class Load:
 
     def __init__(self, plan: dict[str, Any]):
         self.port, self.questions = plan["port"], plan["questions"]
-        alone = [each for each in self.questions if may_stream(each["body"])]
-        self.streamed = [
-            [each for each in alone if (each["path"] == COMPLETIONS) is wanted] for wanted in (False, True)
-        ]
+        self.streamed: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])  # translations, completions
+        for each in self.questions:
+            if may_stream(each["body"]):
+                self.streamed[each["path"] == COMPLETIONS].append(each)
         self.rng, self.odd = random.Random(plan["seed"]), odd()
         self.counts: Counter[str] = Counter()
         self.seconds: list[float] = []

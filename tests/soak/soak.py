@@ -2,10 +2,10 @@
 
     python tests/soak/soak.py [--minutes 30] [--model ONNX] [--seed 1] [--kills 3]
 
-A translator, in our form and LibreTranslate's, a decoder and an encoder, in OpenAI's, are served together. Clients leave,
-stall, send slowly and send nonsense. Every answer is compared with the one computed alone. A table at
-the end; exit 1 on a wrong answer, on a connection that broke while nothing was killed, and where memory grows: from the
-first to the last quarter of the last life of the server, which is the second half of the run.
+A translator, in our form and LibreTranslate's, a decoder and an encoder, in OpenAI's, are served together. Clients
+leave, stall, send slowly and send nonsense. Every answer is compared with the one computed alone. A table at the end;
+exit 1 on a wrong answer, on a connection that broke while nothing was killed, and where memory grows: from the first to
+the last quarter of the last life of the server, which is the second half of the run.
 """
 
 from __future__ import annotations
@@ -43,14 +43,8 @@ class Server:
         keys = folder / "keys"
         keys.write_text("\n".join(KEYS) + "\n")
         given = ["--port", str(self.port), "--threads", "1", "--max-queue", "256", "--api-key-file", str(keys)]
-        self.command = [
-            sys.executable,
-            "-m",
-            "export",
-            "serve",
-            *(f"{name}={path}" for name, path in models.items()),
-            *given,
-        ]
+        named = [f"{name}={path}" for name, path in models.items()]
+        self.command = [sys.executable, "-m", "export", "serve", *named, *given]
         self.lives: list[list[float]] = []
         self.down: list[tuple[float, float]] = []
         self.said: list[str] = []
