@@ -136,6 +136,8 @@ def loaded(server: Server, plan: dict[str, Any], chosen: argparse.Namespace, fol
 def report(server: Server, result: dict[str, Any], status: int) -> int:
     """Print the table; the exit status."""
     counts, memory = result["counts"], server.lives[-1]
+    if not memory:
+        raise SystemExit("the last life of the server was too short to be seen: give it more --minutes")
     quarter = max(1, len(memory) // 4)
     first, last = statistics.median(memory[:quarter]), statistics.median(memory[-quarter:])
     unexplained = [moment for moment in result["cut"] if not server.excused(moment)]
