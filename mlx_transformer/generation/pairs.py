@@ -19,7 +19,6 @@ from mlx_transformer.system.progress import quiet_progress
 from .lines import PART_LINES
 from .options import OverlongPair
 from .output import writer
-from .translate import as_lines
 from .verbs import TextVerbs
 
 
@@ -83,16 +82,6 @@ def score_pairs(
         first = fits.index(False) + 1
         said = f"{skipped:,} of {len(text):,} pairs, the first of them line {first:,}: longer than the model takes"
         print(f"{source}: {said}, left empty", file=sys.stderr)
-
-
-def score(model: TextVerbs, lines: str | Sequence[str], translations: str | Sequence[str]) -> list[float]:
-    """Return log p of each line's translation; `UserError` for what isn't text, or is longer than the model takes."""
-    source, target = as_lines(lines), as_lines(translations)
-    if len(source) != len(target):
-        raise UserError(f"{len(source)} lines but {len(target)} translations: they must be equally many")
-    tokenizer = model.translator.tokenizer
-    ids, wanted = tokenizer.source.encode_batch(source), tokenizer.encode_batch(target)
-    return [_sum(values) for values in model.log_probabilities(ids, wanted)]
 
 
 def _ids(

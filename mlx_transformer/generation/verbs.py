@@ -147,9 +147,9 @@ class TextVerbs:
     def score(self, lines: str | list[str], translations: str | list[str]) -> float | list[float]:
         """Return log p of the translation of a line, or of each of several: the sum over its tokens, the end token's
         among them."""
-        from .pairs import score
+        from .likelihood import score
 
-        found = score(self, lines, translations)
+        found = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
         return found[0] if isinstance(lines, str) else found
 
     def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
