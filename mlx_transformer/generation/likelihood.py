@@ -69,7 +69,7 @@ def score(
     lines: str | Sequence[str],
     translations: str | Sequence[str],
 ) -> list[float]:
-    """Return log p of each line's translation, its end counted. log_p: `log_probabilities` of the model. `UserError` for
+    """Return log p of each line's translation, its end counted. log_p: `log_probabilities` of a model. `UserError` for
     what isn't text, or is longer than the model takes."""
     from .translate import as_lines  # with the tokenizer, which who has ids does without
 
