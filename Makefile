@@ -87,7 +87,7 @@ define install
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,.[train$(COMMA)export])
+	$(call install,.[train$(COMMA)export$(COMMA)serve])
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(call install,.[dev])

@@ -79,4 +79,4 @@ def test_a_command_names_its_extra(folders, arguments, extra):
 
 def test_a_name_of_the_package_names_its_extra(folders):
     done = run_script("import mlx_transformer\nmlx_transformer.load('model')", folders)
-    assert "needs mlx: pip install 'mlx-transformer[train]'" in done.stderr.splitlines()[-1]
+    assert "needs MLX, which is not installed; pip install 'mlx-transformer[train]'" in done.stderr.splitlines()[-1]

@@ -129,6 +129,54 @@ def test_both_runtimes_have_the_same_verbs(place):
             model.fill("one")
 
 
+def test_load_takes_every_form(place):
+    file = mt.export_search(place / "run", place / "loaded.onnx")
+    kinds = {"run": mt.Transformer, "onnx": mt.OnnxTransformer, file.name: mt.SearchModel}
+    models = []
+    for name, kind in kinds.items():
+        model, tokenizer = mt.load(place / name)
+        assert isinstance(model, kind)
+        assert tokenizer is model.tokenizer
+        models.append(model)
+    assert len({model.translate(LINES[0], max_new_tokens=8) for model in models}) == 1
+    assert repr(models[1]).startswith(f"OnnxTransformer({str(place / 'onnx')!r}): encoder-decoder, ")
+    assert repr(models[2]).startswith(f"SearchModel({str(file)!r}): encoder-decoder, ")
+    for model in models:
+        with pytest.raises(UserError, match="there is no option 'num_beams'"):
+            model.translate("one", num_beams=2)
+    with pytest.raises(UserError, match=r"no option 'beams' \(did you mean 'beam'\?\)"):
+        models[1].stream("one", beams=2)
+    with pytest.raises(UserError, match="no name on the Hub, which alone has revisions"):
+        mt.load(place / "run", revision="main")
+
+
+def test_scores_of_texts(place):
+    models = [mt.open_model(place / "run"), mt.open_model(place / "onnx")]
+    best = [model.n_best(LINES[0], beam=2, length_penalty=0.0, max_new_tokens=40)[0] for model in models]
+    for model, one in zip(models, best, strict=True):
+        [row] = model.tokenizer.source.encode_batch([LINES[0]])
+        [wanted] = model.tokenizer.encode_batch([one.text])
+        [tokens] = model.log_probabilities([row], [wanted])
+        assert model.score(LINES[0], one.text) == float(sum(map(float, tokens)))
+        assert model.score(LINES, ["x", one.text])[0] == model.score(LINES[0], "x")
+        with pytest.raises(UserError, match="2 lines but 1 translations"):
+            model.score(LINES, "x")
+        with pytest.raises(UserError, match="line 1: must be text, not int"):
+            model.score(LINES[0], [3])
+
+
+def test_an_onnx_folder_is_saved_as_it_is(place):
+    for _ in range(2):  # the second time in the place of the first
+        saved = mt.OnnxTransformer(place / "onnx").save(place / "again")
+    files = [{path.relative_to(folder) for path in folder.rglob("*")} for folder in (saved, place / "onnx")]
+    assert files[0] == files[1]
+    mt.OnnxTransformer(saved)
+    with pytest.raises(UserError, match="is the folder that is read"):
+        mt.OnnxTransformer(place / "onnx").save(place / "onnx")
+    with pytest.raises(UserError, match="holds files that are no ONNX folder"):
+        mt.OnnxTransformer(place / "onnx").save(place / "run")
+
+
 def test_one_file(place):
     model = mt.open_model(mt.export_search(place / "run", place / "one.onnx"))
     folder = mt.open_model(place / "onnx")
