@@ -2,7 +2,8 @@
 
 <!-- twins attention.py attention_weights -->     the definitions in mlx_transformer/nn and export/nn, side by side
 <!-- excerpt mlx_transformer/training/optimizers.py noam -->     one definition
-<!-- figure 15 -->                                 the figure of this row of the claims, if figures were made
+<!-- figure 36 its caption -->                     the figure of this row of the claims, if figures were made
+![its caption](../pictures/claims/15.svg)         the same; where none were made, the file
 <!-- picture network -->                           a picture drawn from the code
 """
 
@@ -18,6 +19,7 @@ from .problem import Problem
 from .symbols import definition
 
 DIRECTIVE = re.compile(r"^<!-- (\w+) (.+?) -->$")
+PICTURE = re.compile(r"^!\[(.+)\]\(\.\./pictures/claims/(\d\d)\.svg\)$")
 PICTURES: dict[str, Callable[[Path], str]] = {"network": network_picture.draw, "imports": import_picture.draw}
 SourceLink = Callable[[str, str, str], str]
 """(file, symbol, label) -> HTML of the link."""
@@ -28,6 +30,9 @@ def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink, str
     error; elsewhere it may be somebody else's."""
     lines = []
     for line, fenced in lines_of(text):
+        picture = None if fenced else PICTURE.match(line)
+        if picture is not None and int(picture[2]) in figures:
+            line = f"<!-- figure {int(picture[2])} {picture[1]} -->"
         match = None if fenced else DIRECTIVE.match(line)
         made = None if match is None else _made(match[1], match[2].split(), root, figures, link)
         if match is not None and made is None and strict:
@@ -38,8 +43,10 @@ def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink, str
 
 def figures_wanted(text: str) -> set[int]:
     """Rows of the claims whose figures a page shows."""
-    found = (DIRECTIVE.match(line) for line, fenced in lines_of(text) if not fenced)
-    return {int(match[2].split()[0]) for match in found if match and _is_figure(match[1], match[2].split())}
+    lines = [line for line, fenced in lines_of(text) if not fenced]
+    found = (DIRECTIVE.match(line) for line in lines)
+    named = {int(match[2].split()[0]) for match in found if match and _is_figure(match[1], match[2].split())}
+    return named | {int(match[2]) for match in map(PICTURE.match, lines) if match}
 
 
 def _is_figure(name: str, words: list[str]) -> bool:
