@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .embed import Embedder, GraphVectors
     from .encoder_head import EncoderHead
     from .fill import Filling
+    from .rerank import Ranked
     from .tag import Tagged
     from .translate import Overlong, Translation, Translator
 
@@ -253,6 +254,16 @@ class TextVerbs:
         found = answer(self.encoder_head("spans", "answer"), paired(question, context), asked)
         return found[0] if isinstance(question, str) and isinstance(context, str) else found
 
+    def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[Ranked]:
+        """Return the documents by their relevance to a query, the best first, by an encoder that reads pairs and has
+        one class; top_n: so many of them."""
+        from .options import RerankOptions
+        from .rerank import check_reranker, rerank
+
+        encoder = self.encoder_head("classes", "rerank")
+        check_reranker(self.config, self.where)
+        return rerank(encoder, query, documents, RerankOptions(top_n=top_n))
+
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
         """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a
         head of that kind."""
@@ -324,8 +335,9 @@ class TextVerbs:
         """The ids that the output of this source may be made of, by the shortlist."""
         if self.shortlist is None:
             return None
-        shared = self.config.one_embedding or self.tokenizer is None or not self.tokenizer.separate
-        shared = shared and self.config.source_vocab_size == self.config.vocab_size
+        from mlx_transformer.core.shortlist import shares_ids
+
+        shared = shares_ids(self.config, self.tokenizer)
         return self.shortlist.candidates(ids, self.config.vocab_size, shared).tolist()
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
