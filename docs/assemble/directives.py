@@ -2,8 +2,7 @@
 
 <!-- twins attention.py attention_weights -->     the definitions in mlx_transformer/nn and export/nn, side by side
 <!-- excerpt mlx_transformer/training/optimizers.py noam -->     one definition
-<!-- figure 36 its caption -->                     the figure of this row of the claims, if figures were made
-![its caption](../pictures/claims/15.svg)         the same; where none were made, the file
+<!-- figure 15 -->                                 the figure of this row of the claims, if figures were made
 <!-- picture network -->                           a picture drawn from the code
 """
 
@@ -19,7 +18,6 @@ from .problem import Problem
 from .symbols import definition
 
 DIRECTIVE = re.compile(r"^<!-- (\w+) (.+?) -->$")
-PICTURE = re.compile(r"^!\[(.+)\]\(\.\./pictures/claims/(\d\d)\.svg\)$")
 PICTURES: dict[str, Callable[[Path], str]] = {"network": network_picture.draw, "imports": import_picture.draw}
 SourceLink = Callable[[str, str, str], str]
 """(file, symbol, label) -> HTML of the link."""
@@ -30,9 +28,6 @@ def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink, str
     error; elsewhere it may be somebody else's."""
     lines = []
     for line, fenced in lines_of(text):
-        picture = None if fenced else PICTURE.match(line)
-        if picture is not None and int(picture[2]) in figures:
-            line = f"<!-- figure {int(picture[2])} {picture[1]} -->"
         match = None if fenced else DIRECTIVE.match(line)
         made = None if match is None else _made(match[1], match[2].split(), root, figures, link)
         if match is not None and made is None and strict:
@@ -43,10 +38,8 @@ def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink, str
 
 def figures_wanted(text: str) -> set[int]:
     """Rows of the claims whose figures a page shows."""
-    lines = [line for line, fenced in lines_of(text) if not fenced]
-    found = (DIRECTIVE.match(line) for line in lines)
-    named = {int(match[2].split()[0]) for match in found if match and _is_figure(match[1], match[2].split())}
-    return named | {int(match[2]) for match in map(PICTURE.match, lines) if match}
+    found = (DIRECTIVE.match(line) for line, fenced in lines_of(text) if not fenced)
+    return {int(match[2].split()[0]) for match in found if match and _is_figure(match[1], match[2].split())}
 
 
 def _is_figure(name: str, words: list[str]) -> bool:
