@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from mlx_transformer.system import page as kit
+from mlx_transformer import page as kit
 
 SCRIPTS = ("core.js", "attention.js", "reading.js")
 
