@@ -53,7 +53,7 @@ const follow = () => {
     const frame = card.getBoundingClientRect();
     threads.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
     for (const [other, values, words, kind] of looks(side, at)) {
-      const rgb = words === "looks at" ? palette.high : palette.plus;
+      const rgb = words === "looks at" ? palette.high : palette.more;
       values.forEach((value, i) => {
         const chip = chips[other][i];
         chip.style.background = `rgb(${mixed(palette.low, rgb, Math.min(1, value) ** 0.75).join(" ")})`;

@@ -17,10 +17,11 @@ from mlx_transformer.system.progress import quiet_progress
 from .content import content
 from .opening import open_model, open_other
 from .page import page
+from .payload import walked
 from .sentence import CONTINUATION, read_sentence
 from .trace import trace
 
-MARK = '<script type="application/json" id="data">'
+MARK = '<script type="application/json" id="walk-data">'
 """Only pages of ours hold it: another file is not replaced."""
 
 
@@ -67,7 +68,7 @@ def explain(
             traces.append(trace(each, sentence))
         watch(0.8, "writing")
         data = content(models, sentence, traces, min(s.top_k, config.vocab_size))
-        text = page(data)
+        text = page([walked(models[0], sentence)], data)
         write_text(out, text)
         written = [f"{out}: {len(text.encode()) / 1e6:.2f} MB"]
         if figures is not None:

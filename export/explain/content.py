@@ -62,13 +62,42 @@ class Texts:
         return words_of(self.tokenizer.source if side == "source" else self.tokenizer, ids)
 
 
+SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown", "<mask>": "▢"}
+
+
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """As people read it; what is a part of a character is spelled as the vocabulary has it."""
+    """As people read it: never bytes."""
     if id in tokenizer.special_ids:
-        return tokenizer.token(id)
+        return SPECIAL.get(tokenizer.token(id), tokenizer.token(id))
     text = tokenizer.decode([id])
+    if "\ufffd" in text:
+        return "part of a character"
     readable = text.replace("\n", " ").replace("\t", " ").isprintable()
-    return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
+    return text if text and readable else tokenizer.token(id)
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each of these tokens; a part of a character is what it is a part of, with its share: "’ 1/3"."""
+    found: list[str] = []
+    while len(found) < len(ids):
+        begin = len(found)
+        end = next((i for i in range(begin + 1, len(ids) + 1) if _whole(tokenizer, ids[begin:i])), begin + 1)
+        run = ids[begin:end]
+        if len(run) == 1:
+            found.append(token_text(tokenizer, run[0]))
+            continue
+        text, shares = tokenizer.decode(list(run)), [_bytes(tokenizer.token(id)) for id in run]
+        found += [f"{text} {share}/{sum(shares)}" for share in shares]
+    return found
+
+
+def _whole(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return "\ufffd" not in tokenizer.decode(list(ids))
+
+
+def _bytes(token: str) -> int:
+    """How many bytes of text a token holds, of which a part makes no character: a letter each, or <0xE2>."""
+    return 1 if token.startswith("<0x") else len(token)
 
 
 def content(

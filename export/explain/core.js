@@ -58,7 +58,7 @@ const share = (value) => (value >= 0.9995 ? "100%" : value >= 0.001 ? `${(100 * 
 const palette = {};
 const readPalette = () => {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["low", "high", "plus", "minus", "ink", "from", "to"]) {
+  for (const name of ["low", "high", "more", "less", "ink"]) {
     const hex = style.getPropertyValue(`--${name}`).trim();
     palette[name] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
   }
@@ -66,7 +66,7 @@ const readPalette = () => {
 readPalette();
 const mixed = (from, to, part) => from.map((value, i) => Math.round(value + (to[i] - value) * part));
 const sequential = (value) => mixed(palette.low, palette.high, Math.min(1, Math.max(0, value)) ** 0.75);
-const diverging = (value) => mixed(palette.low, value > 0 ? palette.plus : palette.minus, Math.min(1, Math.abs(value)));
+const diverging = (value) => mixed(palette.low, value > 0 ? palette.more : palette.less, Math.min(1, Math.abs(value)));
 
 const painted = new Set(); // what is drawn again when the colours change
 const repaint = () => painted.forEach((draw) => draw());

@@ -76,11 +76,12 @@ export function sum(terms, total, { open = terms.length <= 24 } = {}) {
 /** A product of two vectors as the terms of `sum`. */
 export const products = (a, b) => Array.from(a, (x, k) => [`${short(x)}·${short(b[k])}`, x * b[k]]);
 
-/** A table; cells are HTML. lit: the row that is chosen. pick: rows that can be clicked, by their data. */
+/** A table; cells are HTML. lit: the row that is chosen. pick: what a row's first cell chooses when it is clicked. */
 export function table(head, rows, { lit = -1, pick = '', label } = {}) {
   const line = (row, i) => {
-    const attributes = `${i === lit ? ' class="on"' : ''}${pick ? ` data-${pick}="${i}"` : ''}`;
-    return `<tr${attributes}>${row.map((cell, c) => (c ? `<td>${cell}</td>` : `<th scope="row">${cell}</th>`)).join('')}</tr>`;
+    const attributes = i === lit ? ' class="on"' : '';
+    const name = pick ? `<button type="button" data-${pick}="${i}"${i === lit ? ' aria-pressed="true"' : ''}>${row[0]}</button>` : row[0];
+    return `<tr${attributes}><th scope="row">${name}</th>${row.slice(1).map((cell) => `<td>${cell}</td>`).join('')}</tr>`;
   };
   return `<div class="wide" tabindex="0" role="region" aria-label="${escaped(label)}"><table><thead><tr>`
     + `${head.map((name) => (name ? `<th scope="col">${name}</th>` : '<td></td>')).join('')}</tr></thead><tbody>`

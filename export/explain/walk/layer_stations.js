@@ -119,7 +119,7 @@ export const next = {
   question: 'What does another layer do?',
   formula: () => 'x → layer 1 → layer 2 → …',
   answer: () => words('The same steps with other matrices, on vectors that already hold something of their neighbours: what the first layer found, the second can look for. The share below says how much of the vectors still tells the positions apart; without [[residual|residuals]] it falls to nothing.'),
-  ask: 'Go one layer up (arrow key ↑) and compare whom this word looks at.',
+  ask: 'Go one layer up (Shift and ↑) and compare whom this word looks at.',
   links: ['stacks', 42],
   body(v) {
     const names = [v.shape.embedding(), ...Array.from({ length: v.shape.layers }, (_, n) => v.shape.layer(n))];

@@ -14,6 +14,7 @@ export const logits = {
   answer: () => words('The last vector is multiplied with a row for every token of the [[vocabulary]]: the better it fits, the higher the [[logit]]. A [[softmax]] turns all logits into shares of 1. The [[temperature]] T divides them first: below 1 the first gets nearly all, above 1 the others come up.'),
   ask: 'Pull the temperature to 2: how much is left of the first?',
   links: ['classifier', 27],
+  controls: (v) => `<label class="slide">temperature <input type="range" id="temperature" min="0.1" max="4" step="0.1" value="${v.temperature}"> <output>${v.temperature}</output></label>`,
   body(v) {
     const { stack, i, shape } = v.out;
     const last = shape.last();
@@ -39,7 +40,6 @@ export const logits = {
       worked = `<p class="cell">the logit of ‹${escaped(v.text(shown))}›:</p>${sum([...products(h, e), ...(bias ? [['bias', bias[shown]]] : [])], number(row[shown], 'logits', `${i},${shown}`))}`;
     }
     return `<p class="said"><b>${who}: ‹${escaped(v.text(order[0]))}› ${short(p[order[0]])}</b>, of ${row.length.toLocaleString('en')} tokens</p>`
-      + `<label class="slide">temperature <input type="range" id="temperature" min="0.1" max="4" step="0.1" value="${T}"> <output>${T}</output></label>`
       + strip('h, the last vector', h, { point: last, index: i, lit: v.c })
       + table(['token', 'logit', 'share'], rows, { lit: order.indexOf(chosen), label: 'the likeliest tokens' }) + worked;
   },
@@ -53,14 +53,14 @@ export const search = {
   answer: () => words('[[Greedy search]] takes the likeliest token, feeds it back, and again, until the end. A [[beam]] keeps the best K beginnings at every step and compares whole outputs: a word that looked second best may begin the better sentence. The [[length penalty]] α keeps it from liking short ones best.'),
   ask: 'Set K to 4 and look which branches were dropped.',
   links: ['decoding', 28],
+  controls: (v) => (v.live ? `<label>K <select id="beam">${[1, 2, 3, 4, 5, 6].map((k) => `<option${k === v.beam ? ' selected' : ''}>${k}</option>`).join('')}</select></label>`
+    + `<label class="slide">length penalty α <input type="range" id="alpha" min="0" max="2" step="0.1" value="${v.alpha}"> <output>${v.alpha}</output></label>` : ''),
   body(v) {
     const steps = v.written.map((id, t) => {
       const p = v.pass.has('logits') && v.hasRow('logits', t) ? softmax(v.pass.row('logits', t))[id] : null;
       return [`<span class="tok">${escaped(v.outLabels[t])}</span>`, escaped(v.outRead[t]), p === null ? '' : `${derived(p)} ${bar(p)}`];
     });
     return table(['written', 'has read', 'share'], steps, { lit: v.step, pick: 'step', label: 'word by word' })
-      + (v.live ? `<div class="controls"><label>K <select id="beam">${[1, 2, 3, 4, 5, 6].map((k) => `<option${k === v.beam ? ' selected' : ''}>${k}</option>`).join('')}</select></label>`
-        + `<label class="slide">length penalty α <input type="range" id="alpha" min="0" max="2" step="0.1" value="${v.alpha}"> <output>${v.alpha}</output></label></div>` : '')
       + `<div id="tree">${v.tree ? tree(v) : ''}</div>`;
   },
 };

@@ -51,8 +51,6 @@ export const GLOSSARY = {
 export const words = (text) => text.replace(/\[\[([^\]|]+)(?:\|([^\]]+))?\]\]/g, (_, term, shown) => (
   `<button type="button" class="gl" data-gl="${escaped(term.toLowerCase())}" aria-haspopup="dialog">${escaped(shown ?? term)}</button>`));
 
-const GUIDE = 'https://mlx-transformer.github.io/guide/';
-
 export const entry = (term) => {
   const [said, formula, page] = GLOSSARY[term];
   return `<b>${escaped(term)}</b> ${escaped(said)}${formula ? ` <code>${escaped(formula)}</code>` : ''} <small>guide: ${escaped(page)}</small>`;

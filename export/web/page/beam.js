@@ -32,8 +32,9 @@ function extensions(logits, live, K, config) {
   return top(found, 2 * K);
 }
 
-/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far. */
-export async function beamSearch(model, source, { beam: K, lengthPenalty, prefix = [], stopped, heard }) {
+/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far, `seen`
+ * with what each step weighs: {t, candidates, ending, going}, each [{score, parent, token}], parent a place in the last `going`. */
+export async function beamSearch(model, source, { beam: K, lengthPenalty, prefix = [], stopped, heard, seen = () => {} }) {
   const { config } = model;
   const limit = lengthLimit(source, config);
   const decoder = await model.start(source);
@@ -51,6 +52,7 @@ export async function beamSearch(model, source, { beam: K, lengthPenalty, prefix
       const weighed = ending.map((each) => ({ score: each.score / penalty(t + 1, lengthPenalty), ids: grown(each) }));
       finished = top([...finished, ...weighed], K);
       const going = candidates.filter(({ token }) => token !== config.eos_id).slice(0, K);
+      seen({ t, candidates, ending, going: last ? [] : going });
       const next = going.map((each) => ({ score: each.score, ids: grown(each) }));
       // log p only falls: nothing that is live can reach more than its own over the largest penalty.
       const ahead = penalty(lengthPenalty >= 0 ? limit : t + 2, lengthPenalty);
