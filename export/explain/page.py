@@ -22,8 +22,9 @@ HERE = Path(__file__).parent
 def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = None) -> str:
     """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
     sentence in the first, of what `content.content` returns."""
+    words = tomllib.loads(kit.texts_beside(__file__, "walk/words.toml"))
     walk = kit.texts_beside(__file__, "walk/shell.html")
-    body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models})}'
+    body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
     css = kit.texts_beside(kit.__file__, "kit.css") + kit.texts_beside(__file__, "walk/walk.css")
     script = f"(() => {{{kit.joined(HERE / 'walk' / 'walk.js')}}})();"
     title = "One word through the model"

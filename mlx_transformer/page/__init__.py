@@ -37,7 +37,8 @@ def texts_beside(file: str, *names: str) -> str:
 def joined(entry: Path) -> str:
     """Return an ES module and all that it imports as one script: each module is a function, which returns its exports.
 
-    Imports stand at the top, by relative names in braces. Comments that fill lines are left out.
+    Imports stand at the top, by relative names in braces. Comments and indentation
+    are left out.
     """
     import re
 
@@ -47,6 +48,7 @@ def joined(entry: Path) -> str:
         path = path.resolve()
         if path not in written:
             text = re.sub(r"^ *(//.*|/\*\*[\s\S]*?\*/)\n", "", path.read_text(encoding="utf-8"), flags=re.M)
+            text = re.sub(r"^ +| +// .*$", "", text, flags=re.M)
             names = re.findall(r"^export (?:async )?(?:function\*?|const|class) ([\w$]+)", text, re.M)
             text = re.sub(r"^export ", "", text, flags=re.M)
 

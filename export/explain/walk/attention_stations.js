@@ -64,12 +64,7 @@ function qkvBody(v, part) {
 
 export const qkv = {
   id: 'qkv',
-  title: 'Query, key, value',
-  question: 'What are q, k and v?',
   formula: (v) => `q = x W<sup>Q</sup>, k = x W<sup>K</sup>, v = x W<sup>V</sup>; ${v.shape.heads} heads of ${v.shape.dk} numbers`,
-  answer: () => words('Three vectors that are made of the same x by three learned matrices. The [[query]] says what this word looks for, the [[key]] what a word can be found by, the [[value]] what it hands over when it is found: a dictionary in which every entry answers a little. Each [[head]] has matrices of its own.'),
-  ask: 'Change the head: the same x gives another query.',
-  links: ['attention', 20],
   body: (v) => qkvBody(v, 'self_attention'),
 };
 
@@ -109,19 +104,14 @@ export function cellBody(v, part) {
     + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: `${a.name}.keys`, index: `${a.kv},${j}`, kind: 'k' })
     + strip('products', product)
     + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], `${a.name}.scores`, place(j))}`, { open: true })
-    + `<p class="cell">Then a [[softmax]] over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`.replace('[[softmax]]', words('[[softmax]]'))
+    + `<p class="cell">Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`
     + table(['looked at', 'score', 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: 'scores and weights of this row' })
     + `<p class="said"><b>${escaped(looksAt(v, a))}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0))}, spread ${short(bits(weights), 2)} bits</p>`;
 }
 
 export const cell = {
   id: 'cell',
-  title: 'One cell of attention',
-  question: 'Where does this number come from, and why divide by √d_k?',
   formula: () => 'weight = softmax(q · k / √<i>d</i><sub>k</sub> + mask)',
-  answer: (v) => words(`Query and key are multiplied number by number and added up: a large sum where both point the same way. The sum of ${v.shape.dk} products grows with their number, its spread like √${v.shape.dk}; undivided, the [[softmax]] would give nearly all to one word and hardly learn. So it is divided by [[√d_k]] = ${short(Math.sqrt(v.shape.dk), 4)}. The [[mask]] is −∞ for what isn't written yet, else 0.`),
-  ask: 'Find the head that looks at another word than you would.',
-  links: ['scores', 15],
   body: (v) => thinkingMachines() + cellBody(v, 'self_attention'),
 };
 
@@ -145,23 +135,13 @@ export function mixedBody(v, part) {
 
 export const mixed = {
   id: 'mixed',
-  title: 'The weighted sum',
-  question: 'What does a word take with it?',
   formula: () => 'z = Σ<sub>j</sub> weight<sub>j</sub> v<sub>j</sub>',
-  answer: () => words('Each word\'s [[value]] counts as much as it was looked at (paler: less), and their sum is what this head brings back. So a vector that stood for one word now holds something of the others: context.'),
-  ask: 'Choose the head whose sum is almost one word\'s value.',
-  links: ['attention', 50],
   body: (v) => mixedBody(v, 'self_attention'),
 };
 
 export const heads = {
   id: 'heads',
-  title: 'The heads side by side',
-  question: 'What do four heads do that one can\'t?',
   formula: () => 'MultiHead = Concat(z<sub>1</sub>, …, z<sub>h</sub>) W<sup>O</sup>',
-  answer: (v) => words(`One head has one row of weights that add up to 1: to look at two things it must halve itself. ${v.shape.heads} heads look in ${v.shape.heads} ways at once, each in ${v.shape.dk} numbers of its own, for the price of one wide head; W<sup>O</sup> mixes what they bring. But looking isn't using: switch a head off below and see whether anything changes.`),
-  ask: 'Find two heads in which this word looks at different words.',
-  links: ['heads', 30],
   body: (v) => headsBody(v, 'self_attention'),
 };
 
@@ -195,12 +175,7 @@ export function headsBody(v, part) {
 
 export const cross = {
   id: 'cross',
-  title: 'Cross-attention',
-  question: 'How does the German side see the English?',
   formula: () => 'q from the decoder; k, v from the encoder\'s output',
-  answer: () => words('By the very same cell: the [[query]] comes from the word that is being written, [[key|keys]] and [[value|values]] from the [[memory]], the [[encoder]]\'s last vectors. Self-attention is the special case in which all three come from one place. What is looked at most is mostly the word that is being translated: an [[alignment]].'),
-  ask: 'Choose the pronoun in the translation and find the head that looks at what it stands for.',
-  links: ['stacks', 53],
   body(v) {
     const word = v.at('decoder', v.step);
     return qkvBody(word, 'cross_attention') + cellBody(word, 'cross_attention') + mixedBody(word, 'cross_attention') + headsBody(word, 'cross_attention');

@@ -2,7 +2,6 @@
 
 import { derived, escaped, short, table } from '../../../mlx_transformer/page/kit.js';
 import { bits } from './pass.js';
-import { words } from './words.js';
 
 const WHOLE = {
   positions: ['positions', 'nothing is added for the place: a bag of words'],
@@ -113,12 +112,7 @@ export function eachInTurn(model, whole) {
 
 export const breaking = {
   id: 'break',
-  title: 'Break it',
-  question: 'What is each part for?',
   formula: () => 'the same weights, a part left out',
-  answer: () => words('Every station above moves with these switches; the output at the top is what the model says without the part. [[positional encoding|Positions]] off: the order is gone. [[Mask]] off: nothing is seen while it writes word by word, for there is no future yet, but reading the right output at once goes wrong. [[residual|Residuals]] off: babble. One [[head]] off: often nothing; looking isn\'t using.'),
-  ask: 'Find the one head without which this sentence goes wrong.',
-  links: ['residual', 16],
   controls,
   body: (v) => `<div id="seen">${v.seen ?? ''}</div><div id="turns">${v.turns ?? ''}</div>`,
 };

@@ -1,7 +1,6 @@
 // From text to the vectors that the first layer reads: token, row of the table, position.
 
 import { derived, escaped, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
-import { words } from './words.js';
 
 export const SINUSOIDS = ['sinusoidal', 'sinusoidal_halves', 'sinusoidal_concat'];
 const SUB = (i) => `<sub>${i}</sub>`;
@@ -19,12 +18,7 @@ export function wave(config, j) {
 
 export const token = {
   id: 'token',
-  title: 'Token and id',
-  question: 'What is a token?',
   formula: () => 'text → pieces → ids',
-  answer: () => words('A [[token]] is a piece of text that the model knows by number: a word, a part of one, a mark. Common words are one piece, rare ones several; a space belongs to the piece behind it (·). The number is the [[id]], a row in the [[vocabulary]]; nothing else of the text goes in.'),
-  ask: 'Type a word that nobody uses and count its pieces.',
-  links: ['tokens', 1],
   body(v) {
     const rows = v.ids.map((id, n) => [`<span class="tok">${escaped(v.read[n])}</span>`, String(n), String(id)]);
     const V = v.vocabulary;
@@ -37,12 +31,7 @@ export const token = {
 
 export const row = {
   id: 'row',
-  title: 'Row of the table, times √d',
-  question: 'Why is a word a vector?',
   formula: (v) => (v.scaled ? `x = E[id] · √<i>d</i>, √${v.shape.d} = ${short(Math.sqrt(v.shape.d), 4)}` : 'x = E[id]'),
-  answer: () => words('The id picks one row of the [[embedding]] table. A vector can be near some words and far from others, and near in one respect alone; ids and one-hot rows can\'t. The numbers were random once; training moved them until words that are used alike lie alike. The same word has the same row in every sentence: context comes later.'),
-  ask: 'Choose another place where the same word stands: the row stays as it is.',
-  links: ['embedding', 14],
   body(v) {
     const name = `${v.stack}.embedding`;
     if (!v.pass.has(`${name}.rows`)) return '<p>The rows themselves are not in this page.</p>';
@@ -87,12 +76,7 @@ const OTHERWISE = {
 
 export const position = {
   id: 'position',
-  title: '+ position',
-  question: 'How does the model know the order?',
   formula: () => 'PE(pos, 2<i>i</i>) = sin(pos / 10000<sup>2<i>i</i>/<i>d</i></sup>), PE(pos, 2<i>i</i>+1) = cos(…)',
-  answer: () => words('[[Attention]] itself sees a bag of words: without this station “the cat sat on the mat” and “the mat sat on the cat” are one and the same. So each place has a vector of its own, the [[positional encoding]], which is added to the word\'s. Every column is a wave, fast on the left, slow on the right; together they name the place.'),
-  ask: 'Switch positions off below (“Break it”): make two sentences give the same.',
-  links: ['positions', 2],
   body(v) {
     const [from, to] = [`${v.stack}.embedding.${v.scaled ? 'scaled' : 'rows'}`, `${v.stack}.embedding`];
     const kind = v.pass.config.positions;

@@ -1,7 +1,6 @@
 // The rest of a layer: the sum with what went in, its norm, the feed-forward net; and layer after layer.
 
 import { derived, escaped, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
-import { words } from './words.js';
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
@@ -48,12 +47,7 @@ function normSteps(v, read, normed, c) {
 
 export const norm = {
   id: 'norm',
-  title: '+ x, and the norm',
-  question: 'Why is x added again, and what does the norm do?',
   formula: (v) => (v.shape.post ? 'LayerNorm(X + Z): (x − μ) / √(σ² + ε) · γ + β' : 'X + Sublayer(LayerNorm(X)); LayerNorm: (x − μ) / √(σ² + ε) · γ + β'),
-  answer: () => words('The [[residual]]: what a word was stays, and a layer only adds to it. Without it all words become one after a few layers, and the gradient has no straight way down. The [[layer norm]] makes the mean of each vector 0 and its deviation 1, word by word, so that nothing grows from layer to layer; then each column gets a scale γ and a shift β that were learned.'),
-  ask: 'Switch residuals off below and read what the model says.',
-  links: ['residual', 22],
   body: (v) => addAndNorm(v, 'self_attention'),
 };
 
@@ -61,13 +55,8 @@ const FORMULAS = { relu: 'max(0, x W<sub>1</sub> + b<sub>1</sub>) W<sub>2</sub> 
 
 export const feedForward = {
   id: 'feed-forward',
-  title: 'Feed-forward',
-  question: 'What happens between two looks?',
   formula: (v) => (v.shape.gated ? `FFN(x) = (${v.shape.activation}(x W<sub>g</sub>) · x W<sub>1</sub>) W<sub>2</sub>`
     : `FFN(x) = ${FORMULAS[v.shape.activation] ?? `${v.shape.activation}(x W<sub>1</sub> + b<sub>1</sub>) W<sub>2</sub> + b<sub>2</sub>`}`),
-  answer: () => words('Each word for itself, without the others: many [[inner unit|inner units]] each ask one question of the vector; where the answer is below 0, [[ReLU]] makes it 0 (grey), and the others write their column into the result. Half of them are silent for any one word.'),
-  ask: 'Choose another word: other units answer.',
-  links: ['feedforward', 25],
   body(v) {
     const { shape, pass, l, i } = v;
     const name = `${shape.layer(l)}.feed_forward`;
@@ -115,12 +104,7 @@ function apart(v, name) {
 
 export const next = {
   id: 'next',
-  title: 'Layer after layer',
-  question: 'What does another layer do?',
   formula: () => 'x → layer 1 → layer 2 → …',
-  answer: () => words('The same steps with other matrices, on vectors that already hold something of their neighbours: what the first layer found, the second can look for. The share below says how much of the vectors still tells the positions apart; without [[residual|residuals]] it falls to nothing.'),
-  ask: 'Go one layer up (Shift and ↑) and compare whom this word looks at.',
-  links: ['stacks', 42],
   body(v) {
     const names = [v.shape.embedding(), ...Array.from({ length: v.shape.layers }, (_, n) => v.shape.layer(n))];
     if (!v.shape.post && v.pass.has(`${v.stack}.norm`)) names.push(`${v.stack}.norm`);

@@ -2,18 +2,12 @@
 
 import { bar, derived, escaped, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
 import { softmax } from './pass.js';
-import { words } from './words.js';
 
 const SHOWN = 8;
 
 export const logits = {
   id: 'logits',
-  title: 'Logits and softmax',
-  question: 'Why this word?',
   formula: () => 'logit<sub>w</sub> = h · E<sub>w</sub>;  p<sub>w</sub> = e<sup>logit / T</sup> / Σ e<sup>logit / T</sup>',
-  answer: () => words('The last vector is multiplied with a row for every token of the [[vocabulary]]: the better it fits, the higher the [[logit]]. A [[softmax]] turns all logits into shares of 1. The [[temperature]] T divides them first: below 1 the first gets nearly all, above 1 the others come up.'),
-  ask: 'Pull the temperature to 2: how much is left of the first?',
-  links: ['classifier', 27],
   controls: (v) => `<label class="slide">temperature <input type="range" id="temperature" min="0.1" max="4" step="0.1" value="${v.temperature}"> <output>${v.temperature}</output></label>`,
   body(v) {
     const { stack, i, shape } = v.out;
@@ -47,12 +41,7 @@ export const logits = {
 
 export const search = {
   id: 'search',
-  title: 'The search',
-  question: 'What would a beam have done?',
   formula: () => 'score = log p / ((5 + n) / 6)<sup>α</sup>',
-  answer: () => words('[[Greedy search]] takes the likeliest token, feeds it back, and again, until the end. A [[beam]] keeps the best K beginnings at every step and compares whole outputs: a word that looked second best may begin the better sentence. The [[length penalty]] α keeps it from liking short ones best.'),
-  ask: 'Set K to 4 and look which branches were dropped.',
-  links: ['decoding', 28],
   controls: (v) => (v.live ? `<label>K <select id="beam">${[1, 2, 3, 4, 5, 6].map((k) => `<option${k === v.beam ? ' selected' : ''}>${k}</option>`).join('')}</select></label>`
     + `<label class="slide">length penalty α <input type="range" id="alpha" min="0" max="2" step="0.1" value="${v.alpha}"> <output>${v.alpha}</output></label>` : ''),
   body(v) {

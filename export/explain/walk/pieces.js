@@ -4,7 +4,8 @@ const SPECIAL = { '<s>': 'start', '</s>': 'end', '<pad>': 'padding', '<unk>': 'u
 export const specialText = (token) => SPECIAL[token] ?? token;
 
 /** Text as one line; a space at the front is a thin mark. */
-export const marked = (text) => text.replace(/^ +/, (spaces) => '·'.repeat(spaces.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥');
+export const marked = (text) => text.replace(/^ +/, (spaces) => '·'.repeat(spaces.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥')
+  .replace(/[\0-\x1f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)));
 
 const lengthOf = (lead) => (lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1);
 

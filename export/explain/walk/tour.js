@@ -2,21 +2,10 @@
 
 import { escaped } from '../../../mlx_transformer/page/kit.js';
 
-export const CAPTIONS = [
-  ['token', 'A sentence comes in as pieces with numbers. Yours: type one above.'],
-  ['row', 'Each number picks a row of a table: a vector. From here on a word is these numbers.'],
-  ['position', 'A wave for its place is added, or word order would be lost.'],
-  ['cell', 'One look: query times key, added up, divided, and a softmax: so much of that word.'],
-  ['heads', 'Several heads look at once, each at something else.'],
-  ['norm', 'What came out is added to what went in, and brought back to size. Then a small net, word by word; then the next layer.'],
-  ['logits', 'The last vector is compared with every token: the best fit is written, and read again.'],
-  ['break', 'Now break it: switch a part off and read what the model says without it.'],
-];
-
 export class Tour {
-  /** go(station): bring it into view. */
-  constructor(place, go) {
-    Object.assign(this, { place, go, at: -1 });
+  /** captions: [{station, said}]. go(station): bring it into view. */
+  constructor(place, captions, go) {
+    Object.assign(this, { place, captions, go, at: -1 });
     place.addEventListener('click', ({ target }) => {
       if (target.dataset.tour === 'next') this.next();
       if (target.dataset.tour === 'stop') this.stop();
@@ -44,11 +33,11 @@ export class Tour {
 
   next() {
     this.at += 1;
-    if (this.at >= CAPTIONS.length) return this.stop();
-    const [station, said] = CAPTIONS[this.at];
-    const last = this.at + 1 === CAPTIONS.length;
+    if (this.at >= this.captions.length) return this.stop();
+    const { station, said } = this.captions[this.at];
+    const last = this.at + 1 === this.captions.length;
     this.place.hidden = false;
-    this.place.innerHTML = `<p aria-live="polite"><small>${this.at + 1} of ${CAPTIONS.length}</small> ${escaped(said)}</p>`
+    this.place.innerHTML = `<p aria-live="polite"><small>${this.at + 1} of ${this.captions.length}</small> ${escaped(said)}</p>`
       + `<p><button type="button" data-tour="next">${last ? 'done' : 'next (space)'}</button> <button type="button" data-tour="stop">stop</button></p>`;
     this.place.querySelector('button').focus({ preventScroll: true });
     this.go(station);

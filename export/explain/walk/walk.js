@@ -1,6 +1,6 @@
 // The page: a sentence, the stack, the stations; what is chosen, typed and switched moves all of it.
 
-import { columnOf, escaped, key, listen } from '../../../mlx_transformer/page/kit.js';
+import { columnOf, escaped, key, listen, short } from '../../../mlx_transformer/page/kit.js';
 import { cell, cross, heads, looksAt, mixed, qkv, attentionOf } from './attention_stations.js';
 import { lanes } from './bar.js';
 import { breaking, eachInTurn, seen, switchesOf } from './breaking.js';
@@ -11,7 +11,7 @@ import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
 import { Tour } from './tour.js';
 import { viewOf } from './view.js';
-import { entry, GLOSSARY } from './words.js';
+import { entry, words } from './words.js';
 
 const data = JSON.parse(document.getElementById('walk-data').textContent);
 const find = (id) => document.getElementById(id);
@@ -23,6 +23,7 @@ const modelOf = (n) => {
 const START = { model: 0, text: '', stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, off: {} };
 const state = { ...START, text: data.models[0].examples[0].text, ...data.models[0].examples[0].at };
 let [model, whole, pass, station, tree, breakage, turns] = [null, null, null, 'token', null, '', ''];
+let wanted = data.models[0].examples[0].find ?? null;
 let drawn = 0; // passes so far: what comes late of an earlier one is dropped
 
 const stationsOf = ({ architecture }) => [
@@ -30,17 +31,19 @@ const stationsOf = ({ architecture }) => [
   ...(architecture === 'encoder-decoder' ? [cross] : []), logits, ...(architecture === 'encoder' ? [] : [search]),
   ...(model.live ? [breaking] : []),
 ];
-const call = (part, v) => (typeof part === 'function' ? part(v) : part);
+/** The answer of a station, with the model's own sizes in it. */
+const answer = ({ id }, { shape }) => words(data.words.stations[id].answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
+  .replaceAll('{root}', short(Math.sqrt(shape.dk), 4)));
 const view = () => ({ ...viewOf(model, pass, state), tree, seen: breakage, turns });
 
 function frame() {
   const v = view();
-  find('stations').innerHTML = stationsOf(model.config).map((each, n) => (
-    `<section id="${each.id}" class="station" aria-labelledby="${each.id}-title"><h2 id="${each.id}-title"><span>${n + 1}</span> ${each.title}</h2>`
+  find('stations').innerHTML = stationsOf(model.config).map((each, n) => [each, n, data.words.stations[each.id]]).map(([each, n, said]) => (
+    `<section id="${each.id}" class="station" aria-labelledby="${each.id}-title"><h2 id="${each.id}-title"><span>${n + 1}</span> ${said.title}</h2>`
     + `<p class="formula"></p><div class="body"></div><div class="controls">${each.controls?.(v) ?? ''}</div>`
-    + `<div class="answer"><h3>${escaped(each.question)}</h3><p></p></div><p class="ask"><b>Try:</b> ${escaped(each.ask)}</p>`
+    + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`
     + `<details class="numbers"><summary>the numbers as a table</summary></details>`
-    + `<p class="links">guide: docs/guide/${each.links[0]}.md · claim: <code>mlx-transformer claims ${each.links[1]}</code> · code: export/validate/reference/sublayers.py</p></section>`)).join('');
+    + `<p class="links">guide: docs/guide/${said.guide}.md · claim: <code>mlx-transformer claims ${said.claim}</code> · code: export/validate/reference/sublayers.py</p></section>`)).join('');
   observe();
 }
 
@@ -52,8 +55,8 @@ function fill(only = null) {
     const focused = section.querySelector('.body').contains(document.activeElement)
       ? [...section.querySelectorAll('.body button, .body summary, .body [tabindex]')].indexOf(document.activeElement) : -1;
     const folds = [...section.querySelectorAll('.body details')].map(({ open }) => open);
-    section.querySelector('.formula').innerHTML = call(each.formula, v);
-    section.querySelector('.answer p').innerHTML = call(each.answer, v);
+    section.querySelector('.formula').innerHTML = each.formula(v);
+    section.querySelector('.answer p').innerHTML = answer(each, v);
     section.querySelector('.body').innerHTML = each.body(v);
     const now = section.querySelectorAll('.body details');
     if (now.length === folds.length) now.forEach((fold, n) => { fold.open = folds[n]; });
@@ -96,6 +99,7 @@ function headline() {
 /** Reads the text, with what is off, and draws all. `anew`: another text or model. */
 async function read(anew) {
   const mine = ++drawn;
+  delete document.documentElement.dataset.ready;
   try {
     if (anew) {
       const fresh = model !== modelOf(state.model);
@@ -103,6 +107,7 @@ async function read(anew) {
       const found = await model.read(state.text);
       if (mine !== drawn) return;
       whole = found;
+      if (wanted) place();
       turns = '';
       if (fresh) { pass = whole; frame(); }
     }
@@ -114,7 +119,7 @@ async function read(anew) {
     find('wrong').textContent = '';
     headline();
     fill();
-    if (!model.live) return;
+    if (!model.live) return ready();
     if (changed && model.config.architecture !== 'encoder') {
       const now = await model.written(state.text, switches);
       if (mine !== drawn) return;
@@ -124,11 +129,16 @@ async function read(anew) {
     if (mine !== drawn) return;
     fill(['break']);
     if (model.config.architecture !== 'encoder') await grow(mine);
+    if (mine === drawn) ready();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     find('wrong').textContent = error.message;
+    ready();
   }
 }
+
+/** All that follows from the text is drawn. */
+const ready = () => { document.documentElement.dataset.ready = String(drawn); };
 
 async function grow(mine = drawn) {
   const found = await model.tree(state.text, switchesOf(state.off), state.beam, state.alpha);
@@ -175,8 +185,17 @@ function clicked({ target }) {
     ? CHOICES.step(button.dataset.word) : choice && CHOICES[choice](button.dataset[choice]);
 }
 
-function open({ text, at }) {
+/** Where one looks at first: the words of an example that are named in it. */
+function place() {
+  const at = (pieces, text, otherwise) => (pieces.includes(text) ? pieces.lastIndexOf(text) : otherwise);
+  state.word = at(whole.pieces.source, wanted.word, state.word);
+  state.step = at(whole.pieces.written, wanted.step, state.step);
+  wanted = null;
+}
+
+function open({ text, at, find: named }) {
   Object.assign(state, { word: 0, step: 0, layer: 0, head: 0, key: null, ...at, text });
+  wanted = named ?? null;
   find('text').value = text;
   return read(true);
 }
@@ -222,7 +241,7 @@ function pressed(event) {
 
 function gloss(button) {
   const place = find('gloss');
-  place.innerHTML = entry(button.dataset.gl);
+  place.innerHTML = entry(button.dataset.gl, data.words.glossary[button.dataset.gl]);
   place.hidden = false;
   const box = button.getBoundingClientRect();
   place.style.left = `${Math.max(8, Math.min(innerWidth - 316, box.left))}px`;
@@ -251,16 +270,16 @@ function tabs() {
 }
 
 function begin() {
-  readLink(state);
+  if (readLink(state)) wanted = null;
   find('text').value = state.text;
   find('text').readOnly = !data.models[state.model].weights;
   tabs();
-  find('glossary-list').innerHTML = Object.keys(GLOSSARY).map((term) => `<li>${entry(term)}</li>`).join('');
+  find('glossary-list').innerHTML = Object.entries(data.words.glossary).map(([term, said]) => `<li>${entry(term, said)}</li>`).join('');
   find('key').innerHTML = key();
   return read(true);
 }
 
-const tour = new Tour(find('tour'), show);
+const tour = new Tour(find('tour'), data.words.tour, show);
 listen(document, find('readout'));
 document.addEventListener('click', clicked);
 document.addEventListener('change', changed);
@@ -269,4 +288,4 @@ document.addEventListener('keydown', pressed);
 document.addEventListener('pointerover', ({ target }) => { if (target.closest?.('.gl')) gloss(target.closest('.gl')); else if (!target.closest?.('#gloss')) find('gloss').hidden = true; });
 document.addEventListener('focusin', ({ target }) => { if (target.closest?.('.gl')) gloss(target); else find('gloss').hidden = true; });
 addEventListener('hashchange', () => { if (readLink(state)) { find('text').value = state.text; tabs(); read(true); } });
-begin().then(() => { document.documentElement.dataset.ready = 'true'; });
+begin();
