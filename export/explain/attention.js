@@ -76,8 +76,8 @@ const follow = () => {
       if (tokens) lines.push(`${words} ${tokens} (${kind.name.toLowerCase()})`);
     }
     const id = idsOf(side)[at];
-    const writes = side === data.steps.positions && data.architecture !== "encoder" ? `; after it comes ${quoted(data.written[at])}` : "";
-    said.textContent = `${quoted(id)}, id ${id}, position ${at}${writes}: ${lines.join("; ")}.`;
+    const place = side === "target" ? `while writing ${quoted(id)} (${readAt(side, at)})` : `${quoted(id)}, id ${id}`;
+    said.textContent = `${place}, position ${at}: ${lines.join("; ")}.`;
   };
   const again = () => (active ? show(...active) : null);
 
@@ -87,7 +87,7 @@ const follow = () => {
         "button",
         { className: "chip", type: "button", "aria-description": `position ${i}, id ${id}`, "aria-pressed": "false" },
         ...shown(id),
-        make("small", {}, `${i} · ${id}`),
+        make("small", {}, readAt(side, i) || `${i} · ${id}`),
       );
       chip.addEventListener("pointerenter", () => FOLLOW.pinned || show(side, i));
       chip.addEventListener("focus", () => FOLLOW.pinned || show(side, i));
@@ -107,7 +107,7 @@ const follow = () => {
     FOLLOW[name] = value;
     again();
   };
-  const named = { source: data.architecture === "encoder" ? "text" : "source", target: data.architecture === "decoder" ? "text" : "target" };
+  const named = { source: data.architecture === "encoder" ? "text" : "source", target: "while writing" };
   card.append(
     make(
       "div",
@@ -118,7 +118,7 @@ const follow = () => {
     ),
   );
   sides.forEach((side, i) => {
-    card.append(make("h3", {}, `${named[side]} (position · id)`));
+    card.append(make("h3", {}, side === "target" ? "while writing" : `${named[side]} (position · id)`));
     card.append(make("div", { className: "chips", role: "group", "aria-label": named[side] }, ...chips[side]));
     if (i + 1 < sides.length) card.append(make("div", { className: "gap", "aria-hidden": "true" }));
   });

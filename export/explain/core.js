@@ -49,7 +49,9 @@ const shown = (id) => {
   return [spaces ? make("span", { className: "space" }, spaces) : null, text.slice(spaces.length) || (spaces ? "" : "∅")];
 };
 const quoted = (id) => `‹${plain(id)}›`;
-const idsOf = (side) => data.sides[side].ids;
+// A decoder's row is named by the token that is written from it; what it has read last is said beside it.
+const idsOf = (side) => (side === "target" ? data.written : data.sides[side].ids);
+const readAt = (side, at) => (side === "target" ? `has read ${quoted(data.sides.target.ids[at])}` : "");
 const number = (value, digits = 4) =>
   value === 0 ? "0" : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(digits))) : value.toExponential(1);
 const share = (value) => (value >= 0.9995 ? "100%" : value >= 0.001 ? `${(100 * value).toPrecision(3)}%` : value.toExponential(1));

@@ -44,8 +44,9 @@ def _json(id: str, data: Any) -> str:
 
 def _more(data: Mapping[str, Any]) -> str:
     sections = tomllib.loads(kit.texts_beside(__file__, "sections.toml"))
+    shown = "".join(_section(data, id, each) for id, each in sections.items())
     return (
-        f'<div id="more">{_head(data)}{"".join(_section(data, id, shown) for id, shown in sections.items())}{_foot(data)}'
+        f'<div id="more">{_head(data)}{shown}{_foot(data)}'
         f'<dialog id="large" aria-label="one head"></dialog></div>{_json("data", data)}'
     )
 
@@ -67,7 +68,8 @@ def _section(data: Mapping[str, Any], id: str, shown: Mapping[str, Any]) -> str:
     if data["recurrent"] and "recurrent" in shown:
         said = f"{said} {shown['recurrent']}"
     return (
-        f'<section id="{id}-section" aria-labelledby="{id}-title"><h3 class="title" id="{id}-title">{shown["title"]}</h3>'
+        f'<section id="{id}-section" aria-labelledby="{id}-title">'
+        f'<h3 class="title" id="{id}-title">{shown["title"]}</h3>'
         f'<p class="note">{said}</p><div class="card" id="{id}"></div></section>'
     )
 

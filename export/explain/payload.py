@@ -1,5 +1,5 @@
-"""What the walk through a model is drawn from, as JSON: a model that the page computes itself, its weights and tokenizer
-in the page, or the points of one pass that was recorded."""
+"""What the walk through a model is drawn from, as JSON: a model that the page computes itself, its weights and
+tokenizer in the page, or the points of one pass that was recorded."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .sentence import ExplainedSentence
 
 MOST_PARAMETERS = 1_500_000
 """Of a model that a page computes: 4 MB of weights in float16."""
-ROOM = 2_200_000
-"""Characters of all points of a recorded pass: the page stays under 3 MB."""
+ROOM = 2_800_000
+"""Characters of the numbers of a page, which stays under 3 MB, unless it holds a model."""
 COMPUTED = {
     "positions": (*SINUSOIDS, "learned", "none"),
     "query_key_norm": (False,),
@@ -62,20 +62,21 @@ def page_tokenizer(text: str) -> dict[str, Any] | None:
     }
 
 
-def walked(model: Opened, sentence: ExplainedSentence) -> dict[str, Any]:
+def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, Any]:
     """Return the model as the page computes it, where it can and the sentence's output is the model's own; else this
-    pass of it."""
+    pass of it, in so many characters. `UserError` where it doesn't fit."""
     config = model.config
     weights = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters()}
     whole = {name: array.shape for name, array in weights.items()} == parameter_shapes(config)
-    tokenizer = page_tokenizer(model.tokenizer.own_json()) if not model.tokenizer.separate else None
+    tokenizer = None if model.tokenizer.separate else page_tokenizer(model.tokenizer.own_json())
     own = sentence.given < len(sentence.written) or config.architecture == "encoder"
-    at = _chosen(config, sentence)
-    name = model.folder.resolve().name
-    if whole and own and tokenizer and computed_live(config, sum(array.size for array in weights.values())):
-        said = f"{name}: {config.architecture}, {sum(array.size for array in weights.values()):,} numbers. Computed in this page, in float64; type, and everything moves."
+    count = sum(array.size for array in weights.values())
+    at, name = _chosen(config, sentence), model.folder.resolve().name
+    if whole and own and tokenizer and computed_live(config, count):
+        how = "Computed in this page, in float64; type, and everything moves."
+        said = f"{name}: {config.architecture}, {count:,} numbers. {how}"
         return live(config, weights, tokenizer, name, said, [{"text": sentence.text, "at": at}])
-    return recorded(model, sentence, at)
+    return recorded(model, sentence, at, room)
 
 
 def live(
@@ -98,7 +99,7 @@ def live(
     }
 
 
-def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any]) -> dict[str, Any]:
+def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], room: int) -> dict[str, Any]:
     """Return one pass of a model as it was computed: all positions where they fit, else those `at` which one looks.
     `UserError` where not even that fits."""
     config = model.config
@@ -106,7 +107,7 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any]) 
     shown = model.engine.points(sentence.case, names)
     values = {name: np.asarray(shown[name], np.float32)[0] for name in names if name in shown}
     values = {name: value for name, value in values.items() if value.ndim > 1}
-    arrays, equal = _points(config, values, at, len(sentence.source) or len(sentence.target))
+    arrays, equal = _points(config, values, at, room)
     norms = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters() if "norm" in name}
     source = model.tokenizer.source
     likely = np.unique(np.argsort(-values["logits"], axis=-1)[:, :LIKELIEST])
@@ -132,15 +133,15 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any]) 
 
 
 def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str, Any]:
-    """Return where one looks at first: the last word but the end of what is read, and the first that the model chose."""
+    """Return where one looks at first: the last word but the end of what is read, the first that the model chose."""
     word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.given, len(sentence.written) - 1))
     return {"word": word, "step": step, "stack": "encoder" if config.has_encoder else "decoder"}
 
 
 def _points(
-    config: TransformerConfig, values: Mapping[str, NDArray], at: Mapping[str, Any], tokens: int
+    config: TransformerConfig, values: Mapping[str, NDArray], at: Mapping[str, Any], room: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays in as many bits and positions as fit, and the names that are others': {name: [other, shape]}."""
+    """Return the arrays in as many bits and positions as fit, and names that are others': {name: [other, shape]}."""
     equal = {}
     for name in values:
         last = f"{name}.feed_forward_norm"
@@ -154,7 +155,7 @@ def _points(
         for name, value in own.items()
     }
     for bits, kept in ((32, own), (16, own), (32, one), (16, one)):
-        if sum(value.size for value in kept.values()) * bits // 6 <= ROOM:
+        if sum(value.size for value in kept.values()) * bits // 6 <= room:
             rows = {name: kept[name].shape != own[name].shape for name in own}
             arrays = {name: _array(value, bits) for name, value in kept.items()}
             for name, few in rows.items():
@@ -162,14 +163,19 @@ def _points(
                     side = "word" if name.startswith("encoder") or not config.has_decoder else "step"
                     arrays[name] |= {"rows": [at[side]], "shape": list(own[name].shape)}
             return arrays, equal
-    most = int(tokens * (ROOM / (sum(value.size for value in one.values()) * 16 / 6)))
+    tokens = max(value.shape[-2] for value in own.values())
+    most = int(tokens * (room / (sum(value.size for value in one.values()) * 16 / 6)))
     raise UserError(
         f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
     )
 
 
 def _array(value: NDArray, bits: int) -> dict[str, Any]:
-    return {"shape": list(value.shape), "bits": bits, "values": _text(value.astype("<f4" if bits == 32 else "<f2").tobytes())}
+    return {
+        "shape": list(value.shape),
+        "bits": bits,
+        "values": _text(value.astype("<f4" if bits == 32 else "<f2").tobytes()),
+    }
 
 
 def _safetensors(weights: Mapping[str, NDArray]) -> bytes:

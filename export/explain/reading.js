@@ -20,7 +20,7 @@ const steps = () => {
         return make(
           "div",
           { className: `step${step.given && !encoder ? " given" : ""}`, role: "listitem" },
-          make("header", {}, encoder ? `${i}: in place of ${quoted(ids[i])}` : `${i}: after ${quoted(ids[i])}`),
+          make("header", {}, encoder ? `${i}: in place of ${quoted(ids[i])}` : `${i}: ${readAt("target", i)}`),
           ...bars.map(([id, p, is]) => {
             const bar = make("i");
             bar.style.width = `${100 * p}%`;

@@ -51,11 +51,11 @@ export const key = () => '<p class="key" aria-hidden="true"><i class="m" style="
   + '<i style="--a:0"></i><i style="--a:.5"></i><i style="--a:1"></i> below 0 (notched at the foot) · 0 · above 0;'
   + ' ± is the largest of the strip. Click a cell to work that column out.</p>';
 
-/** Weights (rows x columns), a row lit. */
-export function map(label, rows, columns, weight, { point, index, lit = -1, said }) {
+/** Weights (rows x columns), a row lit. places: which rows of the point these are, unless they are all. */
+export function map(label, rows, columns, weight, { point, index, lit = -1, rows: places = null, said }) {
   const cells = rows.map((_, r) => `<span class="line${r === lit ? ' on' : ''}">${columns.map((_, c) => {
     const w = weight(r, c);
-    return `<i data-value="${exact(w)}" data-index="${index}${r},${c}" data-point="${point}" style="--a:${(w ** 0.75).toFixed(2)}"`
+    return `<i data-value="${exact(w)}" data-index="${index}${places ? places[r] : r},${c}" data-point="${point}" style="--a:${(w ** 0.75).toFixed(2)}"`
       + ` data-say="${escaped(`${rows[r]} → ${columns[c]}`)}"></i>`;
   }).join('')}</span>`);
   return `<div class="map" role="img" aria-label="${escaped(`${label}: ${said}`)}" style="--n:${columns.length}">${cells.join('')}</div>`;

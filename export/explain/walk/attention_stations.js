@@ -99,7 +99,7 @@ export function cellBody(v, part) {
     `${number(w, `${a.name}.weights`, place(c))} ${bar(w)}`,
   ]);
   const times = `${scale === 1 ? ' × 1' : ` ÷ √${v.shape.dk}`}`;
-  return `<p class="cell">How much does ${escaped(v.who)} look at ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
+  return `<p class="cell">${escaped(v.who)}: how much goes to ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
     + strip('query', q, { point: `${a.name}.queries`, index: `${v.h},${v.i}`, kind: 'q' })
     + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: `${a.name}.keys`, index: `${a.kv},${j}`, kind: 'k' })
     + strip('products', product)
@@ -147,14 +147,13 @@ export const heads = {
 
 export function headsBody(v, part) {
   const a = attentionOf(v, part);
-  const [, rows] = v.pass.shape(`${a.name}.weights`);
-  const all = v.pass.points[`${a.name}.weights`].rows;
+  const all = v.pass.point(`${a.name}.weights`).rows;
   const maps = Array.from({ length: v.shape.heads }, (_, h) => {
     const weights = v.pass.row(`${a.name}.weights`, h, v.i);
     const most = mostOf(weights);
     const said = `looks most at ‹${a.looked[most]}›, ${short(weights[most])}`;
-    const drawn = map(`head ${h + 1}`, v.labels.slice(0, rows), a.looked, (r, c) => v.pass.at(`${a.name}.weights`, h, all ? all[r] : r, c),
-      { point: `${a.name}.weights`, index: `${h},`, lit: v.i, said: `${v.who} ${said}` });
+    const drawn = map(`head ${h + 1}`, all ? all.map((r) => v.labels[r]) : v.labels, a.looked, (r, c) => v.pass.at(`${a.name}.weights`, h, all ? all[r] : r, c),
+      { point: `${a.name}.weights`, index: `${h},`, lit: all ? 0 : v.i, rows: all, said: `${v.who} ${said}` });
     return `<div class="head${h === v.h ? ' on' : ''}"><button type="button" data-head="${h}">head ${h + 1}</button>${drawn}<small>${escaped(said)}</small></div>`;
   });
   const context = v.pass.row(`${a.name}.context`, v.i);

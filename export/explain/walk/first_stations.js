@@ -20,10 +20,10 @@ export const token = {
   id: 'token',
   formula: () => 'text → pieces → ids',
   body(v) {
-    const rows = v.ids.map((id, n) => [`<span class="tok">${escaped(v.read[n])}</span>`, String(n), String(id)]);
+    const tokens = v.ids.map((id, n) => `<button type="button" class="chip${n === v.i ? ' on' : ''}" data-word="${n}"><span class="tok">${escaped(v.read[n])}</span><small>${id}</small></button>`);
     const V = v.vocabulary;
     const place = (100 * v.ids[v.i]) / V;
-    return table(['piece', 'position', 'id'], rows, { lit: v.i, pick: 'word', label: 'pieces and ids' })
+    return `<div class="chips" role="group" aria-label="pieces and ids">${tokens.join('')}</div>`
       + `<p>As a vector this id is <b>one-hot</b>: ${V.toLocaleString('en')} numbers, all 0 but a 1 at place ${v.ids[v.i]}. Any two such vectors are equally far apart (√2), so they say nothing of meaning.</p>`
       + `<div class="onehot" role="img" aria-label="one-hot: a 1 at place ${v.ids[v.i]} of ${V}"><i style="left:${place}%"></i></div>`;
   },

@@ -1,5 +1,7 @@
 // One pass through a model: tokens, and the value of every named point. Computed in the page, or recorded.
 
+export class Missing extends Error {}
+
 /** points: {name: {data, shape}} without the batch axis. `rows` of a point: the positions that were recorded. */
 export class Pass {
   /** tokens: {source, target, written}: ids; pieces: likewise, as text. */
@@ -13,12 +15,18 @@ export class Pass {
   }
 
   shape(name) {
-    return this.points[name].shape;
+    return this.point(name).shape;
+  }
+
+  /** A point that this pass has. Throws `Missing` for others: fused operators keep some to themselves. */
+  point(name) {
+    if (!(name in this.points)) throw new Missing(name);
+    return this.points[name];
   }
 
   /** The numbers of the last axis at an index of the others: an array. */
   row(name, ...index) {
-    const { data, shape, rows } = this.points[name];
+    const { data, shape, rows } = this.point(name);
     const width = shape.at(-1);
     const axis = shape.length - 2; // of positions
     const place = index.reduce((sum, i, n) => sum * shape[n] + (rows && n === axis ? rows.indexOf(i) : i), 0);

@@ -9,6 +9,7 @@ import { feedForward, next, norm } from './layer_stations.js';
 import { Live, Recorded } from './models.js';
 import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
+import { Missing } from './pass.js';
 import { Tour } from './tour.js';
 import { viewOf } from './view.js';
 import { entry, words } from './words.js';
@@ -47,6 +48,16 @@ function frame() {
   observe();
 }
 
+/** What a station shows; a line where the pass lacks its numbers. */
+function bodyOf(shown, v) {
+  try {
+    return shown.body(v);
+  } catch (error) {
+    if (!(error instanceof Missing)) throw error;
+    return `<p>This model shows no ${escaped(error.message)}.</p>`;
+  }
+}
+
 function fill(only = null) {
   const v = view();
   for (const each of stationsOf(model.config)) {
@@ -57,7 +68,7 @@ function fill(only = null) {
     const folds = [...section.querySelectorAll('.body details')].map(({ open }) => open);
     section.querySelector('.formula').innerHTML = each.formula(v);
     section.querySelector('.answer p').innerHTML = answer(each, v);
-    section.querySelector('.body').innerHTML = each.body(v);
+    section.querySelector('.body').innerHTML = bodyOf(each, v);
     const now = section.querySelectorAll('.body details');
     if (now.length === folds.length) now.forEach((fold, n) => { fold.open = folds[n]; });
     section.querySelectorAll('.numbers table, .numbers .wide').forEach((old) => old.remove());
