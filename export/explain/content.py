@@ -1,6 +1,7 @@
 """Everything that a page shows, as JSON: one sentence in one model, or in two beside each other. Arrays are text, in
 base64, of as many bits as the page has room for.
 
+pieces      text of each token by position: of the source, of what is written, and of what has been read then
 sides       {"source" and "target": tokens that a stack reads, by position}
 maps        attention weights of each kind, each layer and each head; of two models also their difference
 steps       for each position the likeliest tokens there, and the one that follows
@@ -32,8 +33,8 @@ from .trace import Trace, most_likely, norms, probabilities, written_by
 FINE, COARSE = 16, 8
 """Bits of a weight: four decimals, or two."""
 
-ROOM = 2_400_000
-"""Characters of all maps together: the page stays under 3 MB."""
+ROOM = {FINE: 700_000, COARSE: 2_400_000}
+"""Characters of all maps together, in so many bits: the page stays under 3 MB."""
 LENS_TOP = 3
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
@@ -124,6 +125,11 @@ def content(
             if ids
         },
         "written": texts.add(sentence.written),
+        "pieces": {
+            "source": pieces(first.tokenizer.source, sentence.source),
+            "target": pieces(first.tokenizer, sentence.written),
+            "read": pieces(first.tokenizer, sentence.target),
+        },
         "maps": _maps(traces),
         "layer": alignment_layer(config) if "cross" in traces[0].weights else None,
         "steps": {**of_target, "of": [_steps(trace, sentence, texts, top_k) for trace in traces]},
@@ -209,10 +215,10 @@ def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
 def bits_for(cells: int, models: int, tokens: int) -> int:
     """Choose the bits of each of so many weights, of this many models, on one page; `UserError` where not even the
     fewest fit."""
-    for bits in (FINE, COARSE):
-        if _characters(cells, models, bits) <= ROOM:
+    for bits, room in ROOM.items():
+        if _characters(cells, models, bits) <= room:
             return bits
-    most = int(tokens * (ROOM / _characters(cells, models, COARSE)) ** 0.5)
+    most = int(tokens * (ROOM[COARSE] / _characters(cells, models, COARSE)) ** 0.5)
     raise UserError(
         f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
     )

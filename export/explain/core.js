@@ -41,17 +41,19 @@ const kinds = Object.entries(data.maps.kinds).map(([id, kind]) => {
 const kindOf = (id) => kinds.find((kind) => kind.id === id);
 
 const textOf = (id) => data.texts[id];
-const plain = (id) => textOf(id).replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
-// A token as nodes: the spaces that it begins with are shown, softly.
-const shown = (id) => {
-  const text = plain(id);
+const marked = (text) => text.replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+const plain = (id) => marked(textOf(id));
+// Text as nodes: the spaces that it begins with are shown, softly.
+const shown = (text) => {
   const spaces = text.match(/^·*/)[0];
   return [spaces ? make("span", { className: "space" }, spaces) : null, text.slice(spaces.length) || (spaces ? "" : "∅")];
 };
 const quoted = (id) => `‹${plain(id)}›`;
 // A decoder's row is named by the token that is written from it; what it has read last is said beside it.
 const idsOf = (side) => (side === "target" ? data.written : data.sides[side].ids);
-const readAt = (side, at) => (side === "target" ? `has read ${quoted(data.sides.target.ids[at])}` : "");
+const labels = (side) => data.pieces[side].map(marked);
+const quotedAt = (side, at) => `‹${labels(side)[at]}›`;
+const readAt = (side, at) => (side === "target" ? `has read ${quotedAt("read", at)}` : "");
 const number = (value, digits = 4) =>
   value === 0 ? "0" : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(digits))) : value.toExponential(1);
 const share = (value) => (value >= 0.9995 ? "100%" : value >= 0.001 ? `${(100 * value).toPrecision(3)}%` : value.toExponential(1));

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_transformer import page as kit
+from mlx_transformer.page.script import compact, compact_style, joined
 
 SCRIPTS = ("core.js", "attention.js", "reading.js")
 
@@ -26,15 +27,15 @@ def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = N
     walk = kit.texts_beside(__file__, "walk/shell.html")
     body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
     css = kit.texts_beside(kit.__file__, "kit.css") + kit.texts_beside(__file__, "walk/walk.css")
-    script = f"(() => {{{kit.joined(HERE / 'walk' / 'walk.js')}}})();"
+    script = f"(() => {{{joined(HERE / 'walk' / 'walk.js')}}})();"
     title = "One word through the model"
     if data is not None:
         body += _more(data)
         css += kit.texts_beside(__file__, "explain.css")
-        script += f"(() => {{{kit.texts_beside(__file__, *SCRIPTS)}}})();"
+        script += compact(f"(() => {{{kit.texts_beside(__file__, *SCRIPTS)}}})();")
         title = f"explain: {data['text']}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
-    return kit.page(title, body, css, script, head)
+    return kit.page(title, body, compact_style(css), script, head)
 
 
 def _json(id: str, data: Any) -> str:

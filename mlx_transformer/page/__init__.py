@@ -5,9 +5,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # a model imports this, and most never show a page
 if TYPE_CHECKING:
-    import re
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
 
 LEFT = ' style="text-align:left;vertical-align:top"'  # Jupyter sets cells to the right
 
@@ -32,35 +30,6 @@ def texts_beside(file: str, *names: str) -> str:
     from pathlib import Path
 
     return "".join(Path(file).parent.joinpath(name).read_text(encoding="utf-8") for name in names)
-
-
-def joined(entry: Path) -> str:
-    """Return an ES module and all that it imports as one script: each module is a function, which returns its exports.
-
-    Imports stand at the top, by relative names in braces. Comments and indentation
-    are left out.
-    """
-    import re
-
-    written: dict[Path, str] = {}
-
-    def add(path: Path) -> str:
-        path = path.resolve()
-        if path not in written:
-            text = re.sub(r"^ *(//.*|/\*\*[\s\S]*?\*/)\n", "", path.read_text(encoding="utf-8"), flags=re.M)
-            text = re.sub(r"^ +| +// .*$", "", text, flags=re.M)
-            names = re.findall(r"^export (?:async )?(?:function\*?|const|class) ([\w$]+)", text, re.M)
-            text = re.sub(r"^export ", "", text, flags=re.M)
-
-            def taken(found: re.Match[str]) -> str:
-                return f"const {{{found[1].replace(' as ', ': ')}}} = {add(path.parent / found[2])};"
-
-            text = re.sub(r"^import \{([^}]*)\} from '([^']*)';$", taken, text, flags=re.M)
-            written[path] = f"(() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})()"
-        return f"m{list(written).index(path)}"
-
-    add(entry)
-    return "".join(f"const m{i} = {text};\n" for i, text in enumerate(written.values()))
 
 
 def data_table(

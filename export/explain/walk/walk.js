@@ -124,8 +124,8 @@ async function read(anew) {
     }
     const switches = switchesOf(state.off);
     const changed = Object.keys(state.off).length > 0;
-    pass = changed && model.live ? model.pass(whole.tokens, switches, { ...whole, points: undefined }) : whole;
-    if (changed && model.live) Object.assign(pass, { output: whole.output, text: whole.text, logP: whole.logP, given: whole.given });
+    const { text, output, logP, given } = whole;
+    pass = changed && model.live ? model.pass(whole.tokens, switches, { text, output, logP, given }) : whole;
     [tree, breakage] = [null, ''];
     find('wrong').textContent = '';
     headline();
