@@ -24,11 +24,14 @@ export function writeLink(state, start) {
   history.replaceState(null, '', written);
 }
 
-/** Take what the address says, if it isn't what was written there. */
-export function readLink(state) {
+/** Take what the address says, if it isn't what was written there; what it doesn't say is as at the start. */
+export function readLink(state, start) {
   if (location.hash.length < 2 || location.hash === written) return false;
   const found = new URLSearchParams(location.hash.slice(1));
-  for (const name of NUMBERS) if (found.has(name) && Number.isFinite(Number(found.get(name)))) state[name] = Number(found.get(name));
+  for (const name of NUMBERS) {
+    const value = Number(found.get(name) ?? start[name]);
+    state[name] = Number.isFinite(value) ? value : start[name];
+  }
   if (found.has('text')) state.text = found.get('text');
   if (['encoder', 'decoder'].includes(found.get('stack'))) state.stack = found.get('stack');
   state.key = found.has('key') ? Number(found.get('key')) : null;

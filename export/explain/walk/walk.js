@@ -281,7 +281,7 @@ function tabs() {
 }
 
 function begin() {
-  if (readLink(state)) wanted = null;
+  if (readLink(state, START)) wanted = null;
   find('text').value = state.text;
   find('text').readOnly = !data.models[state.model].weights;
   tabs();
@@ -298,5 +298,5 @@ document.addEventListener('input', slid);
 document.addEventListener('keydown', pressed);
 document.addEventListener('pointerover', ({ target }) => { if (target.closest?.('.gl')) gloss(target.closest('.gl')); else if (!target.closest?.('#gloss')) find('gloss').hidden = true; });
 document.addEventListener('focusin', ({ target }) => { if (target.closest?.('.gl')) gloss(target); else find('gloss').hidden = true; });
-addEventListener('hashchange', () => { if (readLink(state)) { find('text').value = state.text; tabs(); read(true); } });
+addEventListener('hashchange', () => { if (readLink(state, START)) { find('text').value = state.text; tabs(); read(true); } });
 begin();
