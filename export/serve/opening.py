@@ -55,7 +55,7 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
 def warmed(model: Any) -> Model:
     """The model after a first run, so that no request pays for what is set up then."""
     if model.config.architecture == "encoder":
-        model.embed(".")
+        model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):
         if model.config.architecture == "decoder":
