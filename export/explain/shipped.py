@@ -15,8 +15,8 @@ TIRED = "The animal didn't cross the street because it was too tired"
 MODELS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "sentences": (
         "translate",
-        "An encoder-decoder of 2 + 2 layers, 295,936 numbers, that learned 6,337 pairs of English and German sentences "
-        "in two minutes. It runs in this page, in float64: type, and everything moves.",
+        "An encoder-decoder of 2 + 2 layers, 295,936 numbers, that learned English and German sentences of eight "
+        "patterns in minutes. It runs in this page, in float64: type, and everything moves.",
         [
             {"text": TIRED, "at": {"layer": 1}, "find": {"word": "·it", "step": "·es"}},
             {"text": TIRED.replace("tired", "wide"), "at": {"layer": 1}, "find": {"word": "·it", "step": "·sie"}},
