@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,9 @@ def explain(
 
 
 def _explain_shipped(s: ExplainSettings, search: Options, options: Mapping[str, Any]) -> str:
-    if options or search != Options() or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
+    plain = Options()
+    searched = any(getattr(search, each.name) != getattr(plain, each.name) for each in fields(plain))
+    if options or searched or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
         raise UserError("explain without MODEL takes --out and --force alone: name a model and a sentence for the rest")
     check_page(s.out, s.force)
     text = page(shipped())
