@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.findings import inner_names
+from export.web.models import facts_of
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN
@@ -23,7 +24,7 @@ from .opening import Opened
 from .sentence import ExplainedSentence
 
 MOST_PARAMETERS = 1_500_000
-"""Of a model that a page computes: 4 MB of weights in float16."""
+"""The most that a page computes: 4 MB of weights in float16."""
 ROOM = 2_800_000
 """Characters of the numbers of a page, which stays under 3 MB, unless it holds a model."""
 COMPUTED = {
@@ -94,6 +95,7 @@ def live(
         "examples": list(examples),
         "config": config.to_dict(),
         "classifier": output_weight_name(config),
+        "generation": facts_of(config, {})["generation"],
         "tokenizer": tokenizer,
         "weights": _text(_safetensors(weights)),
     }

@@ -1,10 +1,10 @@
 // Models that the page can look into: one that it runs itself, whatever is typed, or the pass of one that was recorded.
 
 import { beamSearch } from '../../web/page/beam.js';
+import { ByteLevel } from '../../web/page/bytes.js';
 import { tokens } from '../../web/page/greedy.js';
 import { penalty } from '../../web/page/limits.js';
 import { logSumExp } from '../../web/page/sampling.js';
-import { Tokenizer } from '../../web/page/tokenizer.js';
 import { readTensors } from '../live/safetensors.js';
 import { Twin } from '../live/twin.js';
 import { Pass } from './pass.js';
@@ -53,17 +53,18 @@ export class Recorded {
 export class Live {
   constructor(spec) {
     Object.assign(this, { spec, config: spec.config, live: true, vocabulary: spec.config.vocab_size });
-    this.tokenizer = new Tokenizer(spec.tokenizer);
     this.names = Object.fromEntries(spec.tokenizer.added_tokens.map(({ id, content }) => [id, content]));
+    this.tokenizer = new ByteLevel(spec.tokenizer, new Set(Object.keys(this.names).map(Number)));
     this.maskId = spec.tokenizer.added_tokens.find(({ content }) => content === '<mask>')?.id;
     this.twin = new Twin(spec.config, readTensors(bytesOf(spec.weights).buffer));
+    this.twin.config = { ...spec.config, generation: spec.generation }; // which the searches heed
     this.weights = this.twin.weights;
     this.parameters = this.weights;
   }
 
   text(id) {
     if (id in this.names) return specialText(this.names[id]);
-    const text = this.tokenizer.decode([id]);
+    const text = this.tokenizer.text([id]);
     return text.includes('\ufffd') ? 'a part of a character' : marked(text);
   }
 
@@ -73,9 +74,8 @@ export class Live {
 
   /** Ids of a text, with ▢ or <mask> as what is hidden. */
   ids(text) {
-    if (this.maskId === undefined) return this.tokenizer.encode(text);
-    const parts = text.split(/ ?(?:▢|<mask>)/u);
-    return parts.flatMap((part, n) => [...(n ? [this.maskId] : []), ...(n + 1 < parts.length ? this.tokenizer.encode(part).slice(0, -1) : this.tokenizer.encode(part))]);
+    const parts = this.maskId === undefined ? [text] : text.split(/ ?(?:▢|<mask>)/u);
+    return [...parts.flatMap((part, n) => [...(n ? [this.maskId] : []), ...this.tokenizer.cut(part.toWellFormed())]), this.config.eos_id];
   }
 
   /** What the model writes with these switches: {ids, logP}. */
@@ -87,7 +87,7 @@ export class Live {
       found.push(id);
       if (found.length > prefix.length) logP += logProbability;
     }
-    return { ids: found, logP, output: this.tokenizer.decode(found.slice(prefix.length)).trim() };
+    return { ids: found, logP, output: this.tokenizer.text(found.slice(prefix.length)).trim() };
   }
 
   given(text) {
@@ -139,13 +139,13 @@ export class Live {
       for (const each of candidates) {
         const fate = ending.includes(each) ? 'finished' : going.includes(each) ? 'kept' : 'dropped';
         made.set(each, nodes.length);
-        const final = fate === 'finished' ? { final: each.score / penalty(t + 1, lengthPenalty) } : {};
+        const final = fate === 'finished' ? { final: each.score / penalty(t + 1, lengthPenalty, this.spec.generation) } : {};
         nodes.push({ step: t - prefix.length, parent: live[each.parent], token: each.token, score: each.score, fate, ...final });
       }
       if (going.length) live = going.map((each) => made.get(each));
     };
     const [found] = await beamSearch(this.twin.with(switches), source, { beam, lengthPenalty, prefix, stopped: () => false, heard() {}, seen });
     const best = nodes.reduce((at, { final }, n) => (final !== undefined && (at < 0 || final > nodes[at].final) ? n : at), -1);
-    return { nodes, best, output: this.tokenizer.decode(found.ids.slice(prefix.length)).trim(), score: found.score };
+    return { nodes, best, output: this.tokenizer.text(found.ids.slice(prefix.length)).trim(), score: found.score };
   }
 }
