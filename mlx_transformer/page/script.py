@@ -9,6 +9,8 @@ EXPORTED = re.compile(r"^export (?:async )?(?:function\*?|const|class) ([\w$]+)"
 IMPORTED = re.compile(r"^import \{([^}]*)\} from '([^']*)';$", re.M)
 BEFORE_A_REGEX = "(,=:[!&|?{};>"
 """Behind these a slash begins a regular expression; behind others it divides."""
+ENDLESS, GOES_ON = "\n;{,([&|?:=", ".)]},;?:&|"
+"""A line that ends with the first, or is followed by the second, needs no end."""
 STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 REGEX = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\]|\\.)*\])+/")
 COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
@@ -40,7 +42,7 @@ def joined(entry: Path) -> str:
 
 
 def compact(text: str) -> str:
-    """Return a script without its comments and the spaces that nothing depends on; lines stay lines."""
+    """Return a script without its comments and the spaces and line ends that nothing depends on."""
     out: list[str] = []
     braces: list[int] = []  # of each template that is open, those in its hole
     at = 0
@@ -50,16 +52,12 @@ def compact(text: str) -> str:
             at = found.end()
         elif found := SPACE.match(text, at):
             at = found.end()
-            following = text[at : at + 1]
+            following = text[at : at + 1] or ";"
             words = (last.isalnum() or last in "_$") and (following.isalnum() or following in "_$#")
             both = words or (last == "/" and following.isalpha())
-            out += (
-                "\n"
-                if "\n" in found[0] and last != "\n"
-                else " "
-                if both or (last == following and last in "+-")
-                else ""
-            )
+            ends = last not in ENDLESS and following not in GOES_ON
+            apart = both or (last == following and last in "+-")
+            out += "\n" if "\n" in found[0] and ends else " " if apart else ""
         elif found := STRING.match(text, at) or (
             letter == "/" and (last in BEFORE_A_REGEX or last == "\n") and REGEX.match(text, at)
         ):

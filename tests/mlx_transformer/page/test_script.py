@@ -15,15 +15,11 @@ return typeof d;
 
 
 def test_spaces_and_comments_go_and_texts_stay():
-    assert compact(SOURCE).split("\n") == [
-        "",
-        "const a=(x)=>x+ +1- -x;",
-        "const b='a // b  c'+\"d  /* e */\";",
-        "const c=`t  ${a({x:`in  ${b}`})} // t`;",
-        "const d=b.replace(/ +[/'\"]/g,'').length/2/1;",
-        "return typeof d;",
-        "",
-    ]
+    assert compact(SOURCE) == (
+        "const a=(x)=>x+ +1- -x;const b='a // b  c'+\"d  /* e */\";const c=`t  ${a({x:`in  ${b}`})} // t`;"
+        "const d=b.replace(/ +[/'\"]/g,'').length/2/1;return typeof d;"
+    )
+    assert compact("if (a)\n  b = c\n++d\n") == "if(a)\nb=c\n++d"
 
 
 def test_modules_are_joined_in_the_order_of_their_needs(tmp_path):
