@@ -22,6 +22,7 @@ from export.targets.coreml.trial import with_options
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources
+from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.candidates import check_candidates
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
@@ -106,6 +107,9 @@ class SearchModel(TextVerbs):
         self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names[0]
         request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
         self.ports = GRAPHS[SEARCH](request).among(*names)
+
+    def __repr__(self) -> str:
+        return f"SearchModel({self.where!r}): {self.config.architecture}, {parameter_count(self.config):,} parameters"
 
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         check_single(options, "generate", "search")
@@ -306,7 +310,7 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
-        chosen = Options(**resolved(self.generation, options))
+        chosen = Options.of(resolved(self.generation, options))
         check_options(chosen, self.config)
         usual, known = Options(), self.ports.input_names
         for name in LATER:

@@ -16,7 +16,7 @@ from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
-from .label_endpoints import FLAGS, PREDICT_EXAMPLE, RERANK_EXAMPLE
+from .label_forms import FLAGS, PREDICT_EXAMPLE, RERANK_EXAMPLE
 from .openai_embeddings import EMBEDDINGS_EXAMPLE, FORMATS, OPTIONS
 from .requests import EXAMPLE, LANGUAGES, LIMITS, SETTINGS
 

@@ -15,6 +15,7 @@ from mlx_transformer.system.lazy import needs
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
     from mlx_transformer import Transformer
+    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.verbs import TextVerbs
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
@@ -43,6 +44,16 @@ def open_model(
     opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
     return opened
+
+
+def load(path: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:
+    """Open a model of any form, as `open_model` does, and its tokenizer, if it has one.
+
+    revision: of a name on the Hugging Face Hub: a branch, tag or commit. Type checkers see the network in MLX, which a
+    checkpoint is; for ONNX models, which share its verbs, `open_model` has the exact types.
+    """
+    model: Any = open_model(path, verify=verify) if revision is None else _checkpoint(Path(path), verify, revision)
+    return model, model.tokenizer
 
 
 def _opened_by(
@@ -100,10 +111,7 @@ def compare(
     a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
 ) -> Comparison:
     """Compare two models of any form on the same lines: scores and whether they differ by chance, the lines that
-    differ, speed, memory; see `report.comparing.compare` for the options.
-
-    Each runs in a process of its own, which imports the caller's main module: a script keeps the call under
-    `if __name__ == "__main__"`.
+    differ, speed, memory; see `report.comparing.compare` for the options. Each runs in a process of its own.
     """
     from mlx_transformer.report.comparing import compare
 
@@ -187,7 +195,7 @@ def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: s
     return onnx
 
 
-def _checkpoint(model: Path, verify: bool) -> Transformer:
+def _checkpoint(model: Path, verify: bool, revision: str | None = None) -> Transformer:
     try:
         from mlx_transformer.runtime.transformer import load
     except ModuleNotFoundError as error:
@@ -197,4 +205,4 @@ def _checkpoint(model: Path, verify: bool) -> Transformer:
         raise UserError(
             f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
         ) from None
-    return load(model, verify)[0]
+    return load(model, verify, revision)[0]
