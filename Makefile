@@ -221,7 +221,7 @@ test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(N
 test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
 	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_explain_page.py \
-	  $(CONSUMERS)/test_accessible_pages.py tests/export/validate/test_webgpu.py $(ARGS)
+	  $(CONSUMERS)/test_walk_page.py $(CONSUMERS)/test_accessible_pages.py tests/export/validate/test_webgpu.py $(ARGS)
 
 # Models that others have published, and the engine that they are made for. The weights are installed, never kept here.
 PEERS := tests/peers

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 from export.settings import ServeSettings
 from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong, RerankOptions
+from mlx_transformer.page import card, data_table, page
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
-from mlx_transformer.system.page import card, data_table, page
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
