@@ -44,6 +44,8 @@ class Request:
     """The search takes and returns strings."""
     embedding: TextEmbedding | None = None
     """What an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+    by_token: bool = False
+    """Of a folder: its encoder alone has a row for each token, so that padding costs nothing."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any], config: TransformerConfig, shape: Shape | None = None) -> Request:
@@ -54,7 +56,9 @@ class Request:
         vectors = values.get(INPUTS_EMBEDS) is True
         made = values.get(SENTENCE_EMBEDDING)
         embedding = None if made is None else _embedding(**made)
-        return cls(config=config, shape=shape, inputs_embeds=vectors, attention_layer=layer, embedding=embedding)
+        by_token = config.architecture == "encoder" and values.get("target") == "cpu" and "graphs" not in values
+        asked = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
+        return cls(config=config, shape=shape, **asked)
 
     def written(self) -> dict[str, Any]:
         """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""

@@ -30,9 +30,7 @@ def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> 
     text. `UserError` for what the graph can't do as the folder says.
     """
     if request.embedding is None or embedding.lower_case:
-        what = (
-            "lower-cases text beforehand" if embedding.lower_case else "makes vectors in a way that graphs don't know"
-        )
+        what = "lower-cases text beforehand" if embedding.lower_case else "makes vectors as no graph does"
         raise UserError(f"{EMBEDDING}: {what}: a file that takes text can't; export a folder")
     g = GraphBuilder.declared(TEXT_VECTORS, request)
     g.graph.opset_imports.update(OPSETS)

@@ -132,7 +132,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "cpu",
             "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer",
-            {"encoder-decoder": cpu_graphs.BUILDERS},
+            cpu_graphs.BUILDERS,
             Lowering(ONNXRUNTIME, ONNXRUNTIME, computes_in=()),
             otherwise="portable",
             search=True,

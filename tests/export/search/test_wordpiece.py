@@ -183,8 +183,10 @@ def test_what_a_file_can_t_do_is_said(checkpoint: Path, file: Path, tmp_path: Pa
 
 
 def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
-    def refused(reason: str, text: str | None = None, embedding: TextEmbedding | None = None) -> None:
-        written(tmp_path / "model", model_of(9000, pad_id=0, bos_id=2, eos_id=3), text, embedding)
+    def refused(
+        reason: str, text: str | None = None, embedding: TextEmbedding | None = None, bos: int = 2, eos: int = 3
+    ) -> None:
+        written(tmp_path / "model", model_of(9000, pad_id=0, bos_id=bos, eos_id=eos), text, embedding)
         with pytest.raises(UserError, match=reason):
             export_search(tmp_path / "model", tmp_path / "a.onnx", text=True)
         assert not (tmp_path / "a.onnx").exists()
@@ -196,7 +198,9 @@ def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
     dense = TextEmbedding(dense=(Dense(width=7, bias=False),), weights={"dense.0.weight": np.ones((7, 32), np.float32)})
     refused("makes vectors as no graph does", text, dense)
     ours = Tokenizer.train(["a b"], 300).to_json()
-    refused("needs BertNormalizer, BertPreTokenizer, WordPiece, and this one has None, Sequence, BPE", ours, plain)
+    refused(
+        "needs BertNormalizer, BertPreTokenizer, WordPiece, and this one has None, Sequence, BPE", ours, plain, 1, 2
+    )
     added = json.loads(text)
     added["added_tokens"].append({**added["added_tokens"][0], "id": len(added["model"]["vocab"]), "content": "<new>"})
     added["added_tokens"][-1]["special"] = False
