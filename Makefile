@@ -62,7 +62,9 @@ define check-macos
 endef
 
 # $(call install,REQUIREMENT): a usable .venv, then the requirement with pinned versions. A candidate must be 3.11 or
-# later, bring ensurepip (Debian ships it apart), and on macOS be native: MLX has no wheel for Rosetta.
+# later, bring ensurepip (Debian ships it apart), and on macOS be native: MLX has no wheel for Rosetta. A comma written in
+# the requirement would end it.
+COMMA := ,
 define install
 	$(check-macos)
 	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
@@ -84,7 +86,7 @@ define install
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,.[train,export])
+	$(call install,.[train$(COMMA)export])
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(call install,.[dev])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,12 @@ def test_every_helped_target_is_phony():
 def test_no_line_is_printed_twice():
     lines = re.findall(r"^\t@echo .*$", TEXT, re.MULTILINE)
     assert sorted(set(lines)) == sorted(lines)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+@pytest.mark.parametrize(("stamp", "extras"), [(".installed", "train,export"), (".installed-dev", "dev")])
+def test_the_environment_gets_the_extras(stamp, extras):
+    """As make expands it: a comma in an argument of `call` ends that argument."""
+    command = ["make", "--dry-run", "--always-make", f".venv/{stamp}"]
+    said = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True).stdout
+    assert f"-c constraints.txt -e '.[{extras}]'" in said
