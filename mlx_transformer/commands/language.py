@@ -14,7 +14,7 @@ from mlx_transformer.generation.options import EmbedOptions, Options
 from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model
-from .settings import Folder, Input, Model, Resume, RuntimeSettings, Shown, Texts, chosen
+from .settings import Embedding, Folder, Input, Resume, RuntimeSettings, Shown, Texts, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
@@ -69,7 +69,7 @@ def fill(
 
 
 def embed(
-    model: Model,
+    model: Embedding,
     text: Texts = None,
     *,
     input: Input = None,

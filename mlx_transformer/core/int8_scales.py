@@ -14,8 +14,8 @@ how what is multiplied with it becomes integers, `weight` m how it does itself, 
               255   round_half_even(clip(x a, 0, 255)), of what is never negative
     W               round_half_even(W m)
 
-`{"float32": true}` keeps a matrix as it is (`export/package/kept_layers.py`). Without `activation` each token has a scale
-of its own, from its largest magnitude: nobody has seen what comes there. An embedding that is only looked up has none.
+`{"float32": true}` keeps a matrix as it is (`export/package/kept_layers.py`). Without `activation` each token has its
+own scale, from its largest magnitude: nobody has seen what comes there. An embedding that is only looked up has none.
 Numbers are float32, and come back bit for bit.
 """
 
