@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from hard_text import hard_lines, names
+from hard_text import hard_lines
 from numpy.typing import NDArray
-from small_models import alone, random_weights
+from word_pieces import MOST, tokenizer, write_bert, write_encoder
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.graph.builder import GraphBuilder
@@ -23,15 +22,10 @@ from export.search import open_file
 from export.search.wordpiece import OPSETS, WordPieceOps
 from export.serve.opening import warmed
 from mlx_transformer import cli
-from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.families.encoder_text import wordpiece
 from mlx_transformer.system.errors import UserError
 
-MOST = 24
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 NASTY = [
     "",
     " ",
@@ -49,17 +43,6 @@ NASTY = [
     "ab " * 99,
     "🎉🎉 wow 👍🏽",
 ]
-
-
-def tokenizer(folder: Path, **settings: Any) -> str:
-    """The text of one that knows the letters of 30 languages, and beginnings and ends of their words."""
-    words = [word for line in names() for form in (line, line.lower()) for word in form.split()]
-    letters = sorted({letter for word in words for letter in word} | set("#x!.,[]-$🎉\u1100\u1161\u11a8\u0301"))
-    pieces = [word[:3] for word in words[::5]] + [f"##{word[-2:]}" for word in words[::7]] + words[::50]
-    tokens = dict.fromkeys([*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *pieces])
-    folder.mkdir(exist_ok=True)
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
-    return wordpiece(folder, settings)
 
 
 def encoder_of(text: str, most: int = MOST, prompt: str = "") -> Callable[[list[str]], list[list[int]]]:
@@ -106,24 +89,9 @@ def test_ids_are_the_tokenizer_s_in_every_line(form: str, tmp_path: Path) -> Non
     assert encoder_of(text, MOST, "query: ")(lines[:50]) == expected(text, [f"query: {line}" for line in lines[:50]])
 
 
-def model_of(size: int, **ids: int) -> TransformerConfig:
-    return replace(alone("paper", "encoder"), vocab_size=size, source_vocab_size=size, max_positions=MOST, **ids)
-
-
-def written(folder: Path, config: TransformerConfig, text: str | None, embedding: TextEmbedding | None) -> Path:
-    made: dict[str, Any] = {} if embedding is None else dict(texts=embedding.texts(), tensors=embedding.tensors())
-    return save_checkpoint(folder, config, random_weights(config), text, **made)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("encoder")
-    text = tokenizer(folder / "words")
-    specification = Tokenizer(text)
-    ids = dict(pad_id=0, bos_id=specification.bos_id, eos_id=specification.eos_id)
-    config = model_of(specification.vocab_size, **ids)
-    embedding = TextEmbedding(normalize=True, prompts={"query": "q: "})
-    return written(folder / "model", config, text, embedding)
+    return write_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +151,8 @@ def test_what_a_file_can_t_do_is_said(checkpoint: Path, file: Path, tmp_path: Pa
 
 
 def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
-    def refused(
-        reason: str, text: str | None = None, embedding: TextEmbedding | None = None, bos: int = 2, eos: int = 3
-    ) -> None:
-        written(tmp_path / "model", model_of(9000, pad_id=0, bos_id=bos, eos_id=eos), text, embedding)
+    def refused(reason: str, text: str | None = None, embedding: TextEmbedding | None = None) -> None:
+        write_bert(tmp_path / "model", text, embedding)
         with pytest.raises(UserError, match=reason):
             export_search(tmp_path / "model", tmp_path / "a.onnx", text=True)
         assert not (tmp_path / "a.onnx").exists()
@@ -198,9 +164,7 @@ def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
     dense = TextEmbedding(dense=(Dense(width=7, bias=False),), weights={"dense.0.weight": np.ones((7, 32), np.float32)})
     refused("makes vectors as no graph does", text, dense)
     ours = Tokenizer.train(["a b"], 300).to_json()
-    refused(
-        "needs BertNormalizer, BertPreTokenizer, WordPiece, and this one has None, Sequence, BPE", ours, plain, 1, 2
-    )
+    refused("needs BertNormalizer, BertPreTokenizer, WordPiece, and this one has None, Sequence, BPE", ours, plain)
     added = json.loads(text)
     added["added_tokens"].append({**added["added_tokens"][0], "id": len(added["model"]["vocab"]), "content": "<new>"})
     added["added_tokens"][-1]["special"] = False
