@@ -59,8 +59,21 @@ def without_parameters() -> Found:
     mx.random.seed(1)
     x = mx.random.normal((1, 1, 6, 512))
     x = x / mx.linalg.norm(x, axis=-1, keepdims=True) * math.sqrt(512)
-    largest = mx.argmax(attention_weights(x, x)[0, 0], axis=-1).tolist()
-    return {"parameters beside the projections": others, "where each of six rows looks most": largest}
+    unequal = mx.array([[1, 0], [3, 0.5], [0, 1]])[None, None]
+    return {
+        "parameters beside the projections": others,
+        "where each of six rows looks most": mx.argmax(attention_weights(x, x)[0, 0], axis=-1).tolist(),
+        "where (1, 0), (3, 0.5) and (0, 1) do": mx.argmax(attention_weights(unequal, unequal)[0, 0], axis=-1).tolist(),
+        "share of rows that look most at themselves, fresh projections": _own_share(),
+    }
+
+
+def _own_share() -> float:
+    """Rows of heads with fresh projections whose largest weight is on the diagonal, over sixteen sentences."""
+    mx.random.seed(0)
+    module, x = Attention(TransformerConfig(vocab_size=8)), mx.random.normal((16, 9, 512))
+    weights = module.weights(x, module.keys_values(x)[0])
+    return number(mx.mean((mx.argmax(weights, axis=-1) == mx.arange(9)).astype(mx.float32)))
 
 
 def root_of_width() -> Found:
@@ -108,7 +121,19 @@ def many_heads() -> Found:
             multiplications(heads, 10) / multiplications(1, 10) for heads in (1, 8, 16)
         ],
         "largest |split heads - a loop over heads|": loop_difference(),
+        "features of a sub-layer of 8 heads of 64": config.heads * config.d_v,
+        "largest difference of two heads that share W": shared_projections(),
     }
+
+
+def shared_projections() -> float:
+    """Eight heads whose columns of W_Q, W_K and W_V are those of the first."""
+    mx.random.seed(0)
+    module, x = Attention(TransformerConfig(vocab_size=8)), mx.random.normal((2, 5, 512))
+    for projection in (module.query_proj, module.key_proj, module.value_proj):
+        projection.weight = mx.tile(projection.weight[:64], (8, 1))
+    heads = attention(split_heads(module.query_proj(x), 8), *module.keys_values(x))
+    return largest(heads - heads[:, :1])
 
 
 def loop_difference() -> float:
@@ -159,10 +184,17 @@ ROWS = (
         17,
         "Attention itself has no parameters: those of a layer are its projections.",
         "x_i · x_i ≥ x_i · x_j for rows of one length",
-        {"parameters beside the projections": equal(0), "where each of six rows looks most": equal(*range(6))},
+        {
+            "parameters beside the projections": equal(0),
+            "where each of six rows looks most": equal(*range(6)),
+            "where (1, 0), (3, 0.5) and (0, 1) do": equal(1, 1, 2),
+            "share of rows that look most at themselves, fresh projections": below(0.3),
+        },
         without_parameters,
         (attention,),
         ("claims/test_attention.py::test_attention_itself_has_no_parameters",),
+        slip="The notes say that the diagonal is the highest. It is where Q = K = X and all rows have one length: "
+        "(1, 0) looks at (3, 0.5), and with projections few rows look at themselves.",
     ),
     Row(
         18,
@@ -190,6 +222,8 @@ ROWS = (
             "d_k and d_v of the paper's base model": equal(64, 64),
             "multiplications of 1, 8 and 16 heads / those of one": equal(1, 1, 1),
             "largest |split heads - a loop over heads|": below(1e-5),
+            "features of a sub-layer of 8 heads of 64": equal(512),
+            "largest difference of two heads that share W": equal(0),
         },
         many_heads,
         (Attention, split_heads),
@@ -197,6 +231,8 @@ ROWS = (
             "claims/test_attention.py::test_heads_split_one_projection",
             "claims/test_attention.py::test_many_heads_cost_as_much_as_one",
         ),
+        slip="The notes write head_i without an i at its W, which would make all heads equal, and say that heads are "
+        "narrow to reduce costs: 8 heads of 64 cost what one of 512 does.",
     ),
     Row(
         32,

@@ -21,7 +21,11 @@ def one_hot() -> Found:
     model = tiny(scale_embeddings=False)
     ids = mx.array([[5, 0, 23, 5]])
     product = (ids[..., None] == mx.arange(24)).astype(mx.float32) @ model.embedding.weight
-    return {"largest |one-hot @ W - lookup|": largest(model.embed_source(ids) - product)}
+    first, second = np.eye(24)[[5, 23]]
+    return {
+        "largest |one-hot @ W - lookup|": largest(model.embed_source(ids) - product),
+        "cosine and distance of any two one-hot words": [first @ second, np.linalg.norm(first - second)],
+    }
 
 
 def contextual() -> Found:
@@ -56,7 +60,10 @@ ROWS = (
         1,
         "An embedding is a row of a table, which is what a one-hot vector times the table is.",
         "E_word = onehot(word) W",
-        {"largest |one-hot @ W - lookup|": equal(0)},
+        {
+            "largest |one-hot @ W - lookup|": equal(0),
+            "cosine and distance of any two one-hot words": equal(0, 1.414214, within=1e-6),
+        },
         one_hot,
         (Transformer.embed_source,),
         ("claims/test_network.py::test_an_embedding_is_a_one_hot_product",),
@@ -73,5 +80,7 @@ ROWS = (
         (Transformer.encode,),
         ("claims/test_beside.py::test_the_same_sentence_gives_the_same_vector",),
         figure=draw_contextual,
+        slip="The notes say that an embedding captures contextual information. It is one row in every sentence; the "
+        "encoder's output is what differs.",
     ),
 )

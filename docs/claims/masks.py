@@ -9,12 +9,12 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.attention import attention_weights
+from mlx_transformer.nn.attention import attention, attention_weights
 from mlx_transformer.nn.masks import Mask, as_array, as_numbers, causal_mask, causal_padding_mask, padding_mask
 
 from .drawing import canvas, heat_map, write_cells
 from .measure import largest
-from .row import Found, Row, below, equal
+from .row import Found, Row, above, below, equal
 
 
 def masks() -> dict[str, Mask]:
@@ -30,7 +30,7 @@ def masks() -> dict[str, Mask]:
 def masked() -> Found:
     mx.random.seed(0)
     q = mx.random.normal((1, 1, 5, 16))
-    hidden, sums = 0.0, []
+    hidden, sums, gradients = 0.0, [], key_gradients()
     for mask in ("causal", *masks().values()):
         weights = np.array(attention_weights(q, q, mask))[0, 0]
         allowed = np.broadcast_to(np.array(as_array(mask, 5, 5)), (1, 1, 5, 5))[0, 0]
@@ -40,7 +40,24 @@ def masked() -> Found:
         "largest masked weight": hidden,
         "largest |sum of a row - 1|": max(sums),
         "change of earlier outputs by a later token": future_change(),
+        "gradient into hidden keys and values": gradients[0],
+        "into seen ones": gradients[1],
+        "sums of the rows but the last, zeros set after the softmax instead": (
+            (np.array(attention_weights(q, q))[0, 0] * np.tri(5)).sum(-1)[:-1].tolist()
+        ),
     }
+
+
+def key_gradients() -> tuple[float, float]:
+    """Largest gradient of the first two outputs of four into the last two keys and values, and into the others."""
+    mx.random.seed(0)
+    q, k, v = (mx.random.normal((1, 1, 4, 16)) for _ in range(3))
+
+    def outputs(k: mx.array, v: mx.array) -> mx.array:
+        return mx.sum(attention(q, k, v, causal_mask(4, 4))[:, :, :2])
+
+    slopes = mx.stack(mx.grad(outputs, argnums=(0, 1))(k, v))
+    return largest(slopes[..., 2:, :]), largest(slopes[..., :2, :])
 
 
 def future_change() -> float:
@@ -86,6 +103,9 @@ ROWS = (
             "largest masked weight": equal(0),
             "largest |sum of a row - 1|": below(1e-6),
             "change of earlier outputs by a later token": equal(0),
+            "gradient into hidden keys and values": equal(0),
+            "into seen ones": above(0.1),
+            "sums of the rows but the last, zeros set after the softmax instead": below(0.99, 0.99, 0.99, 0.99),
         },
         masked,
         (causal_mask, padding_mask),

@@ -161,7 +161,8 @@ ROWS = (
             "claims/test_attention.py::test_lion_kills_deer_needs_positions",
         ),
         table=list_lion_kills_deer,
-        slip="The notes say invariant: then Attn(P x) would be Attn(x). The word is equivariant: outputs move along.",
+        slip="The notes say invariant: then Attn(P x) would be Attn(x). The word is equivariant: outputs move along. "
+        "Nor is each word treated by itself: every output depends on every input.",
     ),
     Row(
         44,

@@ -138,6 +138,7 @@ def learned() -> Found:
     config = TransformerConfig.preset("tiny", 20, positions="learned", max_positions=24, dropout=0.0)
     mx.random.seed(0)
     model = Transformer(config)
+    fixed = replace(config, positions="sinusoidal")
     ids = mx.array([[3, 4, 5, 6] * 4])
 
     def loss(parameters: dict) -> mx.array:
@@ -155,6 +156,7 @@ def learned() -> Found:
         "rows read": ids.shape[1],
         "of these with a gradient": how_many(reached[:16]),
         "of the others": how_many(reached[16:]),
+        "parameters of sinusoids": sum(value.size for _, value in tree_flatten(Positions(fixed, causal=False))),
         "a position past the table is refused": refused,
     }
 
@@ -317,11 +319,13 @@ ROWS = (
             "rows read": equal(16),
             "of these with a gradient": equal(16),
             "of the others": equal(0),
+            "parameters of sinusoids": equal(0),
             "a position past the table is refused": equal(1),
         },
         learned,
         (Positions,),
         ("claims/test_positions.py::test_learned_positions_receive_gradient_and_end",),
+        slip="The notes call the pattern of fixed positions learned. Sinusoids have no parameters.",
     ),
     Row(
         10,
@@ -337,6 +341,7 @@ ROWS = (
         (sinusoids, offset_distance),
         ("claims/test_positions.py::test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset",),
         figure=draw_dot_products,
+        slip="The notes say deterministic, which means bounded. The raw position is so, too, and without bound.",
     ),
     Row(
         11,
@@ -388,5 +393,6 @@ ROWS = (
         ("claims/test_positions.py::test_other_frequencies_are_not_tensor2tensors",),
         figure=draw_heat_maps,
         missing="Its TensorFlow 1 variables are not read.",
+        slip="The notes call the program Tranformer2Transformer.",
     ),
 )

@@ -12,7 +12,7 @@ from mlx_transformer.core.positions import sinusoids
 
 from .drawing import SERIES, canvas, logarithmic
 from .positions import Array, added, counter_bits, offset_distance, sine_cosine
-from .row import Found, Row, above, equal
+from .row import Found, Row, equal
 
 
 def append_position(x: ArrayLike, first: int = 1) -> Array:
@@ -31,6 +31,20 @@ def single_sine(positions: ArrayLike) -> Array:
     return np.sin(np.asarray(positions, dtype=np.float64))[..., None]
 
 
+def adjacent(codes: ArrayLike) -> list[float]:
+    """code(t) · code(t + 1) of each row but the last."""
+    rows = np.asarray(codes, dtype=np.float64)
+    return np.sum(rows[:-1] * rows[1:], axis=1).tolist()
+
+
+def peaks_at_an_end(maps: int, n: int = 50) -> int:
+    """How many of random bilinear maps of (p, 1) have the largest score of every query at the first or last key."""
+    codes = append_position(np.ones((n, 1)))
+    kernels = np.random.default_rng(0).normal(size=(maps, 2, 2))
+    peaks = np.argmax(codes @ kernels @ codes.T, axis=-1)
+    return int(np.sum(np.all((peaks == 0) | (peaks == n - 1), axis=-1)))
+
+
 LION_KILLS_DEER = [[0.2, 0.8, 0.5], [0.6, 0.1, 0.3], [0.9, 0.4, 0.7]]
 
 
@@ -39,6 +53,9 @@ def appended() -> Found:
         "last feature of Lion, Kills, Deer": append_position(LION_KILLS_DEER)[:, -1].tolist(),
         "largest feature of 1000 positions": append_position(np.zeros((1000, 3))).max(),
         "of the sinusoids": float(np.abs(added(1000)).max()),
+        "position t · position t + 1, t = 1, 10, 100": [adjacent([[t], [t + 1]])[0] for t in (1, 10, 100)],
+        "the same of the sinusoids": [adjacent(sinusoids(t + 2, 512, dtype=np.float64)[t:])[0] for t in (1, 10, 100)],
+        "of 1000 random maps of (pos, 1), how many look at the first or last of 50 keys alone": peaks_at_an_end(1000),
     }
 
 
@@ -47,6 +64,7 @@ def normalised() -> Found:
     return {
         "one step, of five words": sorted(set(np.diff(five).tolist())),
         "one step, of nine words": sorted(set(np.diff(nine).tolist())),
+        "which word is at 0.5, of five and of nine": [1 + int(np.argmax(places == 0.5)) for places in (five, nine)],
         "rows of the sinusoids that change with the length": int(np.any(added(9)[:5] != added(5), axis=1).sum()),
     }
 
@@ -56,6 +74,8 @@ def one_sine() -> Found:
     return {
         "sin 1, sin 2, sin 3": single_sine([1, 2, 3])[:, 0].tolist(),
         "|sin 11 - sin 344|": abs(float(collision[0])),
+        "sin t · sin (t + 1), t = 1, 2": adjacent(single_sine([1, 2, 3])),
+        "the same of a sine and a cosine": adjacent(sine_cosine([1, 2, 3], 1.0)),
     }
 
 
@@ -67,7 +87,20 @@ def two_pairs() -> Found:
     return {
         "distance of p and p+1420": pair_distance(1420, 1.0, 0.5),
         "smallest of 512 features, gaps 1..4999": min(offset_distance(512, gap) for gap in range(1, 5000)),
+        **{f"smallest of 1000 positions, {name}": nearest(codes) for name, codes in few_frequencies(1000).items()},
     }
+
+
+def few_frequencies(count: int) -> dict[str, Array]:
+    """Codes of `count` positions by at most two frequencies."""
+    p = np.arange(count)
+    return {"one sine": single_sine(p), "a pair": sine_cosine(p, 1.0), "two pairs": sine_cosine(p, 1.0, 0.5)}
+
+
+def nearest(codes: Array) -> float:
+    """Smallest distance of any two rows, (n, d)."""
+    squares = sum((feature[:, None] - feature[None, :]) ** 2 for feature in codes.T)
+    return float(np.sqrt(np.min(squares + np.diag(np.full(len(codes), np.inf)))))
 
 
 def pair_distance(gap: int, *frequencies: float) -> float:
@@ -83,7 +116,11 @@ def raw_gradients() -> Found:
         "gradient at position 1000 / at position 1, raw positions": raw[999] / raw[0],
         "the same, sinusoids": coded[999] / coded[0],
         "digits that 1000 positions need in binary": len(counter_bits(10)[999]),
-        "smallest distance of 1000 positions in one sine-cosine pair": nearest_in_pair(1000),
+        "smallest distance of 1000 positions in one sine-cosine pair": nearest(sine_cosine(np.arange(1000), 1.0)),
+        "of 1000 positions, how many float16 tells apart: one sine, a pair": [
+            len(np.unique(codes.astype(np.float16), axis=0)) for codes in list(few_frequencies(1000).values())[:2]
+        ],
+        "bits of a pair in float16": 8 * np.zeros(2, dtype=np.float16).nbytes,
     }
 
 
@@ -104,11 +141,6 @@ def gradient_by_position() -> tuple[np.ndarray, np.ndarray]:
 
     words = np.tile(LION_KILLS_DEER[0], (1000, 1))
     return norms(mx.array(append_position(words).astype(np.float32))), norms(mx.array(sinusoids(1001, 512)[1:]))
-
-
-def nearest_in_pair(count: int) -> float:
-    """Smallest distance of any two of `count` positions that are coded by one sine and one cosine."""
-    return float(min(np.hypot(np.sin(g) - 0, np.cos(g) - 1) for g in range(1, count)))
 
 
 def draw_rejected() -> Any:
@@ -167,6 +199,9 @@ ROWS = (
             "last feature of Lion, Kills, Deer": equal(1, 2, 3),
             "largest feature of 1000 positions": equal(1000),
             "of the sinusoids": equal(1),
+            "position t · position t + 1, t = 1, 10, 100": equal(2, 110, 10_100),
+            "the same of the sinusoids": equal(249.10, 249.10, 249.10, within=5e-3),
+            "of 1000 random maps of (pos, 1), how many look at the first or last of 50 keys alone": equal(1000),
         },
         appended,
         (append_position,),
@@ -180,6 +215,7 @@ ROWS = (
         {
             "one step, of five words": equal(0.25),
             "one step, of nine words": equal(0.125),
+            "which word is at 0.5, of five and of nine": equal(3, 5),
             "rows of the sinusoids that change with the length": equal(0),
         },
         normalised,
@@ -194,11 +230,16 @@ ROWS = (
         {
             "sin 1, sin 2, sin 3": equal(0.84, 0.91, 0.14, within=5e-3),
             "|sin 11 - sin 344|": equal(1.3e-7, within=5e-9),
+            "sin t · sin (t + 1), t = 1, 2": equal(0.765, 0.128, within=5e-4),
+            "the same of a sine and a cosine": equal(0.5403, 0.5403, within=5e-5),
         },
         one_sine,
         (single_sine,),
         ("claims/test_positions.py::test_rejected_a_single_sine",),
         figure=draw_rejected,
+        slip="The notes say that a sine is continuous because each x has a y, which a step function has too; and "
+        "that one sine captures relative positions because it comes back. Neighbours have the product 0.765 at 1, and "
+        "0.128 at 2.",
     ),
     Row(
         8,
@@ -209,6 +250,7 @@ ROWS = (
         (sine_cosine,),
         ("claims/test_positions.py::test_rejected_one_sine_cosine_pair",),
         figure=draw_rejected,
+        slip="The notes praise a code for coming back. That is what makes positions 710 apart all but the same.",
     ),
     Row(
         9,
@@ -217,6 +259,9 @@ ROWS = (
         {
             "distance of p and p+1420": equal(1.3e-4, within=5e-6),
             "smallest of 512 features, gaps 1..4999": equal(3.71, within=5e-3),
+            "smallest of 1000 positions, one sine": equal(1.3e-7, within=5e-9),
+            "smallest of 1000 positions, a pair": equal(6.0e-5, within=5e-7),
+            "smallest of 1000 positions, two pairs": equal(0.0099, within=5e-5),
         },
         two_pairs,
         (sine_cosine, offset_distance),
@@ -228,14 +273,19 @@ ROWS = (
         "Raw positions make gradients grow with the position; sinusoids don't, and need fewer features than bits.",
         "d(w · code(p)) / dw = code(p)",
         {
-            "gradient at position 1000 / at position 1, raw positions": above(700),
+            "gradient at position 1000 / at position 1, raw positions": equal(719.8, within=0.05),
             "the same, sinusoids": equal(1, within=1e-5),
             "digits that 1000 positions need in binary": equal(10),
-            "smallest distance of 1000 positions in one sine-cosine pair": above(0),
+            "smallest distance of 1000 positions in one sine-cosine pair": equal(6.0e-5, within=5e-7),
+            "of 1000 positions, how many float16 tells apart: one sine, a pair": equal(471, 816),
+            "bits of a pair in float16": equal(32),
         },
         raw_gradients,
         (append_position, sinusoids),
         ("claims/test_beside.py::test_gradients_grow_with_raw_positions_alone",),
         figure=draw_raw_gradients,
+        slip="The notes say that raw positions make gradients explode, and that floats need less space than bits. The "
+        "gradients grow as the position does, 719.8 times at 1000; what explodes grows geometrically. A pair in "
+        "float16 has 32 bits, where 10 do, and tells 816 of 1000 positions apart.",
     ),
 )

@@ -19,7 +19,8 @@ from .requests import EXAMPLE, one_line
 
 OPENAI = "/v1/"
 """Paths of OpenAI's clients begin so."""
-HELP = f"POST /translate {EXAMPLE}, /translate/stream, /v1/completions, /v1/embeddings; GET /docs, /health, /metrics\n"
+HELP = f"POST /translate {EXAMPLE}, /translate/stream, /v1/completions, /v1/embeddings, /rerank, /predict; "
+HELP += "GET /docs, /health, /metrics\n"
 FAULT = "a fault of the server; its log says more"
 ENDING = "the server ends; try again in 1 s"
 

@@ -4,6 +4,7 @@
     POST /translate, ...           translators (translating.py)
     POST /v1/completions, ...      decoders alone (openai_endpoints.py)
     POST /v1/embeddings            encoders alone (the same)
+    POST /rerank, /predict         encoders with classes (label_endpoints.py)
     GET /health, /ready            200 when the models are loaded and have run, 503 before
     GET /metrics                   for Prometheus
     GET /version, /openapi.json, /docs
@@ -36,6 +37,8 @@ from .answers import ENDING, HELP, error_answer, http_error, server_error
 from .batching import Batcher, EndingError, OverloadError
 from .completing import Completions
 from .embedding import Embeddings
+from .label_endpoints import LabelEndpoints
+from .labelling import Labels
 from .models import Models, Named
 from .openai_endpoints import OpenAIEndpoints
 from .requests import RequestError
@@ -77,7 +80,11 @@ class App:
         )
 
     def _routes(self) -> list[Route]:
-        ours, openai = TranslatingEndpoints(self.shared), OpenAIEndpoints(self.shared)
+        ours, openai, labels = (
+            TranslatingEndpoints(self.shared),
+            OpenAIEndpoints(self.shared),
+            LabelEndpoints(self.shared),
+        )
 
         def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "POST") -> Route:
             return Route(path, self.counted(path, answer), methods=[method])
@@ -92,6 +99,8 @@ class App:
             route("/v1/models/{name:path}", openai.model, "GET"),
             route("/v1/completions", openai.complete),
             route("/v1/embeddings", openai.embed),
+            *(route(path, labels.rerank) for path in ("/rerank", "/v1/rerank")),
+            route("/predict", labels.predict),
             Route("/health", self.health),
             Route("/ready", self.health),
             Route("/metrics", self.show_metrics),
@@ -118,8 +127,9 @@ class App:
         else:
             self.ready()
 
-    def _behind(self, named: Named, model: Model) -> Service | Completions | Embeddings:
-        kinds = {"decoder": Completions, "encoder": Embeddings, "encoder-decoder": Service}
+    def _behind(self, named: Named, model: Model) -> Service | Completions | Embeddings | Labels:
+        alone = Labels if model.config.head.kind == "classes" else Embeddings
+        kinds = {"decoder": Completions, "encoder": alone, "encoder-decoder": Service}
         return kinds[model.config.architecture](
             model, self.batcher, self.metrics, self.settings.max_sentences, named.name
         )

@@ -11,6 +11,7 @@ from mlx_transformer.system.errors import UserError
 
 from .completing import Completions
 from .embedding import Embeddings
+from .labelling import Labels
 from .requests import AUTO, RequestError
 from .service import Service
 
@@ -49,15 +50,16 @@ class Named:
 
 
 class Models:
-    """Translators, writers of completions and makers of vectors, each by its name. `UserError` for translators that no
-    request could name.
+    """Translators, writers of completions, makers of vectors and classifiers, each by its name. `UserError` for
+    translators that no request could name.
 
     Raises `RequestError` for a request that is for none of them.
     """
 
-    def __init__(self, found: Iterable[tuple[Named, Service | Completions | Embeddings]]):
+    def __init__(self, found: Iterable[tuple[Named, Service | Completions | Embeddings | Labels]]):
         self.completions: dict[str, Completions] = {}
         self.embeddings: dict[str, Embeddings] = {}
+        self.labellers: dict[str, Labels] = {}
         self.translators: dict[tuple[str, str], Service] = {}
         self.only: Service | None = None  # without languages
         self.names: list[str] = []
@@ -67,13 +69,16 @@ class Models:
                 self.completions[named.name] = model
             elif isinstance(model, Embeddings):
                 self.embeddings[named.name] = model
+            elif isinstance(model, Labels):
+                self.labellers[named.name] = model
             elif named.languages in self.translators:
                 raise UserError(f"{named.path}: another model translates {'-'.join(named.languages)} already")
             elif named.languages is not None:
                 self.translators[named.languages] = model
             elif self.only is None:
                 self.only = model
-        nameless = len(self.names) - len(self.completions) - len(self.embeddings) - len(self.translators)
+        others = (self.completions, self.embeddings, self.labellers, self.translators)
+        nameless = len(self.names) - sum(map(len, others))
         if nameless > 1 or (nameless and self.translators):
             raise UserError("several translators are chosen by language: give each its languages, as en-de=DIR")
 
@@ -126,11 +131,26 @@ class Models:
             return self.embeddings[name]
         raise self._other(name)
 
+    def labeller(self, name: str | None, reranks: bool = False) -> Labels:
+        """Return the encoder with classes of that name; None: the only one, or with `reranks` the only one that has one
+        class."""
+        if name is not None:
+            if name in self.labellers:
+                return self.labellers[name]
+            raise self._other(name)
+        fitting = [each for each in self.labellers.values() if not reranks or each.reranks]
+        if len(fitting) == 1:
+            return fitting[0]
+        if not fitting:
+            raise RequestError(400, f"this server has no model {'with one class' if reranks else 'with classes'}")
+        raise RequestError(400, f"model: several fit, say which: {', '.join(each.name for each in fitting)}")
+
     def _other(self, name: str) -> RequestError:
         """Make the error for a name that no model of the wanted kind has."""
         uses = dict.fromkeys(self.names, "is a translator; send its text to /translate")
         uses |= dict.fromkeys(self.completions, "completes prompts; send them to /v1/completions")
         uses |= dict.fromkeys(self.embeddings, "makes vectors; send its texts to /v1/embeddings")
+        uses |= dict.fromkeys(self.labellers, "tells classes; send its texts to /predict, or queries to /rerank")
         return RequestError(400, f"model: {name} {uses[name]}", "wrong_model") if name in uses else self.unknown(name)
 
     def unknown(self, name: str) -> RequestError:
@@ -140,4 +160,6 @@ class Models:
 
 UNKNOWN = "model_not_found"
 NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
-NO_TRANSLATOR = "this server has no translator; its models take POST /v1/completions or /v1/embeddings"
+NO_TRANSLATOR = (
+    "this server has no translator; its models take POST /v1/completions, /v1/embeddings, /rerank or /predict"
+)

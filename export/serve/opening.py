@@ -57,7 +57,7 @@ def warmed(model: Any) -> Model:
     if model.config.architecture == "encoder":
         if not model.has_steps:
             raise UserError(f"{model.where}: takes text alone, and the server batches ids: export a folder")
-        model.embed(".")
+        model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):
         if model.config.architecture == "decoder":

@@ -10,12 +10,13 @@ from html import escape
 from typing import Any, get_args
 
 from export.settings import ServeSettings
-from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong
+from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong, RerankOptions
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 from mlx_transformer.system.page import card, data_table, page
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
+from .label_endpoints import FLAGS, PREDICT_EXAMPLE, RERANK_EXAMPLE
 from .openai_embeddings import EMBEDDINGS_EXAMPLE, FORMATS, OPTIONS
 from .requests import EXAMPLE, LANGUAGES, LIMITS, SETTINGS
 
@@ -26,6 +27,7 @@ TEXT = {"type": "string"}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 ID_LIST = {"type": "array", "items": {"type": "integer"}}
 IDS, SEQUENCES = {**ID_LIST, "default": ()}, {"type": "array", "items": ID_LIST, "default": ()}
+FLAG = {"type": "boolean"}
 NUMBER_OF = {"type": "integer", "minimum": 1}
 
 
@@ -73,6 +75,7 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
     translate = {"oneOf": [_object({**several, **alignment}, ["text"]), _object(libre, ["q", "source", "target"])]}
     completion = _object(_completion(search), ["model", "prompt"])
     embeddings = _object(_embeddings(), ["model", "input"])
+    rerank, predict = _object(_rerank(), ["query"]), _object(_predict(), ["inputs"])
     detect = _object({"q": TEXT, "api_key": TEXT}, ["q"])
     return [
         ("/translate", "post", "Translate texts; with q, as LibreTranslate does.", translate, EXAMPLE),
@@ -89,6 +92,9 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
         ("/v1/models/{name}", "get", "One model.", None, ""),
         ("/v1/completions", "post", "What a decoder alone writes after prompts.", completion, openai_forms.EXAMPLE),
         ("/v1/embeddings", "post", "Vectors of texts, by an encoder alone.", embeddings, EMBEDDINGS_EXAMPLE),
+        ("/rerank", "post", "Documents by their relevance to a query.", rerank, RERANK_EXAMPLE),
+        ("/v1/rerank", "post", "The same.", rerank, RERANK_EXAMPLE),
+        ("/predict", "post", "The classes of texts.", predict, PREDICT_EXAMPLE),
         ("/health", "get", "200 once the models are loaded, 503 before.", None, ""),
         ("/ready", "get", "The same.", None, ""),
         ("/metrics", "get", "Counts and times, for Prometheus.", None, ""),
@@ -123,6 +129,22 @@ def _embeddings() -> dict[str, Any]:
     fields = {name: _schema(kinds[name], meanings[name], None) for name in OPTIONS}
     forms = {"type": "string", "enum": list(FORMATS), "default": FORMATS[0]}
     return {"model": TEXT, "input": TEXTS, "encoding_format": forms, **fields, "user": TEXT}
+
+
+def _rerank() -> dict[str, Any]:
+    top = _schema(kinds_of(RerankOptions)["top_n"], meanings_of(RerankOptions)["top_n"], None)
+    return {
+        "model": TEXT,
+        "query": TEXT,
+        "documents": TEXTS,
+        "texts": TEXTS,
+        "top_n": top,
+        **dict.fromkeys(FLAGS, FLAG),
+    }
+
+
+def _predict() -> dict[str, Any]:
+    return {"model": TEXT, "inputs": TEXTS, **dict.fromkeys(("raw_scores", "truncate"), FLAG)}
 
 
 def schemas_of(of: type, names: tuple[str, ...]) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import HeadKind
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.language_codes import own_code
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.embed import Embedder
+from mlx_transformer.generation.encoder_head import EncoderHead
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.settings import (
@@ -54,6 +56,7 @@ class Model(Protocol):
     ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
     def embedder(self, **options: Any) -> Embedder: ...
+    def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead: ...
     def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
 

@@ -37,6 +37,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "fill": language.fill,
         "embed": language.embed,
         "classify": heads.classify,
+        "rerank": heads.rerank,
         "tag": heads.tag,
         "answer": heads.answer,
     },
@@ -63,7 +64,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill embed classify tag answer".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed classify rerank tag answer".split()
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}

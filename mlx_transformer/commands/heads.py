@@ -1,10 +1,10 @@
-"""classify, tag, answer: what an encoder's head says of text."""
+"""classify, rerank, tag, answer: what an encoder's head says of text."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from mlx_transformer.generation.options import AnswerOptions, ClassifyOptions
+from mlx_transformer.generation.options import AnswerOptions, ClassifyOptions, RerankOptions
 
 from .models import facts_of, open_folder
 from .settings import Folder, Input, JsonLines, Resume, RuntimeSettings, Shown, Texts
@@ -26,6 +26,24 @@ def classify(
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
     classify_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+
+
+def rerank(
+    model: Folder,
+    text: Texts = None,
+    *,
+    input: Input = None,
+    out: JsonLines = None,
+    resume: Resume = False,
+    options: Annotated[RerankOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Order documents by how well they fit a query, with an encoder that reads both: JSON for each line, which is a
+    query and its documents with tabs between them; in a .jsonl file {"query": ..., "documents": [...]}."""
+    from mlx_transformer.generation.head_files import rerank_stream
+
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    rerank_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
 
 
 def tag(

@@ -255,9 +255,10 @@ class RecipeKeys:
     """The keys of a recipe as options of `train`, made of the classes that check recipes; and those that were given."""
 
     PANELS: ClassVar = {
-        "Data": "corpus source target pairs languages valid_source valid_target valid_pairs text valid_text vocab_size "
-        "separate_vocabularies batch_tokens",
+        "Data": "corpus source target pairs languages valid_source valid_target valid_pairs text valid_text labelled "
+        "valid_labelled vocab_size separate_vocabularies batch_tokens",
         "Model": "objective preset norm_placement dropout start_from freeze",
+        "Vectors": "batch_pairs temperature symmetric chunk source_prompt target_prompt pooling teacher",
         "Length": "steps epochs minutes",
         "Optimizer": "learning_rate warmup_steps schedule optimizer accumulate precision memory",
         "Adapter": "adapter adapter_rank adapter_alpha adapter_targets adapter_dropout",

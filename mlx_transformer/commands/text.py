@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +20,22 @@ from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, Tra
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherText:
+    """What models of one stack are scored on."""
+
+    text: str | None = None
+    """For a decoder: plain text, as train --text takes it."""
+    pairs: Path | None = None
+    """For an encoder: texts and their matches, .tsv or .jsonl, to be found among all matches by its vectors."""
+    similarity: Path | None = None
+    """For an encoder: pairs of texts and a number, .tsv or .jsonl, which the similarity of their vectors should rank
+    alike."""
+    labelled: Path | None = None
+    """For an encoder with a head: labelled text, as train --labelled takes it."""
+
 
 Out = Annotated[
     Path | None,
@@ -65,7 +82,7 @@ def evaluate(
     *,
     source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
-    text: Annotated[str | None, typer.Option(help="For a decoder: plain text, as train --text takes it.")] = None,
+    others: Annotated[OtherText, Shown("Decoders and encoders alone")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
@@ -75,14 +92,16 @@ def evaluate(
     runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
-    perplexity of a text."""
-    if text is not None:
+    perplexity of a text; of an encoder alone what its vectors find, or how often its labels are right."""
+    if given := [name for name, value in vars(others).items() if value is not None]:
         if source is not None or reference is not None or out is not None:
-            raise UserError("--text is for a decoder alone: leave out --source, --reference and --out")
-        return _evaluate_text(model, text, runtime)
+            raise UserError(f"--{given[0]} is for one stack alone: leave out --source, --reference and --out")
+        if len(given) > 1:
+            raise UserError(f"--{given[0]} and --{given[1]}: give one of them")
+        return _evaluate_alone(model, given[0], str(getattr(others, given[0])), runtime)
     if source is None or reference is None:
         missing = "--source" if source is None else "--reference"
-        raise UserError(f"Missing option '{missing}' (or, of a decoder alone, '--text')")
+        raise UserError(f"Missing option '{missing}' (or '--text', '--pairs', '--similarity' or '--labelled')")
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
     from mlx_transformer.generation.scoring import score
@@ -113,15 +132,31 @@ def evaluate(
     print(json.dumps(results, indent=2, ensure_ascii=False))
 
 
-def _evaluate_text(model: Path, text: str, runtime: RuntimeSettings) -> None:
+def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings) -> None:
     from mlx_transformer.data.documents import read_documents
+    from mlx_transformer.data.labelled import read_labelled
+    from mlx_transformer.data.matches import read_matches
+    from mlx_transformer.data.pair_files import PairFiles
+    from mlx_transformer.generation.evaluate import labels, retrieval, similarity
+    from mlx_transformer.generation.lines import Told
     from mlx_transformer.system.progress import quiet_progress
 
-    documents, _ = read_documents(text)
+    text: Any = {
+        "text": lambda: read_documents(where),
+        "pairs": lambda: read_matches(PairFiles(pairs=where)),
+    }.get(what, lambda: read_labelled(where))()[0]
     opened = open_folder(model, **vars(runtime))
+    long: list[int] = []
     with quiet_progress("evaluate") as report:
-        found = opened.perplexity(documents.texts, lambda share: report(share, ""))
-    print(json.dumps({"model": str(model), **found}, indent=2, ensure_ascii=False))
+        done = lambda share: report(share, "")  # noqa: E731
+        if what == "text":
+            found = opened.perplexity(text.texts, done)
+        elif what == "labelled":
+            found = labels(opened, text, Told(1, long.append, done))
+        else:
+            found = {"pairs": retrieval, "similarity": similarity}[what](opened, text, done)
+    cut = {"overlong": {"lines": len(long), "treated_by": "cut"}} if long else {}
+    print(json.dumps({"model": str(model), **cut, **found}, indent=2, ensure_ascii=False))
 
 
 def score(

@@ -38,6 +38,22 @@ class Located(NamedTuple):
         """The same without its last tokens but the one that ends it, so that it has so many."""
         return Located([*self.ids[: most - 1], self.ids[-1]], [*self.places[: most - 1], self.places[-1]])
 
+    def windows(self, most: int) -> list[Window]:
+        """Rows of at most so many tokens, each a part of the text with what stands around it; neighbouring parts
+        overlap. `UserError` where no token finds room."""
+        inside = [i for i, place in enumerate(self.places) if place is not None]
+        before, end = (inside[0], inside[-1] + 1) if inside else (len(self.ids), len(self.ids))
+        head, text, tail = self.ids[:before], self.ids[before:end], self.ids[end:]
+        size = most - len(head) - len(tail)
+        if size < 1:
+            raise UserError(f"max_length={most}: {len(head) + len(tail)} tokens stand around a text: give more")
+        found = []
+        for start in _starts(len(text), size):
+            part = text[start : start + size]
+            ids = [*head, *part, *tail]
+            found.append(Window(Pair(ids, [0] * len(ids)), before, start, len(part)))
+        return found
+
     def alone(self) -> Located:
         """The same without what stands around the text."""
         kept = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
@@ -45,19 +61,25 @@ class Located(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A text and a part of another as one row."""
+    """A part of a text as one row, alone or behind another text."""
 
     row: Pair
     at: int
     """Where in the row the part begins."""
     first: int
-    """Its first token in the other text."""
+    """Its first token in its text."""
     count: int
     """Tokens of the part."""
 
 
 OVERLAP = 128
 """Tokens that neighbouring windows share, or half of what a window holds, where that is less."""
+
+
+def _starts(count: int, size: int) -> range:
+    """Where parts of so many tokens begin in a text of `count`, so that neighbours overlap."""
+    step = size - min(OVERLAP, size // 2)
+    return range(0, max(1, count - size + step), step)
 
 
 class PairForm:
@@ -99,8 +121,7 @@ class PairForm:
         size = self._room - len(first)
         if size < 1:
             raise UserError(f"a text of {len(first)} tokens leaves no room for another one")
-        step = size - min(OVERLAP, size // 2)
-        starts = range(0, max(1, len(second) - size + step), step)
+        starts = _starts(len(second), size)
         parts = [second[start : start + size] for start in starts]
         return [
             Window(self.row(first, part), self._place_of("B", len(first)), start, len(part))

@@ -36,7 +36,8 @@ class BatchesByEpoch(ABC, Generic[B]):
     dropped: int
     """The number of pairs or documents that are left out, for they don't fit."""
     batch_tokens: int
-    """The most target tokens of a batch, padding included."""
+    """The most target tokens of a batch, padding included; or as many of what `unit` names."""
+    unit: str = "target tokens"
 
     def __init__(self, seed: int):
         self.seed = seed

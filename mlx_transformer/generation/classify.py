@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.system.errors import UserError
@@ -34,18 +35,20 @@ def classify(
     class, they sum to 1; None: as the model's config says. `UserError` for a text that is longer than the model takes,
     unless `told` is told of it; a pair that is too long loses the ends of its texts.
     """
+    rows = text_rows(encoder, texts, told)
+    return [scored(encoder, logits, several) for logits in encoder.logits(rows, told.done)]
+
+
+def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | None = None) -> list[Scored]:
+    """Return what the logits (C,) of a text mean, as `classify` does."""
     head = encoder.config.head
     alone = (head.several if several is None else several) or len(head.labels) == 1
-    found = []
-    for logits in encoder.logits(_rows(encoder, texts, told), told.done):
-        shares = np.exp(-np.logaddexp(0, -logits)) if alone else softmax(logits)
-        order = np.argsort(-shares, kind="stable")
-        found.append([Scored(head.labels[i], float(shares[i])) for i in order])
-    return found
+    shares = np.exp(-np.logaddexp(0, -logits)) if alone else softmax(logits)
+    return [Scored(head.labels[i], float(shares[i])) for i in np.argsort(-shares, kind="stable")]
 
 
-def _rows(encoder: EncoderHead, texts: Sequence[Text], told: Told) -> list[Pair]:
-    """The ids of each text, in their order."""
+def text_rows(encoder: EncoderHead, texts: Sequence[Text], told: Told) -> list[Pair]:
+    """Return the ids of each text, in their order; what is too long is cut, or refused, as `classify` says."""
     for number, text in enumerate(texts, told.first_line):
         if not isinstance(text, str) and not _is_pair(text):
             raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")

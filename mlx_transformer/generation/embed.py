@@ -93,7 +93,7 @@ class Embedder:
     ) -> list[list[int]]:
         """Return the ids of each text, behind the prompt. The end of one that is too long is left out, and
         `on_overlong` is told its number, that of the first being `first_line`."""
-        rows = self.tokenizer.encode_batch([self._prepared(self.prompt + text) for text in as_lines(texts)])
+        rows = self.tokenizer.encode_batch([prepared(self.prompt + text, self.embedding) for text in as_lines(texts)])
         for i, ids in enumerate(rows):
             if len(ids) > self.most:
                 if on_overlong is not None:
@@ -129,13 +129,15 @@ class Embedder:
             done(computed / len(rows))
         return found
 
-    def _prepared(self, text: str) -> str:
-        text = text.strip()
-        return text.lower() if self.embedding.lower_case else text
-
     def _prompt_tokens(self) -> int:
         """Tokens of the prompt, with the one before it and without the one behind it."""
-        return len(self.tokenizer.encode(self._prepared(self.prompt))) - 1
+        return len(self.tokenizer.encode(prepared(self.prompt, self.embedding))) - 1
+
+
+def prepared(text: str, embedding: TextEmbedding) -> str:
+    """Return a text as it reaches the tokenizer."""
+    text = text.strip()
+    return text.lower() if embedding.lower_case else text
 
 
 def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,8 @@ from .answer import answer
 from .classify import Text, classify
 from .line_files import LineWork, cut_at, json_lines, write_lines
 from .lines import Told
-from .options import AnswerOptions, ClassifyOptions
+from .options import AnswerOptions, ClassifyOptions, RerankOptions
+from .rerank import check_reranker, rerank
 from .tag import tag
 from .verbs import TextVerbs
 
@@ -47,6 +49,63 @@ def classify_stream(
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
+def rerank_stream(
+    model: TextVerbs,
+    input: Path | None = None,
+    output: Path | None = None,
+    options: RerankOptions | None = None,
+    *,
+    text: Sequence[str] = (),
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Write the documents of each line in their order: {"query": ..., "results": [{"index": ..., "relevance_score":
+    ..., "document": ...}]}. A line is a query and its documents, with tabs between them, or in a file that ends in
+    .jsonl {"query": ..., "documents": [...]}. Other arguments as for `write_lines`."""
+    options = options or RerankOptions()
+    encoder = model.encoder_head("classes", "rerank")
+    check_reranker(model.config, model.where)
+    as_json = input is not None and input.suffix == ".jsonl"
+
+    def check(lines: Sequence[str], first_line: int) -> None:
+        for number, line in enumerate(lines, first_line):
+            _queried(line, number, as_json)
+
+    def make(lines: Sequence[str], told: Told) -> bytes:
+        found = []
+        for number, line in enumerate(lines, told.first_line):
+            query, documents = _queried(line, number, as_json)
+            cut: list[int] = []
+            ranked = rerank(encoder, query, documents, options, Told(on_overlong=cut.append))
+            if cut and told.on_overlong is not None:
+                told.on_overlong(number)
+            results = [{**asdict(each), "document": documents[each.index]} for each in ranked]
+            found.append({"query": query, "results": results})
+            told.done((number - told.first_line + 1) / len(lines))
+        return json_lines(found)
+
+    work = LineWork(name="rerank", make=make, overlong=cut_at(encoder.most), options=asdict(options), check=check)
+    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+
+
+def _queried(line: str, number: int, as_json: bool) -> tuple[str, list[str]]:
+    """A query and its documents; `UserError` for a line that isn't one."""
+    if not as_json:
+        query, *documents = line.split(SEPARATOR)
+        if not documents:
+            raise UserError(f"line {number}: has no tab: give a query and its documents, with tabs between them")
+        return query, documents
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    values = row if isinstance(row, dict) else {}
+    query, documents = values.get("query"), values.get("documents")
+    if isinstance(query, str) and isinstance(documents, list) and all(isinstance(each, str) for each in documents):
+        return query, documents
+    raise UserError(f'line {number}: must be {{"query": ..., "documents": [...]}}, of texts')
+
+
 def tag_stream(
     model: TextVerbs,
     input: Path | None = None,
@@ -66,7 +125,7 @@ def tag_stream(
             for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
         )
 
-    work = LineWork(name="tag", make=make, overlong=cut_at(encoder.most))
+    work = LineWork(name="tag", make=make)
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 

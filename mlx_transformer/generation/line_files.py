@@ -31,8 +31,8 @@ class LineWork:
     """The verb, which the progress bar shows."""
     make: Callable[[Sequence[str], Told], bytes]
     """From lines to what is written of them."""
-    overlong: str
-    """What is said of lines that are too long, behind their number."""
+    overlong: str = ""
+    """What is said of lines that are too long, behind their number, where there are such."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What must be the same in an interrupted run and in the one that continues it."""
     check: Callable[..., None] | None = None

@@ -245,6 +245,18 @@ class ClassifyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RerankOptions:
+    """Which documents are named."""
+
+    top_n: Annotated[int, Bounds(at_least=1, at_most=2**31 - 1)] | None = None
+    """The best so many documents; unset: all of them."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
     """What an answer may be."""
 

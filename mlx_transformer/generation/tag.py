@@ -2,7 +2,8 @@
 
 Labels of the form B-PER and I-PER (Ramshaw and Marcus 1995) begin and continue an entity, PER; O is none. Neighbouring
 tokens of one label are one entity, unless the later one begins another: what `transformers` calls the aggregation
-"simple". Each token has its likeliest label by itself.
+"simple". Each token has its likeliest label by itself. A text that is too long for one row is read in windows that
+overlap; of two that a token is in, the one counts in which more of the text stands around it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.text_pairs import Located, Pair
+from mlx_transformer.core.text_pairs import Window
 
 from .encoder_head import EncoderHead, softmax
 from .lines import UNTOLD, Told
@@ -47,31 +48,42 @@ class _Token(NamedTuple):
 
 
 def tag(encoder: EncoderHead, texts: str | Sequence[str], told: Told = UNTOLD) -> list[list[Tagged]]:
-    """Return the entities of each text, in its order, with their places in it.
-
-    `UserError` for a text that is longer than the model takes, unless `told` is told of it; then its end is left out.
-    """
+    """Return the entities of each text, of any length, in its order, with their places in it."""
     lines = as_lines(texts)
-    located = []
-    for number, each in enumerate(encoder.tokenizer.encode_places(lines), told.first_line):
-        cut = encoder.is_overlong(len(each.ids), number, told)
-        located.append(each.cut(encoder.most) if cut else each)
-    logits = encoder.logits([Pair(each.ids, [0] * len(each.ids)) for each in located], told.done)
+    located = encoder.tokenizer.encode_places(lines)
+    windows = [each.windows(encoder.most) for each in located]
+    logits = iter(encoder.logits([window.row for each in windows for window in each], told.done))
     labels = encoder.config.head.labels
-    return [
-        _entities(line, _tokens(each, softmax(rows), labels))
-        for line, each, rows in zip(lines, located, logits, strict=True)
-    ]
+    found = []
+    for line, each, own in zip(lines, located, windows, strict=True):
+        places = [place for place in each.places if place is not None]
+        shares = _joined(len(places), own, [softmax(next(logits)) for _ in own])
+        found.append(_entities(line, _tokens(places, shares, labels)))
+    return found
 
 
-def _tokens(located: Located, shares: NDArray[np.float64], labels: Sequence[str]) -> list[_Token]:
-    """The tokens of the text itself; shares (L, C)."""
+def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The shares (L, C) of a text's tokens, of those (tokens of a row, C) of its windows."""
+    joined = np.zeros((count, shares[0].shape[1]))
+    around = np.full(count, -1.0)
+    for window, rows in zip(windows, shares, strict=True):
+        place = np.arange(window.count)
+        before = place if window.first else np.full(window.count, np.inf)
+        behind = place[::-1] if window.first + window.count < count else np.full(window.count, np.inf)
+        nearest, part = np.minimum(before, behind), slice(window.first, window.first + window.count)
+        better = nearest > around[part]
+        joined[part][better] = rows[window.at : window.at + window.count][better]
+        around[part][better] = nearest[better]
+    return joined
+
+
+def _tokens(places: Sequence[tuple[int, int]], shares: NDArray[np.float64], labels: Sequence[str]) -> list[_Token]:
+    """The tokens of a text (L), with their shares (L, C)."""
     tokens = []
-    for place, row in zip(located.places, shares, strict=True):
-        if place is not None:
-            label, best = labels[int(row.argmax())], float(row.max())
-            name = label[len(BEGINS) :] if label.startswith((BEGINS, CONTINUES)) else label
-            tokens.append(_Token(name, label.startswith(BEGINS), best, place))
+    for place, row in zip(places, shares, strict=True):
+        label, best = labels[int(row.argmax())], float(row.max())
+        name = label[len(BEGINS) :] if label.startswith((BEGINS, CONTINUES)) else label
+        tokens.append(_Token(name, label.startswith(BEGINS), best, place))
     return tokens
 
 

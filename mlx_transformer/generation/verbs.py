@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .embed import Embedder, GraphVectors
     from .encoder_head import EncoderHead
     from .fill import Filling
+    from .rerank import Ranked
     from .tag import Tagged
     from .translate import Overlong, Translation, Translator
 
@@ -252,6 +253,16 @@ class TextVerbs:
         asked = AnswerOptions(**options)
         found = answer(self.encoder_head("spans", "answer"), paired(question, context), asked)
         return found[0] if isinstance(question, str) and isinstance(context, str) else found
+
+    def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[Ranked]:
+        """Return the documents by their relevance to a query, the best first, by an encoder that reads pairs and has
+        one class; top_n: so many of them."""
+        from .options import RerankOptions
+        from .rerank import check_reranker, rerank
+
+        encoder = self.encoder_head("classes", "rerank")
+        check_reranker(self.config, self.where)
+        return rerank(encoder, query, documents, RerankOptions(top_n=top_n))
 
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
         """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a

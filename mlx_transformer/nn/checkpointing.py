@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from .dropout import drawing_from
+from .dropout import drawing_from, drawn_key
 from .model import Transformer
 
 
@@ -47,7 +47,7 @@ def checkpointed(layer: nn.Module, call: Callable[..., mx.array], *inputs: Any) 
     Arrays that need a gradient must be parameters of the layer or among the inputs, alone or in tuples. `mx.checkpoint`
     leaves the order to MLX, which computes all layers again before it takes the first gradient.
     """
-    key = mx.random.randint(0, 2**31 - 1, (2,), dtype=mx.uint32)
+    key = drawn_key()
     parameters, flat_inputs = _flat(layer.trainable_parameters()), _flat(list(inputs))
     arrays = [(name, value) for name, value in flat_inputs if isinstance(value, mx.array)]
     others = [(name, value) for name, value in flat_inputs if not isinstance(value, mx.array)]

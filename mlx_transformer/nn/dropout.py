@@ -26,6 +26,11 @@ class Dropout(nn.Module):
         return (mask * x) * (1 / self.kept)
 
 
+def drawn_key() -> mx.array:
+    """Return a key for draws that are made twice."""
+    return next(_keys[-1]) if _keys else mx.random.randint(0, 2**31 - 1, (2,), dtype=mx.uint32)
+
+
 @contextmanager
 def drawing_from(key: mx.array) -> Iterator[None]:
     """Draw from this key, not from MLX's random state, in this block."""

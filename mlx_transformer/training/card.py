@@ -19,6 +19,9 @@ from .run_folder import MAX_LOG_BYTES, METRICS
 
 LANGUAGE = re.compile(r".*\.([a-z]{2})")
 PACKED = (".gz", ".xz", ".zst")
+TASKS = {"translation": "translation", "classification": "text-classification"}
+TASKS |= dict.fromkeys(("contrastive", "distillation"), "sentence-similarity")
+SECONDS = {"perplexity": "perplexity a token"}
 SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
@@ -62,19 +65,20 @@ def _validation(log: Path, step: int) -> dict[str, Any]:
 
 
 def _index(recipe: Recipe, scores: dict[str, Any]) -> list[dict[str, Any]]:
-    """The Hub's form of scores; perplexity is the one that every objective has."""
+    """The Hub's form of scores: those of translations, and the one that the objective has beside its loss."""
     signatures = score(["text"], ["text"])
     metrics: list[dict[str, Any]] = [
         {"type": key, "name": name, "value": scores[key], "args": {"signature": signatures[f"{key}_signature"]}}
         for key, name in SCORES.items()
         if key in scores
     ]
-    metrics.append({"type": "perplexity", "name": "perplexity a token", "value": round(scores["perplexity"], 3)})
+    second = recipe.objective.step.second
+    metrics.append({"type": second, "name": SECONDS.get(second, second), "value": round(scores[second], 3)})
     data = recipe.data
-    text = data.corpus or data.valid_source or data.valid_pairs or data.valid_text
+    text = data.corpus or data.valid_source or data.valid_pairs or data.valid_text or data.valid_labelled
     name = "set aside of the training text" if text is None else Path(text).name
     result = {
-        "task": {"type": "translation" if recipe.objective.reads == "pairs" else "text-generation"},
+        "task": {"type": TASKS.get(recipe.training.objective, "text-generation")},
         "dataset": {"type": "validation", "name": f"{name}, validation"},
         "metrics": metrics,
     }

@@ -44,13 +44,13 @@ def opening_lines(
     kind = noun(data.train)
     text = f"{len(data.train) - batches.dropped:,} {kind}, {len(data.valid):,}"
     step_tokens, steps_per_epoch = batches.batch_tokens * batches_per_step, max(1, len(batches) // batches_per_step)
-    yield from plan_lines(recipe.training, config, text, step_tokens, steps_per_epoch)
+    yield from plan_lines(recipe.training, config, text, step_tokens, steps_per_epoch, batches.unit)
     if adapter is not None:
         count = sum(int(np.prod(shape)) for shape in adapter.shapes(config).values())
         maps = f"{len(adapter.targets)} of {len(linear_maps(config))} linear maps"
         yield f"{adapter.kind} of rank {adapter.rank} on {maps}: {count:,} parameters are trained"
     if batches.dropped or data.dropped:
-        long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", "empty documents")
+        long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", f"empty {kind}")
         note = f"{batches.dropped:,} {long} longer than {recipe.data.max_length} tokens"
         yield f"left out: {note}, {data.dropped:,} {empty}"
 
@@ -61,8 +61,9 @@ def plan_lines(
     text: str,
     step_tokens: int,
     steps_per_epoch: int,
+    unit: str = "target tokens",
 ) -> Iterator[str]:
-    """Say what is trained, for how long and how; a step takes `step_tokens` target tokens."""
+    """Say what is trained, for how long and how; a step takes `step_tokens` target tokens, or what `unit` names."""
     vocabularies = f"vocabulary {config.vocab_size:,}"
     if config.has_encoder and config.has_decoder and not config.one_embedding:
         vocabularies = f"vocabularies {config.source_vocab_size:,} and {config.vocab_size:,}"
@@ -76,7 +77,7 @@ def plan_lines(
         rate += f", {options.schedule} down to 0"
     elif options.schedule not in ENDLESS and options.cooldown > 0:
         rate += f", down to 0 over the last {options.cooldown:.0%}"
-    yield f"{' or '.join(lengths)}, {steps_per_epoch:,} steps an epoch, {step_tokens:,} target tokens a step; {rate}"
+    yield f"{' or '.join(lengths)}, {steps_per_epoch:,} steps an epoch, {step_tokens:,} {unit} a step; {rate}"
     if steps is not None:
         yield from ends_inside_warm_up(options, steps)
 
@@ -106,11 +107,11 @@ def _warm_up(options: TrainingOptions, d_model: int, steps: int | None) -> str:
     return f"up over the first {WARMUP_SHARE:.0%}, at most {MOST_WARMUP_STEPS:,} steps"
 
 
-def forecast_line(state: State, peak: int) -> str:
-    """Say how fast a run's first steps were; arrays held `peak` bytes of memory at most."""
+def forecast_line(state: State, peak: int, unit: str = "target tokens") -> str:
+    """Say how fast a run's first steps were, in `unit`; arrays held `peak` bytes of memory at most."""
     speed = state.target_tokens / max(state.seconds, 1e-9)
     return (
-        f"{state.step} steps took {state.seconds:.1f} s, {speed:,.0f} target tokens/s; arrays took up to "
+        f"{state.step} steps took {state.seconds:.1f} s, {speed:,.0f} {unit}/s; arrays took up to "
         f"{peak / 1e6:,.0f} MB; nothing was written"
     )
 
@@ -140,8 +141,9 @@ class Forecast:
 class Dashboard:
     """Shows on `reporter` how a run goes on after each step that `trained` takes."""
 
-    def __init__(self, reporter: Reporter, options: TrainingOptions, config: TransformerConfig, trained: TrainStep):
-        self.reporter, self.options, self.trained, self.curve = reporter, options, trained, Curve()
+    def __init__(self, reporter: Reporter, recipe: Recipe, config: TransformerConfig, trained: TrainStep):
+        self.reporter, self.options, self.trained, self.curve = reporter, recipe.training, trained, Curve()
+        self._unit = recipe.objective.unit.removeprefix("target ")
         # A log shows no share of the device's speed, so the products that measure it aren't run.
         self._peak_speed = peak_speed(trained.arithmetic) if reporter.columns else 0.0
         self._work, self._operations = Work(config), 0.0
@@ -151,7 +153,7 @@ class Dashboard:
         """Show a step of these batches that has ended; `rate` was its learning rate."""
         self.curve.add(loss)
         steps = f"/{self.options.steps:,}" if self.options.steps is not None else ""
-        status = f"step {state.step:,}{steps}  loss {loss:.3f}  {speed.recent:,.0f} tokens/s"
+        status = f"step {state.step:,}{steps}  loss {loss:.3f}  {speed.recent:,.0f} {self._unit}/s"
         if not self.reporter.columns:  # a terminal says it in the line below
             status += f"  {_peak()}"
         self.reporter.update(state.progress(self.options), status, self._below(rate, speed, batches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,22 @@ from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText, kept_pairs
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch, legacy_random
+from mlx_transformer.data.labelled import Labelled, read_labelled
+from mlx_transformer.data.matches import read_matches
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
 from mlx_transformer.system.errors import UserError
 
-from .objectives import Cutting
+from .objectives import Cutting, Reading, RunText
 from .options import CorpusOptions, DataOptions
 from .recipe import Recipe
 
 
 @dataclass(frozen=True)
 class RunData:
-    train: TrainingText | Documents
-    valid: ParallelText | Documents
+    train: RunText
+    valid: RunText
     held_out: ParallelText | None
     """The test phrases of the built-in corpus; None for files."""
     dropped: int
@@ -48,8 +50,8 @@ def load_data(recipe: Recipe) -> RunData:
     Without validation files, one pair in a hundred (at most 1000) is set aside for validation, chosen by the seed.
     """
     options, seed = recipe.data, recipe.training.seed
-    if recipe.objective.reads == "documents":
-        return _documents(options, seed)
+    if recipe.objective.reads != "pairs":
+        return _plain(recipe, seed)
     dropout, cache = options.bpe_dropout, None if options.cache is None else Path(options.cache)
     if options.corpus is not None:
         corpus = cldr.build(options.corpus, train_pairs=options.train_pairs, seed=seed)
@@ -74,13 +76,27 @@ def _files(options: DataOptions | CorpusOptions, prefix: str = "") -> PairFiles:
     return PairFiles(**places, languages=options.languages, tag=tag)
 
 
-def _documents(options: DataOptions, seed: int) -> RunData:
-    text, dropped = read_documents(str(options.text), options.documents)
-    if options.valid_text is not None:
-        return RunData(text, read_documents(options.valid_text, options.documents)[0], None, dropped)
-    for_training = kept_pairs(len(text), seed, str(options.text), "documents")
-    train, valid = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (for_training, ~for_training))
-    return RunData(train, valid, None, dropped)
+def _plain(recipe: Recipe, seed: int) -> RunData:
+    """Read text that is all in memory, whose validation part may be set aside."""
+    options = recipe.data
+    files: dict[str, tuple[Any, Any, Any, str]] = {
+        "documents": (
+            partial(read_documents, documents=options.documents),
+            options.text,
+            options.valid_text,
+            "documents",
+        ),
+        "labelled": (read_labelled, options.labelled, options.valid_labelled, "texts"),
+        "matches": (read_matches, _files(options), _files(options, "valid_"), "pairs"),
+    }
+    read, where, valid, kind = files[recipe.objective.reads]
+    text, dropped = read(where)
+    if valid is not None and valid != PairFiles(languages=options.languages):
+        return RunData(text, read(valid)[0], None, dropped)
+    name = where.name if isinstance(where, PairFiles) else str(where)
+    for_training = kept_pairs(len(text), seed, name, kind)
+    train, aside = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (for_training, ~for_training))
+    return RunData(train, aside, None, dropped)
 
 
 def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
@@ -92,15 +108,16 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
     if isinstance(text, TrainingText):
         learn = train_unigram if options.vocab_model == "unigram" else Tokenizer.train
         return text.tokenizer(options.vocab_size, options.vocab_lines, options.separate_vocabularies, learn)
+    assert not isinstance(text, ParallelText)
     if options.vocab_lines is not None:
         order = legacy_random(recipe.training.seed, 2)
         text = text.select(sorted(order.permutation(len(text))[: options.vocab_lines].tolist()))
     return Tokenizer.train(text.lines, options.vocab_size, mask=recipe.objective.masks)
 
 
-def noun(text: TrainingText | ParallelText | Documents) -> str:
+def noun(text: RunText) -> str:
     """Say what the text consists of."""
-    return "documents" if isinstance(text, Documents) else "pairs"
+    return {Documents: "documents", Labelled: "texts"}.get(type(text), "pairs")
 
 
 class EncodedText:
@@ -112,13 +129,16 @@ class EncodedText:
 
     def __init__(
         self,
-        text: TrainingText | ParallelText | Documents,
-        tokenizer: Tokenizer,
+        text: RunText,
+        how: Reading,
         recipe: Recipe,
         name: str = "training text",
     ):
-        self.tokenizer, self.name = tokenizer, name
-        self._ids = recipe.objective.encoded(text, tokenizer, recipe.data)
+        self.how, self.name = how, name
+        try:
+            self._ids = recipe.objective.encoded(text, how)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
 
     def batches(self, recipe: Recipe, seed: int, grow: bool = False) -> BatchesByEpoch[Any]:
         """Cut the text into batches.
@@ -127,10 +147,12 @@ class EncodedText:
         `grow` the batch is made to fit).
         """
         common = {"batch_tokens": recipe.data.batch_tokens, "grow": grow, "seed": seed}
-        common |= {"pad_id": self.tokenizer.pad_id, "bos_id": self.tokenizer.bos_id}
+        common |= {"pad_id": self.how.tokenizer.pad_id, "bos_id": self.how.tokenizer.bos_id}
         lengths = {"max_length": recipe.data.max_length, "min_length": choices().shortest}
         make_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
+        given = {field.name: getattr(self.how, field.name) for field in fields(self.how)}
+        cut = Cutting(**{**given, "options": recipe.data}, make=make_pairs, common=common)
         try:
-            return recipe.objective.batches(self._ids, Cutting(self.tokenizer, recipe.data, make_pairs, common))
+            return recipe.objective.batches(self._ids, cut)
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from error

@@ -33,7 +33,7 @@ class Work:
             if len(shape) == 2 and side in ("encoder", "decoder"):
                 source = side == "encoder" or any(part in name for part in READ_SOURCE)
                 self.by_side["source" if source else "target"] += shape[0] * shape[1]
-        rows, columns = parameter_shapes(config)[output_weight_name(config)]
+        rows, columns = parameter_shapes(config)[output_weight_name(config)] if config.head.classifies else (0, 0)
         self.classifier = rows * columns
 
     def __call__(self, batch: TrainingBatch) -> float:

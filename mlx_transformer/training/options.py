@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from mlx_transformer.core.config import AdapterAlpha, AdapterKind, AdapterRank, TransformerConfig
+from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.core.tokenizer_files import MIN_VOCAB_SIZE
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds
@@ -20,7 +21,15 @@ OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
 PresetName = Literal["tiny", "small", "base", "big", "student"]
 VocabModel = Literal["bpe", "unigram"]
-ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
+ObjectiveName = Literal[
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "denoising",
+    "contrastive",
+    "classification",
+    "distillation",
+]
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 # What is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
@@ -78,6 +87,17 @@ class DataOptions(TextFiles):
     """What is one document of a text; unset: a line of a single file, and of several files each file."""
     valid_pairs: str | None = None
     """One file of both for validation, as pairs."""
+    source_prompt: str | None = None
+    """Put before every source of contrastive pairs, such as "query: "; unset: the model's prompt query, if it has
+    one."""
+    target_prompt: str | None = None
+    """Put before every target of theirs, such as "passage: "; unset: the model's prompt document, if it has one."""
+    labelled: str | None = None
+    """Labelled text, where the objective is classification: .tsv (text, label; or text, second text, label) or .jsonl
+    (also packed, as .gz or .zst), each line {"text": ..., "label": ...} or another form of labelled text (see the guide
+    to training)."""
+    valid_labelled: str | None = None
+    """The same for validation; unset: one text in a hundred is set aside, at most 1000."""
     corpora: tuple[CorpusOptions, ...] = ()
     """Several corpora, each a table [[data.corpora]]."""
     train_pairs: Tokens = 60_000
@@ -102,8 +122,10 @@ class DataOptions(TextFiles):
     the user's caches."""
     batch_tokens: Tokens | None = None
     """Target tokens a batch, padding included; unset: 500 batches an epoch, of 500 to 2000 tokens."""
+    batch_pairs: Annotated[int, Bounds(at_least=2, at_most=2**20)] = 64
+    """Pairs a batch of contrastive learning: a source's negatives are the targets of the others."""
     max_length: Tokens = 256
-    """Pairs with more tokens on a side are left out of training, and counted; documents are cut to so many."""
+    """Translations with more tokens on a side are left out of training, and counted; other text is cut to so many."""
     mask_share: Annotated[float, Bounds(above=0, at_most=0.9)] | None = None
     """Share of the tokens that are hidden, to be restored; unset: 0.15 of a masked-language-model, 0.3 of denoising."""
     mask_span: Annotated[float, Bounds(above=0, at_most=100)] = 3.0
@@ -122,7 +144,9 @@ class ModelOptions:
 class TrainingOptions:
     objective: ObjectiveName = "translation"
     """What is learned: translation of pairs; the next token of a text (a decoder); hidden tokens (an encoder); a text
-    of which spans are hidden (denoising, an encoder-decoder)."""
+    of which spans are hidden (denoising, an encoder-decoder); of encoders also vectors that are near for texts that
+    belong together (contrastive), labels of texts or of words (classification), another encoder's vectors
+    (distillation)."""
     epochs: Long | None = None
     """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
     steps: Some | None = None
@@ -157,6 +181,19 @@ class TrainingOptions:
     """Adam's decay of the mean of their squares; Lion's of the mean that it goes on with."""
     epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
     """Adam's, beside the root of that mean."""
+    temperature: Annotated[float, Bounds(at_least=1e-4, at_most=1e4)] = 0.05
+    """What the similarities of contrastive learning are divided by; the smaller, the more the nearest negatives
+    count."""
+    symmetric: bool = False
+    """In contrastive learning, that each target finds its source among the others, too."""
+    chunk: Some | None = None
+    """Texts that contrastive learning computes at a time, with cached gradients: a batch then takes the memory of so
+    many, and a third more time; unset: all of its texts."""
+    teacher: str | None = None
+    """Checkpoint of an encoder whose vectors are learned by distillation."""
+    pooling: Pooling | None = None
+    """How a text's vector is made of its tokens', in contrastive learning and distillation; unset: what start_from
+    says, or the mean."""
     label_smoothing: Annotated[float, Bounds(at_least=0, below=1)] | None = None
     """Probability that the loss's targets spread evenly over the vocabulary; unset: 0.1 of translation, else 0."""
     accumulate: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 1
@@ -185,7 +222,7 @@ class TrainingOptions:
     them inside the layers; unset: the attention's "*.query_proj, *.value_proj"."""
     adapter_dropout: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     """Dropout of the change's inputs."""
-    best: Literal["loss", "perplexity", "bleu", "chrf", "exact_match"] | None = None
+    best: Literal["loss", "perplexity", "bleu", "chrf", "exact_match", "accuracy", "cosine"] | None = None
     """Score of a validation by which the best checkpoint is kept, in OUT/best."""
     patience: Count = 0
     """End the run after so many validations in a row without a better one; 0: don't."""

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Head
 from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
-from mlx_transformer.data.pair_files import language_pair
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import check_name, read_json, read_text
 
+from .data_problems import SCORES, data_problems
 from .objectives import OBJECTIVES, Objective
 from .options import (
     EARLIER_PLACEMENT,
@@ -41,10 +42,12 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 MAX_RECIPE_BYTES = 1 << 16  # a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
 FILES = ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "text", "valid_text")
+FILES += ("labelled", "valid_labelled")
 PATHS = (*FILES, "tokenizer", "cache")
 # The presets are encoder-decoders; these fields make one stack alone of them.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+SECONDS = ("perplexity", "accuracy", "cosine")
 # The optimizer of runs whose record has no such key.
 EARLIER_OPTIMIZER = "adam"
 
@@ -68,16 +71,41 @@ class Recipe(ModelOptions):
     def objective(self) -> Objective:
         return OBJECTIVES[self.training.objective]
 
-    def config(self, vocab_size: int, source_vocab_size: int | None = None) -> TransformerConfig:
+    @property
+    def dropouts(self) -> dict[str, Any]:
+        """Those of [model], which may be changed in a model that is trained further."""
+        return {name: value for name, value in self.model.items() if name in DROPOUTS}
+
+    def head(self, plain: Head) -> Head:
+        """Return the head that labelled text needs, with what [model] says of it."""
+        own = self.model.get("head", {})
+        if not isinstance(own, dict):
+            raise UserError(f"model.head = {own!r:.60} must be a table of fields")
+        if decided := [name for name in ("kind", "labels", "several") if name in own]:
+            raise UserError(f"model.head: {decided[0]} follows from the labelled text: leave it out")
+        return Head.from_dict({**plain.to_dict(), **own})
+
+    def config(
+        self, vocab_size: int, source_vocab_size: int | None = None, head: Head | None = None
+    ) -> TransformerConfig:
         """Return the config of a model that starts from fresh weights; `UserError` if [model] has no sense.
 
-        `source_vocab_size`: the size of the source's own vocabulary, where it has one.
+        `source_vocab_size`: the size of the source's own vocabulary, where it has one. `head`: of labelled text, None
+        where it isn't read yet.
         """
         architecture = self.objective.architecture
         fitting = {"architecture": architecture, "norm_placement": self._placement, **SHAPES.get(architecture, {})}
         if source_vocab_size is not None:
             fitting |= {"source_vocab_size": source_vocab_size, "tie_embeddings": "target-output"}
         fitting |= self.model
+        if self.objective.reads == "labelled":
+            fitting = {
+                "output_bias": True,
+                **fitting,
+                "head": head or self.head(Head(kind="classes", labels=("0", "1"))),
+            }
+        elif self.objective.embeds:
+            fitting.setdefault("head", {"kind": "hidden"})
         return TransformerConfig.preset(self.preset, vocab_size, **fitting)
 
     @property
@@ -91,12 +119,13 @@ class Recipe(ModelOptions):
         It has whole paths, and a choice where the recipe made none: the batch by the text, the norms' place and the
         optimizer.
         """
-        start = self.training.start_from
-        whole = None if start is None else os.path.abspath(start)
-        training = replace(self.training, start_from=whole, optimizer=self.training.optimizer_name)
+        places = {name: getattr(self.training, name) for name in ("start_from", "teacher")}
+        whole = {name: place and os.path.abspath(place) for name, place in places.items()}
+        training = replace(self.training, **whole, optimizer=self.training.optimizer_name)
         corpora = tuple(_with_whole_paths(corpus) for corpus in self.data.corpora)
-        data = replace(_with_whole_paths(self.data), batch_tokens=batch_tokens, corpora=corpora)
-        model = self.model if start is not None else {"norm_placement": self._placement, **self.model}
+        of_tokens = self.objective.reads != "matches"
+        data = replace(_with_whole_paths(self.data), batch_tokens=batch_tokens if of_tokens else None, corpora=corpora)
+        model = self.model if whole["start_from"] is not None else {"norm_placement": self._placement, **self.model}
         return replace(self, model=model, data=data, training=training)
 
     @classmethod
@@ -215,7 +244,7 @@ def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
     """Return the keys that flags displace: a corpus and files exclude each other, and a new length replaces the old."""
     if "corpus" in flags:
         return (*FILES, "languages", "corpora")
-    if "text" in flags:
+    if "text" in flags or "labelled" in flags:
         return "corpus", "train_pairs", "corpora", "pairs", "source", "target"
     if "pairs" in flags:
         return "corpus", "train_pairs", "corpora", "source", "target"
@@ -228,10 +257,7 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     """List the keys that are right by themselves and wrong together."""
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
-    if recipe.objective.reads == "documents":
-        yield from document_problems(d, t)
-    else:
-        yield from text_problems(d)
+    yield from data_problems(d, t, recipe.objective.reads)
     for name in ("tokenizer", "separate_vocabularies", "vocab_model"):
         if t.start_from is not None and getattr(d, name) != getattr(DataOptions, name):
             yield f"data.{name}: start_from keeps the checkpoint's model and vocabulary: leave it out"
@@ -251,6 +277,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield "final = 'average' needs checkpoint_steps, so that the same run averages the same steps"
     if t.best in SCORES and not t.valid_sentences:
         yield f"best = {t.best!r} is a score of translations: raise valid_sentences"
+    if t.best in SECONDS and t.best != recipe.objective.step.second:
+        yield f"best = {t.best!r}: a validation of {t.objective} has loss and {recipe.objective.step.second}"
     yield from _adapter_problems(t)
     if t.optimizer_name == "adam" and t.weight_decay:
         yield "optimizer adam has no weight decay: take adamw"
@@ -272,7 +300,8 @@ def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
 
 def _start_problems(recipe: Recipe) -> Iterator[str]:
     """List the keys that would change a model that is trained further."""
-    others = [f"model.{name}" for name in recipe.model if name not in DROPOUTS]
+    changed = (*DROPOUTS, "head") if recipe.objective.reads == "labelled" else DROPOUTS
+    others = [f"model.{name}" for name in recipe.model if name not in changed]
     others += ["model.preset"] if recipe.preset != Recipe.preset else []
     others += ["data.vocab_size"] if recipe.data.vocab_size != DataOptions.vocab_size else []
     if others:
@@ -300,7 +329,7 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     except UserError as error:
         yield f"[model] {error}"
         return
-    if config.head.kind != "vocabulary":
+    if config.head.kind != "vocabulary" and recipe.objective.reads != "labelled" and "head" in recipe.model:
         yield f"model.head: no objective learns a head of kind {config.head.kind!r}: leave it out"
     if recipe.data.separate_vocabularies and config.one_embedding:
         yield (
@@ -312,81 +341,3 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
             f"data.max_length = {recipe.data.max_length} is more than model.max_positions = {config.max_positions}, "
             "the rows of the learned table"
         )
-
-
-PAIRS = ("corpus", "source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "languages")
-SCORES = ("bleu", "chrf", "exact_match")
-"""The scores that only translations have."""
-
-
-def document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
-    """List the keys that a model of plain text can't have."""
-    for_pairs = [name for name in PAIRS if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
-    if for_pairs:
-        yield f"data.{for_pairs[0]} is for translation: a {t.objective} is trained on text"
-    if d.text is None:
-        yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
-    if t.best in SCORES:
-        yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
-    if d.max_length < 2:
-        yield "max_length: a document needs two tokens"
-    names = ("bpe_dropout", "cache", "separate_vocabularies", "vocab_model")
-    if others := [name for name in names if getattr(d, name) != getattr(DataOptions, name)]:
-        yield f"{others[0]} is for translation: leave it out"
-    yield from _vocabulary_problems(d)
-
-
-def text_problems(d: DataOptions) -> Iterator[str]:
-    """List the keys of parallel text that are wrong together."""
-    if d.text is not None or d.valid_text is not None:
-        yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
-        return
-    places = [d.corpus is not None, d.source is not None or d.target is not None, d.pairs is not None, bool(d.corpora)]
-    if sum(places) != 1:
-        yield (
-            "give either a corpus (such as cldr:en-de) or source and target files, or one file of pairs, or tables "
-            "[[data.corpora]]"
-        )
-    yield from _file_problems(d, "")
-    for i, corpus in enumerate(d.corpora):
-        where = f"data.corpora[{i}]: "
-        if (corpus.pairs is None) == (corpus.source is None and corpus.target is None):
-            yield f"{where}give either source and target files or one file of pairs"
-        yield from _file_problems(corpus, where)
-    if len({corpus.weight is None for corpus in d.corpora}) > 1:
-        yield "data.corpora: give all tables a weight, or none"
-    if (d.valid_source is None) != (d.valid_target is None):
-        yield "valid_source and valid_target files go together"
-    if d.valid_source is not None and d.valid_pairs is not None:
-        yield "valid_source and valid_pairs exclude each other"
-    if d.corpus is not None and (d.valid_source is not None or d.valid_pairs is not None):
-        yield f"corpus {d.corpus} brings its own validation text: leave out valid_source, valid_target and valid_pairs"
-    yield from _vocabulary_problems(d)
-    if d.bpe_dropout and d.cache is not None:
-        yield "bpe_dropout makes other tokens in every epoch, cache keeps them: leave one out"
-
-
-def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
-    if d.tokenizer is not None and (d.vocab_size != DataOptions.vocab_size or d.vocab_lines is not None):
-        yield "tokenizer is a vocabulary that is there: leave out vocab_size and vocab_lines"
-    if d.tokenizer is not None and d.separate_vocabularies:
-        yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
-    if d.vocab_model != DataOptions.vocab_model and d.tokenizer is not None:
-        yield "tokenizer is a vocabulary that is there: leave out vocab_model"
-    if d.vocab_model != DataOptions.vocab_model and d.separate_vocabularies:
-        yield f"vocab_model = {d.vocab_model!r} makes one vocabulary of both languages: leave out separate_vocabularies"
-    if d.vocab_model != DataOptions.vocab_model and d.bpe_dropout:
-        yield f"bpe_dropout leaves out merges, of which vocab_model = {d.vocab_model!r} has none: leave out one of both"
-
-
-def _file_problems(files: DataOptions | CorpusOptions, where: str) -> Iterator[str]:
-    if (files.source is None) != (files.target is None):
-        yield f"{where}source and target files go together"
-    if files.languages is None:
-        return
-    if files.pairs is None and getattr(files, "valid_pairs", None) is None:
-        yield f"{where}languages names columns of pairs: leave it out"
-    try:
-        language_pair(files.languages)
-    except UserError as error:
-        yield f"{where}{error}"

@@ -21,8 +21,11 @@ from mlx.utils import tree_unflatten
 from mlx_transformer.core.adapter import AdapterConfig, linear_maps
 from mlx_transformer.core.checkpoint import Checkpoint, digests, open_checkpoint, resolve, weights_digest
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.heads import Head
+from mlx_transformer.core.parameters import parameter_count, parameter_shapes
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
+from mlx_transformer.data.labelled import Labelled
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
 from mlx_transformer.runtime.transformer import Transformer
@@ -34,12 +37,13 @@ from .boards import check_wandb
 from .data import RunData, train_tokenizer
 from .group import ALONE, Group
 from .loss import logits_within
-from .objectives import OBJECTIVES
+from .objectives import OBJECTIVES, Reading
 from .optimizers import Optimizer, freeze, matching
 from .options import TrainingOptions
 from .recipe import PATHS, Recipe
 from .run_folder import PARTS
 from .step import Arithmetic, TrainStep
+from .teacher import Teacher, check_teacher
 
 MOST_EPOCHS_PER_STEP = 100
 ADAPTER_TARGETS = "*.query_proj, *.value_proj"  # as in section 4.2 of LoRA's paper
@@ -53,6 +57,8 @@ class Start:
     """The checkpoint with the first weights; None: fresh ones."""
     adapter: AdapterConfig | None = None
     """The adapter that is trained; None: the weights themselves are."""
+    embedding: TextEmbedding | None = None
+    """How a text's vector is made, of a model that learns vectors."""
 
     @property
     def folder(self) -> Path | None:
@@ -67,6 +73,17 @@ class Start:
         weights, *adapter = digests(open_checkpoint(self.checkpoint, verify=False)).values()
         return {"start": {"weights": weights, **({"adapter": adapter[0]} if adapter else {})}}
 
+    def reading(self, recipe: Recipe) -> Reading:
+        """How the run's text becomes ids."""
+        data, prompts = recipe.data, {} if self.embedding is None else self.embedding.prompts
+        if recipe.objective.reads == "matches":
+            both = {"source_prompt": prompts.get("query"), "target_prompt": prompts.get("document")}
+            data = dataclasses.replace(data, **both)
+        teach = None
+        if recipe.training.teacher is not None and self.embedding is not None:
+            teach = Teacher(recipe.training.teacher, self.embedding.width(self.config.d_model))
+        return Reading(self.tokenizer, data, self.config, self.embedding, teach)
+
     def model(self) -> Transformer:
         """Make the model with its first weights, in float32 (but integers under an adapter); MLX's random state decides
         fresh ones, and an adapter's A."""
@@ -78,10 +95,11 @@ class Start:
         else:
             model = Transformer(self.config)
             if self.checkpoint is not None:
-                weights = open_checkpoint(self.checkpoint).tensors()
+                shapes = parameter_shapes(self.config)  # of another head than the checkpoint's, whose arrays are fresh
+                weights = [(n, a) for n, a in open_checkpoint(self.checkpoint).tensors() if shapes.get(n) == a.shape]
                 arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])
                 model.update(arrays)
-        model.tokenizer = self.tokenizer
+        model.tokenizer, model.text_embedding = self.tokenizer, self.embedding
         mx.eval(model.parameters())
         return model
 
@@ -97,9 +115,9 @@ def check_apart(recipe: Recipe, out: Path) -> None:
 
 def _read_by(recipe: Recipe) -> Iterator[Path]:
     """List the files and folders that a run of the recipe reads."""
-    start_from = recipe.training.start_from
-    if start_from is not None:
-        yield resolve(start_from)
+    for place in (recipe.training.start_from, recipe.training.teacher):
+        if place is not None:
+            yield resolve(place)
     for options in (recipe.data, *recipe.data.corpora):
         for name in PATHS:
             if (place := getattr(options, name, None)) is None:
@@ -111,6 +129,8 @@ def _read_by(recipe: Recipe) -> Iterator[Path]:
 def check_start(recipe: Recipe) -> None:
     """Check what can be known before the text is read."""
     check_wandb(recipe.training.wandb)
+    if recipe.training.teacher is not None:
+        check_teacher(recipe.training.teacher)
     if recipe.training.start_from is None:
         check_fits(recipe.config(MIN_VOCAB_SIZE))
     else:
@@ -128,23 +148,28 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
 
     `UserError` if the checkpoint can't be trained or has no vocabulary.
     """
-    if recipe.training.start_from is None:
-        tokenizer = known or train_tokenizer(data, recipe)
-        config = recipe.config(tokenizer.vocab_size, tokenizer.source.vocab_size if tokenizer.separate else None)
-        ids = dict(pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
-        config = dataclasses.replace(config, **ids)
-        tokenizer.check_fits(config, "recipe")
-        made = Start(config, tokenizer)
-    else:
-        made = _from_checkpoint(Path(recipe.training.start_from), recipe)
-    if made.tokenizer.separate and recipe.objective.reads == "documents":
+    fresh = recipe.training.start_from is None
+    made = (
+        _fresh(recipe, data, known) if fresh else _from_checkpoint(Path(str(recipe.training.start_from)), recipe, data)
+    )
+    if made.tokenizer.separate and recipe.objective.reads != "pairs":
         raise UserError(f"{recipe.training.objective}: needs one vocabulary; this one has two, source and target")
     if made.adapter is None:  # which needs little more than the weights
         check_fits(made.config)
     return made
 
 
-def _from_checkpoint(path: Path, recipe: Recipe) -> Start:
+def _fresh(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
+    tokenizer = known or train_tokenizer(data, recipe)
+    head = recipe.head(data.train.head) if isinstance(data.train, Labelled) else None
+    config = recipe.config(tokenizer.vocab_size, tokenizer.source.vocab_size if tokenizer.separate else None, head)
+    ids = dict(pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
+    config = dataclasses.replace(config, **ids)
+    tokenizer.check_fits(config, "recipe")
+    return Start(config, tokenizer, embedding=_embedding(recipe, None) if recipe.objective.embeds else None)
+
+
+def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
     checkpoint = open_checkpoint(path)
     config, objective = checkpoint.config, recipe.training.objective
     if config.architecture != recipe.objective.architecture:
@@ -153,18 +178,57 @@ def _from_checkpoint(path: Path, recipe: Recipe) -> Start:
             f"{path}: architecture={config.architecture!r} doesn't learn {objective}: choose objective "
             f"{' or '.join(fitting)}, or another checkpoint"
         )
-    if config.head.kind != "vocabulary":
-        raise UserError(
-            f"{path}: a head of kind {config.head.kind!r} doesn't learn {objective}, which needs logits of words"
-        )
     text = checkpoint.tokenizer_json()
     if text is None:
         raise UserError(f"{checkpoint.folder}: has no tokenizer.json, without which no text can be trained on")
     tokenizer = Tokenizer(text, str(path))
     if recipe.objective.masks and tokenizer.mask_id is None:
         raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
-    config = dataclasses.replace(config, **recipe.model)
-    return Start(config, tokenizer, resolve(path), chosen_adapter(recipe.training, checkpoint))
+    config = _with_head(dataclasses.replace(config, **recipe.dropouts), recipe, data, path)
+    embedding = None
+    if recipe.objective.embeds:
+        embedding = _embedding(recipe, read_embedding(checkpoint.folder, config.d_model))
+    return Start(config, tokenizer, resolve(path), chosen_adapter(recipe.training, checkpoint), embedding)
+
+
+def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: Path) -> TransformerConfig:
+    """The config with a head that learns the recipe's objective: its own, where that does."""
+    own, objective = config.head, recipe.training.objective
+    if isinstance(data.train, Labelled):
+        plain = data.train.head
+        if own.kind == plain.kind and own.several == plain.several and {*plain.labels} <= {*own.labels}:
+            return config
+        if own.kind == "pooled" and plain.kind == "classes" and "head" not in recipe.model:
+            plain = dataclasses.replace(own, kind="classes", labels=plain.labels, several=plain.several)
+        head = recipe.head(plain)
+    elif recipe.objective.embeds:
+        head = own if own.kind in ("hidden", "pooled") or recipe.training.adapter is not None else Head(kind="hidden")
+    elif own.kind != "vocabulary":
+        raise UserError(f"{path}: a head of kind {own.kind!r} doesn't learn {objective}, which needs logits of words")
+    else:
+        head = own
+    if head == own:
+        return config
+    if recipe.training.adapter is not None:
+        raise UserError(
+            f"{path}: its head is of kind {own.kind!r}, and an adapter leaves the head as it is: train the head first "
+            "(freeze = 'encoder.*, *embedding.*'), then an adapter of that checkpoint"
+        )
+    return dataclasses.replace(config, head=head, output_bias=head.classifies)
+
+
+def _embedding(recipe: Recipe, own: TextEmbedding | None) -> TextEmbedding:
+    """How texts become vectors: as the checkpoint says, or the mean of their tokens', of length 1."""
+    embedding = own or TextEmbedding(normalize=True, similarity="cosine")
+    if (pooling := recipe.training.pooling) is not None:
+        if embedding.dense:
+            raise UserError(f"pooling = {pooling!r}: the checkpoint's dense layers were made for its own; leave it out")
+        embedding = dataclasses.replace(embedding, pooling=(pooling,))
+    given = {"query": recipe.data.source_prompt, "document": recipe.data.target_prompt}
+    prompts = {**embedding.prompts, **{name: text for name, text in given.items() if text is not None}}
+    if recipe.objective.reads == "matches" and not embedding.prompt_counts and any(prompts.values()):
+        raise UserError("prompts whose tokens aren't pooled (prompt_counts) can't be trained")
+    return dataclasses.replace(embedding, prompts=prompts)
 
 
 def chosen_adapter(options: TrainingOptions, base: Checkpoint) -> AdapterConfig | None:
@@ -216,7 +280,10 @@ def model_and_step(
         checkpoint_layers(model)
     optimizer, arithmetic = Optimizer(model, options, streams), Arithmetic(options.precision)
     max_logits = logits_within(options.memory) if max_logits is None else max_logits
-    return model, TrainStep(model, optimizer, options.smoothing, options.clip_norm, arithmetic, group, max_logits)
+    objective = OBJECTIVES[options.objective]
+    given = {key: getattr(options, key) for key in objective.keys}
+    settled = model, optimizer, options.smoothing, options.clip_norm, arithmetic, group, max_logits
+    return model, objective.step(*settled, **given)
 
 
 def batches_per_step(options: TrainingOptions, group: Group, epoch: Sized) -> int:

@@ -76,8 +76,12 @@ class Arithmetic:
 class TrainStep:
     """`step(batches, learning_rate) -> (mean loss, gradient norm, finite)`, lazy arrays; call `evaluate` to run them.
 
-    A step whose gradient is not finite changes nothing but the factor on a float16 loss.
+    A step whose gradient is not finite changes nothing but the factor on a float16 loss. What is learned here are
+    tokens; a subclass has another loss (`_loss_by`), or another way to its gradient.
     """
+
+    second = "perplexity"
+    """What the second number of `losses` is about."""
 
     def __init__(
         self,
@@ -174,7 +178,8 @@ class TrainStep:
         return self._loss_by(label_smoothed_loss, targets, picked, inputs)
 
     def losses(self, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Return (the loss, the same without label smoothing), sums over a batch's targets; without a gradient."""
+        """Return (the loss, the same without label smoothing), sums over a batch's targets; without a gradient. The
+        second is another number where there is no perplexity: `second` names it."""
         targets, picked, *inputs = self._inputs(batch)
         return self._loss_by(losses, targets, picked, inputs)
 

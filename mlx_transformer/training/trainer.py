@@ -83,7 +83,8 @@ class Trainer:
         self.start = start(recipe, self.data, None if known is None else Tokenizer.load(known))
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
         self.reporter = Reporter("training", silent=not group.leads)
-        text = EncodedText(self.data.train, self.tokenizer, recipe)
+        reading = self.start.reading(recipe)
+        text = EncodedText(self.data.train, reading, recipe)
         if recipe.training.memory is not None and not resume:
             recipe, line = fit_memory(recipe, self.start, text, group)
             self.reporter.line(line)
@@ -91,7 +92,7 @@ class Trainer:
         self.batches = text.batches(recipe, self.options.seed)
         self.batches_per_step = batches_per_step(self.options, group, self.batches)
         recipe = recipe.recorded(self.batches.batch_tokens)
-        valid = EncodedText(self.data.valid, self.tokenizer, recipe, "validation text")
+        valid = EncodedText(self.data.valid, reading, recipe, "validation text")
         self.valid = valid.batches(recipe, seed=0, grow=True)
         self.recipe = recipe
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
@@ -168,7 +169,7 @@ class Trainer:
                 self._train(clock, batches, FORECAST_AFTER)
         finally:
             self.files.close()
-        return forecast_line(self.state, mx.get_peak_memory())
+        return forecast_line(self.state, mx.get_peak_memory(), self.recipe.objective.unit)
 
     def _write_model(self) -> Path:
         self.model.eval()
@@ -186,7 +187,7 @@ class Trainer:
         if (line := battery_line()) is not None:
             self.reporter.line(line)
         self.model.train()
-        dashboard = Dashboard(self.reporter, o, self.config, self.step)
+        dashboard = Dashboard(self.reporter, self.recipe, self.config, self.step)
         speed, bad_in_a_row = Speed(), 0
         saved, forecast = time.monotonic(), Forecast(o, state.step)
         valid_every = o.valid_every or max(1, len(self.batches) // per_step)

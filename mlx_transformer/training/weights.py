@@ -42,13 +42,17 @@ class Weights:
     """The weights of a run that trains the model itself.
 
     `arrays` are the trained arrays, here the model's parameters; None: as they are now. base: the folder whose model is
-    trained; how it generates stays true of what it becomes, and is in every checkpoint.
+    trained; how it generates stays true of what it becomes, and is in every checkpoint, as is how a text's vector is
+    made.
     """
 
     def __init__(self, model: Transformer, base: Path | None = None):
         self.model = model
         settings = {} if base is None else read_settings(base, model.config)
-        self.files: dict[str, Any] = {"texts": settings_text(settings), "copies": named_files(settings, base)}
+        embedding = model.text_embedding
+        made = {} if embedding is None else embedding.texts()
+        self.files: dict[str, Any] = {"texts": settings_text(settings) | made, "copies": named_files(settings, base)}
+        self.files["tensors"] = {} if embedding is None else embedding.tensors()
 
     def tree(self) -> Any:
         """Return the trained arrays as MLX has them."""
@@ -106,7 +110,7 @@ class AdapterWeights(Weights):
     def extra_files(self) -> dict[str, Any]:
         adapter, files = self._adapter(None), self.files
         texts = {**files["texts"], ADAPTER: adapter.json()}
-        return {**files, "texts": texts, "tensors": {ARRAYS: dict(adapter.arrays)}}
+        return {**files, "texts": texts, "tensors": {**files["tensors"], ARRAYS: dict(adapter.arrays)}}
 
     def read(self, folder: Path) -> Arrays:
         adapter = read_adapter(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from assemble.markdown import LINK, lines_of
+from claims.table import ROWS
 from documents import Block, blocks
 from imports import ROOT
 
@@ -17,6 +18,7 @@ STEPS = [page for page in PAGES if page.stem != "index"]
 BY_NAME = pytest.mark.parametrize("page", STEPS, ids=lambda page: page.stem)
 NUMBER = re.compile(r"(?<![\w.^-])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 IN_THE_PAPER = re.compile(r"\b(?:section|table|equation|formula) \d+(?:\.\d+)*")
+IN_A_ROW = re.compile(r"\brows? (\d+(?:(?:, | and |, and row )\d+)*)")
 
 
 def text_of(page: Path) -> str:
@@ -48,9 +50,20 @@ def test_numbers_are_those_of_the_examples(page: Path) -> None:
 
 
 def unproved(text: str) -> list[str]:
-    """Sentences with a number that stands neither in the page's examples nor, as they say where, in the paper."""
+    """Sentences with a number that stands neither in the page's examples nor, as they say where, in the paper or in a
+    row of the claims, whose numbers are compared with what the code computes (tests/claims)."""
     known = {value(number) for block in blocks(text) for number in NUMBER.findall(block.code)}
-    return [sentence for sentence in sentences(text) if not numbers_in(sentence) <= known]
+    return [sentence for sentence in sentences(text) if not numbers_in(sentence) <= known | claimed_in(sentence)]
+
+
+def claimed_in(sentence: str) -> set[float]:
+    """Numbers of the rows that a sentence names, and those of the rows themselves."""
+    rows = {int(row) for match in IN_A_ROW.finditer(sentence) for row in re.findall(r"\d+", match[1])}
+    found: set[float] = {float(row) for row in rows}
+    for row in rows:
+        for name, claimed in ROWS[row].numbers.items():
+            found |= {*claimed.values, *map(value, NUMBER.findall(name))}
+    return found
 
 
 def sentences(text: str) -> list[str]:
@@ -81,6 +94,9 @@ def value(number: str) -> float:
         ("> It is not 2,048,\n> but 64.", 0),
         ("    formula 52", 0),
         ("See [the page](other9.md) of layer_9.", 0),
+        ("After 710 places ([row 8](../claims/README.md)).", 0),
+        ("After 711 places ([row 8](../claims/README.md)).", 1),
+        ("After 1420 places ([row 9](../claims/README.md), and row 8), 710 before.", 0),
     ],
 )
 def test_a_number_from_nowhere_is_seen(sentence: str, faults: int) -> None:
@@ -103,7 +119,8 @@ def test_links_to_code_say_what_they_lead_to(page: Path) -> None:
 
 def test_the_way_leads_through_every_page_in_order() -> None:
     """index.md lists all steps as the site does."""
-    listed = [match[3] for match in LINK.finditer(text_of(ROOT / "docs/guide/index.md")) if match[3].endswith(".md")]
+    table = [line for line in text_of(ROOT / "docs/guide/index.md").splitlines() if line.startswith("|")]
+    listed = [match[3] for match in LINK.finditer("\n".join(table))]
     order = list(dict.fromkeys(listed))
     assert sorted(order) == sorted(page.name for page in STEPS)
     in_site = re.findall(r"docs/guide/(\w+\.md)", text_of(ROOT / "docs/site.toml"))
@@ -111,9 +128,33 @@ def test_the_way_leads_through_every_page_in_order() -> None:
 
 
 def test_the_slips_of_the_notes_are_named() -> None:
-    """Three: the base of the frequencies, the width, the table of weights."""
-    slips = {page.stem: re.findall(r"^> (.*)$", text_of(page), re.MULTILINE) for page in STEPS}
+    """On the pages that the index lists, each by what shows it."""
+    slips = {page.stem: re.findall(r"^> ?(.*)$", text_of(page), re.MULTILINE) for page in STEPS}
     named = {name: " ".join(lines) for name, lines in slips.items() if lines}
-    assert named.keys() == {"positions", "attention"}
-    assert re.search(r"10000, not 1000\b.*512, not 52\b", named["positions"])
-    assert re.search(r"is said to be of Q = K = X\..*1\.001 is no fault but rounding", named["attention"])
+    index = " ".join(text_of(ROOT / "docs/guide/index.md").split())
+    listed = re.search(r"\*\*Slips\.\*\*(.*?)\*\*Sources", index)
+    assert listed
+    assert named.keys() == set(re.findall(r"\((\w+)\.md\)", listed[1]))
+    for page, words in SLIPS.items():
+        for shown in words:
+            assert re.search(shown, named[page]), f"{page}: {shown}"
+
+
+SLIPS = {
+    "embedding": (r"doesn't capture context: .* by 0 ", r"up to 9386\.405"),
+    "positions": (
+        r"10000, not 1000\b.*512, not 52\b",
+        r"to 0\.8414",
+        r"0\.765 at place 1, 0\.128 at 2",
+        "Deterministic, which means bounded",
+        "0 parameters",
+        "32 bits, where 10 do",
+        "without any effort",
+    ),
+    "attention": (r"is said to be of Q = K = X\..*1\.001 is no fault but rounding", r"\(1, 0\) looks at", "by itself"),
+    "heads": ("without an index", "8 heads of 64"),
+    "residual": ("the first layer alone", r"0\.108", r"-1\.1914 and 1\.6967", "padded batches"),
+    "classifier": ("isn't the last class", "doesn't read the feed-forward net"),
+    "batches": ("powers of two",),
+}
+"""What each page says against."""

@@ -20,11 +20,17 @@ FIELDS = {
         *("model", "prompt", "max_tokens", "n", "best_of", "stop", "stream", "stream_options", "logprobs", "echo"),
         *("logit_bias", "presence_penalty", "suffix", "temperature", "top_p", "top_k", "seed", "user"),
     ],
+    "/v1/embeddings": ["model", "input", "encoding_format", "dimensions", "prompt", "prompt_name", "user"],
+    "/rerank": ["model", "query", "documents", "texts", "top_n", "return_documents", "raw_scores", "truncate"],
+    "/predict": ["model", "inputs", "raw_scores", "truncate"],
 }
 USUAL: dict[str, dict[str, Any]] = {
     "/translate": {"q": "one two", "source": "en", "target": "de"},
     "/translate/stream": {"text": "one two"},
     "/detect": {"q": "one"},
+    "/v1/embeddings": {"model": "mini", "input": "one two"},
+    "/rerank": {"query": "one", "documents": ["one two", "three"]},
+    "/predict": {"inputs": "one two"},
     "/v1/completions": {"model": "stories", "prompt": "one two", "temperature": 0},
 }
 
@@ -48,7 +54,9 @@ def asked(random: Random, folder: Path) -> Attempt:
         from export.settings import ServeSettings
 
         settings = ServeSettings(threads=1)
-        app = App(lambda: load_all(Named.of([f"en-de={folder / 'onnx'}"]), settings, open_onnx), Batcher(8, 0, 64))
+        names = {"en-de": "onnx", "mini": "vectors-onnx", "ranks": "ranks-onnx"}
+        models = Named.of([f"{name}={folder / place}" for name, place in names.items()])
+        app = App(lambda: load_all(models, settings, open_onnx), Batcher(8, 0, 64))
         with TestClient(app.asgi) as http_:
             until(lambda: http_.get("/health").status_code == 200)
             texts = {name: str(value) for name, value in body.items()}

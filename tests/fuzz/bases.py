@@ -30,6 +30,7 @@ from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.training.trainer import Trainer
 
@@ -39,18 +40,19 @@ HEADS = (
     Head(kind="token-classes", labels=("O", "B-X", "I-X")),
     Head(kind="spans"),
 )
+RANKS = Head(kind="classes", labels=("relevance",))
 MODELS = ("model", "onnx", "cpu", "quantized")
 
 
 def make(folder: Path) -> None:
-    """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
-    decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and
-    their exports, page (target web, with attention), node_modules (a site's), quantized,
-    theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz (Marian's own files), student
-    (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with their makers' vocabularies), run,
-    adapted (a run of LoRA), kept (its change beside quantized's integers), packed, two (vocabularies), two-onnx,
-    ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and expected.json: what the models make of
-    in.txt."""
+    """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone
+    (a decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their exports,
+    ranks (one class), vectors (with an embedding.json) and theirs, page (target web, with attention), node_modules
+    (a site's), quantized, theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz
+    (Marian's own files), student (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with
+    their makers' vocabularies), run, adapted (a run of LoRA), kept (its change beside quantized's integers),
+    packed, two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and
+    expected.json: what the models make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
     sizes: dict[str, Any] = {
         "encoder_layers": 1,
@@ -80,6 +82,14 @@ def make(folder: Path) -> None:
         config = TransformerConfig(vocab_size=tokenizer.vocab_size, head=head, **{**sizes, **masked})
         save_checkpoint(folder / head.kind, config, Transformer(config).weights(), tokenizer.to_json())
         export_onnx(folder / head.kind, folder / f"{head.kind}-onnx")
+    config = TransformerConfig(vocab_size=tokenizer.vocab_size, head=RANKS, **{**sizes, **masked})
+    save_checkpoint(folder / "ranks", config, Transformer(config).weights(), tokenizer.to_json())
+    export_onnx(folder / "ranks", folder / "ranks-onnx")
+    vectors = TextEmbedding(normalize=True, prompts={"query": "one: "})
+    config = TransformerConfig(vocab_size=tokenizer.vocab_size, head=Head(kind="hidden"), **{**sizes, **masked})
+    weights = Transformer(config).weights()
+    save_checkpoint(folder / "vectors", config, weights, tokenizer.to_json(), texts=vectors.texts())
+    export_onnx(folder / "vectors", folder / "vectors-onnx")
     export_onnx(folder / "model", folder / "page", target="web", attention=True)
     write_web_package(folder / "node_modules")
     if find_spec("onnxruntime_extensions"):
@@ -157,13 +167,15 @@ def write_published(folder: Path) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    """plain.txt, text.jsonl, and pairs as .tsv, .tsv.gz, .jsonl and, where there is pyarrow, .parquet."""
+    """plain.txt, text.jsonl, labelled.jsonl, and pairs as .tsv, .tsv.gz, .jsonl; with pyarrow also as .parquet."""
     lines = [f"one two {i} three" for i in range(60)]
     (folder / "plain.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     rows = [{"text": line} if i % 2 else {"prompt": line, "completion": "four"} for i, line in enumerate(lines)]
     (folder / "text.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     pairs = [{"source": line, "target": line.upper()} for line in lines]
     (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs), encoding="utf-8")
+    labelled = [{"text": line, "text_pair": line.upper(), "score": i % 2} for i, line in enumerate(lines)]
+    (folder / "labelled.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in labelled), encoding="utf-8")
     table = "".join(f"{line}\t{line.upper()}\n" for line in lines).encode()
     (folder / "pairs.tsv").write_bytes(table)
     (folder / "pairs.tsv.gz").write_bytes(gzip.compress(table))

@@ -54,6 +54,9 @@ TEXTS = (
     *(f"train --objective language-model --text {{f}}/{name} {SIZES}" for name in ("plain.txt", "text.jsonl")),
     *(f"train --objective masked-language-model --text {{f}}/plain.txt {SIZES}",),
     *(f"train --objective denoising --text {{f}}/text.jsonl {SIZES}",),
+    *(f"train --objective contrastive --pairs {{f}}/{name} {SIZES}" for name in ("pairs.tsv", "pairs.jsonl")),
+    *(f"train --objective classification --labelled {{f}}/{name} {SIZES}" for name in ("labelled.jsonl", "pairs.tsv")),
+    f"train --objective distillation --text {{f}}/plain.txt --teacher {{f}}/vectors --d-model 32 {SIZES}",
     *(f"train --pairs {{f}}/{name} {SIZES}" for name in ("pairs.tsv", "pairs.jsonl", "pairs.parquet", "pairs.tsv.gz")),
 )
 
@@ -100,6 +103,18 @@ def more_numbers(random: Random, folder: Path) -> Attempt:
             f"train --from {here}/model --pairs {here}/pairs.tsv --steps 1 --out {here}/new",
             "rank alpha adapter-dropout targets freeze adapter final best patience",
         ),
+        (
+            f"train --objective contrastive --from {here}/vectors --pairs {here}/pairs.tsv --steps 1 --out {here}/new",
+            "batch-pairs temperature chunk pooling source-prompt max-length teacher memory adapter best",
+        ),
+        (
+            f"train --objective classification --labelled {here}/labelled.jsonl {SIZES.format(f=here)}",
+            "batch-tokens max-length label-smoothing temperature best labelled valid-labelled",
+        ),
+        (f"embed {here}/vectors one", "dimensions pooling prompt prompt-name"),
+        (f"embed {here}/vectors-onnx one", "dimensions pooling prompt prompt-name threads precision"),
+        (f"rerank {here}/ranks --input {here}/pairs.tsv", "top-n runtime"),
+        (f"evaluate {here}/vectors", "pairs similarity labelled text"),
         (f"train --text {here}/plain.txt {SIZES.format(f=here)}", "objective batch-tokens vocab-size dropout"),
     ]
     return with_odd_values(random, [(given, options.split()) for given, options in commands])
@@ -114,7 +129,7 @@ def in_one(name: str) -> Callable[[Random, Path], None]:
     )
 
 
-HEADED = {"classes": "classify", "token-classes": "tag", "spans": "answer"}
+HEADED = {"classes": "classify", "token-classes": "tag", "spans": "answer", "ranks": "rerank"}
 """The commands of encoders with a head, by its kind."""
 FURTHER = (
     Class(
@@ -136,6 +151,24 @@ FURTHER = (
             f"{verb} {{f}}/{kind}{form} --input {{f}}/pairs.tsv"
             for kind, verb in HEADED.items()
             for form in ("", "-onnx")
+        ),
+        20,
+    ),
+    Class(
+        "vectors of texts",
+        ("vectors", "vectors-onnx", "pairs.tsv", "labelled.jsonl"),
+        one_of(in_one("vectors"), on("pairs.tsv", damage.in_text), on("labelled.jsonl", damage.in_text)),
+        (
+            *(
+                "embed {f}/vectors --input {f}/pairs.tsv",
+                "embed {f}/vectors-onnx --input {f}/pairs.tsv --out {f}/new.npy",
+            ),
+            *(
+                "evaluate {f}/vectors --pairs {f}/pairs.tsv",
+                "evaluate {f}/vectors-onnx --similarity {f}/labelled.jsonl",
+            ),
+            *("export {f}/vectors {f}/new", "validate {f}/vectors {f}/vectors-onnx"),
+            "train --objective contrastive --from {f}/vectors --pairs {f}/pairs.tsv --steps 1 --out {f}/new",
         ),
         20,
     ),

@@ -80,6 +80,10 @@ class Reader:
             place.mkdir(exist_ok=True)
             for name, part in parts.items():
                 part.write(place / f"{name}.en", place / f"{name}.de")
+        labels = ["long" if len(line) > 20 else "short" for line in corpus.train.source]
+        for name, column in {"pairs.tsv": corpus.train.target, "labelled.tsv": labels}.items():
+            rows = (f"{line}\t{other}\n" for line, other in zip(corpus.train.source, column, strict=True))
+            (self.folder / name).write_text("".join(rows), encoding="utf-8")
 
     def run(self, block: Block) -> str:
         """What the block prints; AssertionError if it fails. A server that it starts stays."""

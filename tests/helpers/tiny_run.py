@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.training.objectives import Reading
 from mlx_transformer.training.recipe import Recipe
 
 MODEL = {"preset": "tiny", "d_model": 16, "heads": 1, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1}
@@ -35,6 +37,11 @@ def recipe(folder: Path, model: dict | None = None, **training) -> Recipe:
     training = {"warmup_steps": 10, "cooldown": 0, "valid_every": 1000, **training}
     training = {"steps": 4, "log_every": 1, "valid_sentences": 0, **training}
     return Recipe.from_dict({"data": data, "model": {**MODEL, **(model or {})}, "training": training})
+
+
+def reading(tokenizer: Tokenizer, chosen: Recipe) -> Reading:
+    """How the text of a recipe becomes ids."""
+    return Reading(tokenizer, chosen.data, chosen.config(tokenizer.vocab_size))
 
 
 def write_recipe(folder: Path, **training) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import caller, refused
 from head_folders import LABELS
-from head_models import head_model
+from head_models import head_model, reranker
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
@@ -24,6 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     for name, labels in (("classes", {}), ("tokens", {"id2label": LABELS}), ("spans", {})):
         export_onnx(head_model(f"bert-{name}", folder / name, **labels), folder / name / "onnx")
+    export_onnx(reranker(folder / "ranks"), folder / "ranks" / "onnx")
     return folder
 
 
@@ -62,6 +63,26 @@ def test_classify_says_what_python_does(models: Path, form: str, call, tmp_path:
     assert objects(out)[0]["classes"] == [asdict(each) for each in opened(folder).classify("not", several=True)]
 
 
+def test_rerank_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
+    folder = models / "ranks" / ("one" if form == "model" else form)
+    queries = [("good film", ["it was bad", "a good film", "not so bad"]), ("bad", ["bad", "good " * 40])]
+    runs = Transformer.load(folder) if form == "model" else OnnxTransformer(folder)
+    expected = [runs.rerank(query, documents, top_n=2) for query, documents in queries]
+    assert [each.relevance_score for each in expected[0]] == sorted(
+        (e.relevance_score for e in expected[0]), reverse=True
+    )
+    rows = {"in.tsv": ["\t".join([query, *documents]) for query, documents in queries]}
+    rows["in.jsonl"] = [json.dumps({"query": query, "documents": documents}) for query, documents in queries]
+    for name, lines in rows.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        status, out, err = call("rerank", folder, "-i", tmp_path / name, "--top-n", 2)
+        assert (status, "1 of 2 lines, the first of them line 2: longer than 26 tokens" in err) == (0, True)
+        assert objects(out) == [
+            {"query": q, "results": [{**asdict(each), "document": documents[each.index]} for each in ranked]}
+            for (q, documents), ranked in zip(queries, expected, strict=True)
+        ]
+
+
 def test_tag_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
     lines = ["Films,  filé GOODS and bading. 😀 not", "", "so so it it"]
     folder = models / "tokens" / form
@@ -73,11 +94,10 @@ def test_tag_says_what_python_does(models: Path, form: str, call, tmp_path: Path
     text = (tmp_path / "out").read_text(encoding="utf-8")
     assert objects(text) == [{"text": line, "entities": found} for line, found in zip(lines, expected, strict=True)]
     assert call("tag", folder, stdin="".join(f"{line}\n" for line in lines))[1] == text
-    status, _, err = call("tag", folder, "good " * 200)
-    assert (status, "text: 1 of 1 lines, the first of them line 1: longer than 150 tokens, cut there\n" in err) == (
-        0,
-        True,
-    )
+    long = "good " * 200
+    status, out, err = call("tag", folder, long)
+    assert (status, "cut there" in err) == (0, False)
+    assert objects(out)[0]["entities"] == [asdict(entity) for entity in opened(folder).tag(long)]
 
 
 def test_answer_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
@@ -155,6 +175,10 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
         (["classify", "classes", "x", "--resume"], "--resume continues a file: it needs"),
         (["classify", "classes", "x", "--runtime", "onnx"], "not an ONNX folder"),
         (["classify", "tokens", "x"], "classify needs a head of kind 'classes'; its head is of kind 'token-classes'"),
+        (["rerank", "classes", "a\tb"], "rerank needs a head with one class; its head has 3"),
+        (["rerank", "tokens", "a\tb"], "rerank needs a head of kind 'classes'; its head is of kind 'token-classes'"),
+        (["rerank", "ranks", "a"], "line 1: has no tab: give a query and its documents"),
+        (["rerank", "ranks", "a\tb", "--top-n", "0"], "--top-n 0 must be a whole number of at least 1"),
         (["answer", "spans", "x"], "line 1: has no tab: give a question, a tab, and the context"),
         (["answer", "classes", "x"], "answer needs a head of kind 'spans'; its head is of kind 'classes'"),
         (["tag", "classes", "x"], "tag needs a head of kind 'token-classes'; its head is of kind 'classes'"),
@@ -162,4 +186,4 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
 )
 def test_refused_by_name(arguments: list[str], message: str, models: Path, call) -> None:
     command, name, *rest = arguments
-    refused(call(command, models / name / "model", *rest), message)
+    refused(call(command, models / name / ("one" if name == "ranks" else "model"), *rest), message)

@@ -35,6 +35,7 @@ from mlx_transformer.commands.settings import (
     TranslatingSettings,
     with_settings,
 )
+from mlx_transformer.commands.text import OtherText
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.presets import PRESETS
@@ -45,6 +46,7 @@ from mlx_transformer.generation.options import (
     EmbedOptions,
     Options,
     PenaltyForm,
+    RerankOptions,
     TextSettings,
 )
 from mlx_transformer.system.errors import UserError
@@ -54,7 +56,7 @@ from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelO
 OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
-    *(MachineSettings, DistilSettings, ClassifyOptions, AnswerOptions),
+    *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText),
 )
 
 

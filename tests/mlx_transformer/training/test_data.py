@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tiny_run import recipe, write_pairs
+from tiny_run import reading, recipe, write_pairs
 
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.device import deciding_as
@@ -63,10 +63,10 @@ def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path):
     data = load_data(chosen)
     tokenizer = train_tokenizer(data, replace(chosen, data=replace(chosen.data, vocab_size=300)))
     with deciding_as("cpu"):
-        tight = EncodedText(data.train, tokenizer, chosen).batches(chosen, seed=1)
+        tight = EncodedText(data.train, reading(tokenizer, chosen), chosen).batches(chosen, seed=1)
     assert isinstance(tight, SortedBatches)
     with deciding_as("gpu"):
-        few = EncodedText(data.train, tokenizer, chosen).batches(chosen, seed=1)
+        few = EncodedText(data.train, reading(tokenizer, chosen), chosen).batches(chosen, seed=1)
     assert type(few) is TokenBatches
     assert min(batch.target_out.shape[1] for batch in few.batches(0)) >= 16
     assert tight.shapes != few.shapes

@@ -42,7 +42,8 @@ def text_of(name):
     written = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
     if "corpus" in written["data"]:
         return {}
-    return {"data": {"text": "a"}} if written["training"].get("objective", "translation") != "translation" else FILES
+    own = {"contrastive": {"data": {"pairs": "a"}}, "classification": {"data": {"labelled": "a"}}, "translation": FILES}
+    return own.get(written["training"].get("objective", "translation"), {"data": {"text": "a"}})
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name.startswith("wmt14")])
@@ -307,7 +308,7 @@ def test_files_that_are_no_recipe(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"{name}\.toml: (not a TOML recipe|cannot be read \(not UTF-8)"):
             load_recipe(str(path), {})
-    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(distil, "):
+    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(classifier, "):
         load_recipe("nothing", {})
     with pytest.raises(UserError, match="no such recipe file"):
         load_recipe(str(tmp_path), {})

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from choices import both_choices
-from tiny_run import MODEL, recipe, write_pairs
+from tiny_run import MODEL, reading, recipe, write_pairs
 
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
@@ -88,7 +88,7 @@ def test_shares_of_a_run_are_its_weights(tmp_path):
     chosen = changed(tmp_path, mixed(tmp_path))
     data = load_data(chosen)
     tokenizer = data.train.tokenizer(270, None)
-    batches = EncodedText(data.train, tokenizer, chosen).batches(chosen, seed=1)
+    batches = EncodedText(data.train, reading(tokenizer, chosen), chosen).batches(chosen, seed=1)
     tag = tokenizer.encode("<")[0]
     for epoch in (0, 3):
         first = [row[0] for batch in batches.batches(epoch) for row in batch.source.tolist() if row[0]]
@@ -125,10 +125,10 @@ def test_validation_text_is_never_dropped(tmp_path):
     data = load_data(chosen)
     tokenizer = data.train.tokenizer(300, None)
     plain = sum(len(ids) for ids in tokenizer.encode_batch(data.valid.target))
-    batches = EncodedText(data.valid, tokenizer, chosen).batches(chosen, seed=0, grow=True)
+    batches = EncodedText(data.valid, reading(tokenizer, chosen), chosen).batches(chosen, seed=0, grow=True)
     assert sum(batch.tokens for batch in batches.batches(0)) == plain
     train_plain = sum(len(ids) for ids in tokenizer.encode_batch(data.train.text.target))
-    dropped = EncodedText(data.train, tokenizer, chosen).batches(chosen, seed=1)
+    dropped = EncodedText(data.train, reading(tokenizer, chosen), chosen).batches(chosen, seed=1)
     counts = [sum(batch.tokens for batch in dropped.batches(epoch)) for epoch in (0, 0, 1)]
     assert counts[0] == counts[1] != counts[2]
     assert min(counts) > train_plain

@@ -1,0 +1,237 @@
+"""Labelled text, from which classifiers are trained: texts or pairs with a class, several classes or a number; texts of
+which parts have labels; questions with the place of their answer in a context.
+
+    .tsv      text, tab, label; or text, tab, second text, tab, label
+    .jsonl    {"text": ..., "label": "good"}, {"text": ..., "labels": ["a", "b"]}, {"text": ..., "score": 0.7}, each
+              perhaps with "text_pair"; {"words": [...], "labels": [...]}; {"text": ..., "entities": [{"label": ...,
+              "start": 0, "end": 4}]}; {"question": ..., "context": ..., "answer": {"start": 0, "end": 4} or null}
+
+Places are characters, counted from 0. All lines of a file are of one form; both kinds may be packed (.gz, .zst).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mlx_transformer.core.heads import Head
+from mlx_transformer.system.errors import UserError
+
+from .line_files import json_blocks, line_blocks, unpacked_suffix
+
+Text = str | tuple[str, str]
+Form = Literal["label", "labels", "score", "entities", "answer"]
+Part = tuple[int, int, str, str]
+"""(first character, the one after the last, the label of its first token, that of its others)."""
+OUTSIDE, BEGINS, CONTINUES = "O", "B-", "I-"
+SCORE = "score"
+"""The one class of texts that have a number."""
+FORMS = (
+    '"text" (perhaps with "text_pair") and "label", "labels" or "score"; "words" and "labels"; "text" and "entities"; '
+    'or "question", "context" and "answer"'
+)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """`targets[i]` of `texts[i]`: a label, a list of labels, a number, a list of `Part`, or the place
+    (start, end) of an answer, None where there is none. `digests` are SHA-256, for the record of a run."""
+
+    form: Form
+    texts: list[Text]
+    targets: list[Any]
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.digests:
+            digest = hashlib.sha256()
+            for each in zip(self.texts, self.targets, strict=True):
+                digest.update(json.dumps(each).encode() + b"\n")
+            self.digests["labelled"] = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """All text, for a vocabulary."""
+        for text in self.texts:
+            yield from [text] if isinstance(text, str) else text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that occur, sorted; those of parts behind the one that stands for no part."""
+        if self.form == "label":
+            return tuple(sorted(set(self.targets)))
+        if self.form == "labels":
+            return tuple(sorted({label for each in self.targets for label in each}))
+        if self.form == "entities":
+            found = {label for parts in self.targets for part in parts for label in part[2:]}
+            return (OUTSIDE, *sorted(found - {OUTSIDE}))
+        return (SCORE,) if self.form == "score" else ()
+
+    @property
+    def head(self) -> Head:
+        """The plainest head that tells them."""
+        if self.form == "answer":
+            return Head(kind="spans")
+        if self.form == "entities":
+            return Head(kind="token-classes", labels=self.labels)
+        return Head(kind="classes", pooling="mean", labels=self.labels, several=self.form == "labels")
+
+    def select(self, indices: Sequence[int]) -> Labelled:
+        return Labelled(self.form, [self.texts[i] for i in indices], [self.targets[i] for i in indices])
+
+
+def read_labelled(where: str) -> tuple[Labelled, int]:
+    """Read (the lines that hold text, the number of the others).
+
+    `UserError`, naming file and line, for what isn't as the forms above, a file of two forms, and one without text.
+    """
+    path = Path(where)
+    readers = {".tsv": _tsv, ".jsonl": _jsonl, ".ndjson": _jsonl}
+    if (kind := unpacked_suffix(path)) not in readers:
+        raise UserError(f"{path}: labelled text is read from .tsv and .jsonl, also as .gz or .zst")
+    form: Form | None = None
+    texts: list[Text] = []
+    targets: list[Any] = []
+    empty = 0
+    for place, found, text, target in readers[kind](path):
+        if found != (form := form or found):
+            raise UserError(f"{place}: has {found!r}, the lines before it have {form!r}; give one form in a file")
+        if not "".join(text).strip():
+            empty += 1
+            continue
+        texts.append(text)
+        targets.append(target)
+    if form is None or not texts:
+        raise UserError(f"{where}: holds no labelled text; each line needs {FORMS}")
+    return Labelled(form, texts, targets), empty
+
+
+Line = tuple[str, Form, Text, Any]
+"""(where it stands, its form, its text, what it is labelled with)."""
+
+
+def _tsv(path: Path) -> Iterator[Line]:
+    number, width = 1, 0
+    for lines in line_blocks(path):
+        for i, line in enumerate(lines, number):
+            *texts, label = line.split("\t")
+            width = width or len(texts)
+            if len(texts) != width or not 1 <= width <= 2:
+                expected = "2, or 3 of pairs" if len(texts) == width else f"{width + 1} as in the first line"
+                raise UserError(f"{path}, line {i}: {len(texts) + 1} columns; there must be {expected}")
+            yield f"{path}, line {i}", "label", texts[0] if width == 1 else (texts[0], texts[1]), label
+        number += len(lines)
+
+
+def _jsonl(path: Path) -> Iterator[Line]:
+    for entries in json_blocks(path):
+        for where, _, row in entries:
+            if not isinstance(row, dict):
+                raise UserError(f"{where}: is no object; it needs {FORMS}")
+            reader = next((READERS[key] for key in READERS if set(key) <= row.keys()), None)
+            if reader is None:
+                raise UserError(f"{where}: needs {FORMS}")
+            form, text, target = reader(row, where)
+            yield where, form, text, target
+
+
+Read = tuple[Form, Text, Any]
+
+
+def _text(row: dict[str, Any], name: str, where: str) -> str:
+    if not isinstance(row[name], str):
+        raise UserError(f"{where}: {name} is {row[name]!r:.60}, no text")
+    return row[name]
+
+
+def _texts(row: dict[str, Any], where: str) -> Text:
+    first = _text(row, "text", where)
+    return (first, _text(row, "text_pair", where)) if "text_pair" in row else first
+
+
+def _names(row: dict[str, Any], name: str, where: str) -> list[str]:
+    if not isinstance(row[name], list) or not all(isinstance(each, str) for each in row[name]):
+        raise UserError(f"{where}: {name} is {row[name]!r:.60}, no list of texts")
+    return row[name]
+
+
+def _of_label(row: dict[str, Any], where: str) -> Read:
+    return "label", _texts(row, where), _text(row, "label", where)
+
+
+def _of_labels(row: dict[str, Any], where: str) -> Read:
+    return "labels", _texts(row, where), sorted(set(_names(row, "labels", where)))
+
+
+def _of_score(row: dict[str, Any], where: str) -> Read:
+    score = row["score"]
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise UserError(f"{where}: score is {score!r:.60}; it must be a finite number")
+    return "score", _texts(row, where), float(score)
+
+
+def _of_words(row: dict[str, Any], where: str) -> Read:
+    words, labels = _names(row, "words", where), _names(row, "labels", where)
+    if len(words) != len(labels):
+        raise UserError(f"{where}: {len(words)} words and {len(labels)} labels; each word needs its label")
+    parts: list[Part] = []
+    start = 0
+    for word, label in zip(words, labels, strict=True):
+        parts.append((start, start + len(word), label, _continued(label)))
+        start += len(word) + 1
+    return "entities", " ".join(words), parts
+
+
+def _of_entities(row: dict[str, Any], where: str) -> Read:
+    text, entities = _text(row, "text", where), row["entities"]
+    if not isinstance(entities, list) or not all(isinstance(each, dict) for each in entities):
+        raise UserError(f"{where}: entities is {entities!r:.60}, no list of objects")
+    parts: list[Part] = []
+    for each in entities:
+        start, end = _place(each, text, where)
+        label = each.get("label")
+        if not isinstance(label, str):
+            raise UserError(f"{where}: an entity's label is {label!r:.60}, no text")
+        parts.append((start, end, BEGINS + label, CONTINUES + label))
+    return "entities", text, parts
+
+
+def _of_answer(row: dict[str, Any], where: str) -> Read:
+    question, context = _text(row, "question", where), _text(row, "context", where)
+    answer = row["answer"]
+    if answer is not None and not isinstance(answer, dict):
+        raise UserError(f'{where}: answer is {answer!r:.60}; it must be null, or an object with "start" and "end"')
+    return "answer", (question, context), None if answer is None else _place(answer, context, where)
+
+
+def _place(each: dict[str, Any], text: str, where: str) -> tuple[int, int]:
+    start, end = each.get("start"), each.get("end")
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
+        raise UserError(
+            f"{where}: start {start!r:.20} and end {end!r:.20} are no part of a text of {len(text)} characters"
+        )
+    return start, end
+
+
+def _continued(label: str) -> str:
+    """The label of a word's further tokens."""
+    return CONTINUES + label.removeprefix(BEGINS) if label.startswith(BEGINS) else label
+
+
+READERS: dict[tuple[str, ...], Callable[[dict[str, Any], str], Read]] = {
+    ("words", "labels"): _of_words,
+    ("text", "entities"): _of_entities,
+    ("question", "context", "answer"): _of_answer,
+    ("text", "label"): _of_label,
+    ("text", "labels"): _of_labels,
+    ("text", "score"): _of_score,
+}
+"""By the keys that a line has."""

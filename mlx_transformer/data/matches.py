@@ -1,0 +1,106 @@
+"""Texts that belong together, for contrastive learning: a source, its target, and in a third column a hard negative, a
+text that looks like the target and is none.
+
+    .tsv      source, tab, target; or source, tab, target, tab, negative
+    .jsonl    {"source": ..., "target": ..., "negative": ...}, the last in every line or in none
+
+Both may be packed (.gz, .zst); two files of lines, source and target, are read as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.system.errors import UserError
+
+from .corpus import read_parallel
+from .line_files import json_blocks, line_blocks, unpacked_suffix
+from .pair_files import PairFiles
+
+NEGATIVE = "negative"
+
+
+@dataclass(frozen=True)
+class Matches:
+    """`columns`: sources, targets, and perhaps negatives, of one length each. `digests` are SHA-256, for the record of
+    a run."""
+
+    columns: list[list[str]]
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.digests:
+            digest = hashlib.sha256()
+            for column in self.columns:
+                for text in column:
+                    digest.update(text.encode(errors="surrogatepass") + b"\0")
+                digest.update(b"\n")
+            self.digests["matches"] = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """All text, for a vocabulary."""
+        return (text for column in self.columns for text in column)
+
+    def select(self, indices: Sequence[int]) -> Matches:
+        return Matches([[column[i] for i in indices] for column in self.columns])
+
+
+def read_matches(files: PairFiles) -> tuple[Matches, int]:
+    """Read (the rows whose texts all hold more than white space, the number of the others).
+
+    `UserError`, naming file and line, for what can't be read, other numbers of columns, and files without a usable row.
+    """
+    if files.pairs is None:
+        text = read_parallel(str(files.source), str(files.target))
+        rows = list(zip(text.source, text.target, strict=True))
+    else:
+        rows = list(_rows(Path(files.pairs), files.columns))
+    usable = [row for row in rows if all(text.strip() for text in row)]
+    if not usable:
+        raise UserError(f"{files.name}: no pairs with text on both sides in it")
+    return Matches([list(column) for column in zip(*usable, strict=True)]), len(rows) - len(usable)
+
+
+def _rows(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, ...]]:
+    readers = {".tsv": _tsv, ".jsonl": _jsonl, ".ndjson": _jsonl}
+    if (kind := unpacked_suffix(path)) not in readers:
+        raise UserError(f"{path}: texts that belong together are read from .tsv and .jsonl, also as .gz or .zst")
+    width = 0
+    for where, row in readers[kind](path, columns):
+        width = width or len(row)
+        if len(row) != width or not 2 <= width <= 3:
+            expected = "2, or 3 with a negative" if width in (0, len(row)) else f"{width} as in the first line"
+            raise UserError(f"{where}: {len(row)} columns; there must be {expected}")
+        yield row
+
+
+def _tsv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    number = 1
+    for lines in line_blocks(path):
+        for i, line in enumerate(lines, number):
+            yield f"{path}, line {i}", tuple(line.split("\t"))
+        number += len(lines)
+
+
+def _jsonl(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for entries in json_blocks(path):
+        for where, _, row in entries:
+            yield where, _from_json(where, row, columns)
+
+
+def _from_json(where: str, row: Any, columns: tuple[str, str]) -> tuple[str, ...]:
+    if not isinstance(row, dict) or any(name not in row for name in columns):
+        raise UserError(f'{where}: has no "{columns[0]}" and "{columns[1]}"; languages names other columns')
+    values = [row[name] for name in (*columns, *([NEGATIVE] if NEGATIVE in row else []))]
+    for name, value in zip((*columns, NEGATIVE), values, strict=False):
+        if not isinstance(value, str):
+            raise UserError(f"{where}: {name} is {value!r:.60}, no text")
+    return tuple(values)
