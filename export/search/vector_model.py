@@ -14,6 +14,7 @@ from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding, parse_embedding
 from mlx_transformer.core.tokenizer import Tokenizer, unicode_texts
 from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder
+from mlx_transformer.generation.translate import as_lines
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
@@ -65,12 +66,11 @@ class FileEmbedder(Embedder):
     def rows(
         self, texts: Sequence[str], first_line: int = 1, on_overlong: Callable[[int], None] | None = None
     ) -> list[Any]:
-        if on_overlong is not None:  # no token is shorter than a character
-            long = [i for i, text in enumerate(texts) if len(self.prompt + text) > self.most - 2]
-            for i, ids in zip(long, super().rows([texts[i] for i in long]), strict=True):
-                if len(ids) == self.most < len(self.tokenizer.encode(self._prepared(self.prompt + texts[i]))):
-                    on_overlong(first_line + i)
-        return list(unicode_texts([texts] if isinstance(texts, str) else texts))
+        lines = list(unicode_texts(as_lines(texts)))
+        for i, line in enumerate(lines if on_overlong is not None else []):
+            if len(self.prompt + line) > self.most - 2:  # no token is shorter than a character
+                super().rows([line], first_line + i, on_overlong)
+        return lines
 
     def vectors(
         self, rows: Any, done: Callable[[float], None] = lambda share: None, of_text: bool = True
