@@ -64,10 +64,8 @@ BY_ROW = Int8Scales({})
 
 def int8(model: ir.Model, fused: bool, scales: Int8Scales = BY_ROW) -> None:
     """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
-    chosen, kept = chosen_rows(model, scales), set(scales.float32)
-    products = [linear for linear in linears(model) if linear.weight.name not in kept]
-    looked_up = [lookup for lookup in lookups(model) if lookup.table.name not in kept]
-    to_int8(model, products, looked_up, fused, scales, chosen)
+    chosen = chosen_rows(model, scales)
+    to_int8(model, linears(model), lookups(model), fused, scales, chosen)
     RemoveUnusedNodesPass()(model)
 
 

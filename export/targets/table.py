@@ -35,7 +35,7 @@ class Target:
     `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
     `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
-    operators. `vectors`: encoders can read vectors in place of ids. `by_token`: encoders alone have a row for each token.
+    operators. `vectors`: encoders can read vectors in place of ids. `by_token`: encoders alone have a row a token.
     `precisions`: those it takes. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
     """
 

@@ -14,9 +14,8 @@ how what is multiplied with it becomes integers, `weight` m how it does itself, 
               255   round_half_even(clip(x a, 0, 255)), of what is never negative
     W               round_half_even(W m)
 
-`{"float32": true}` keeps a matrix as it is (`export/package/kept_layers.py`). Without `activation` each token has its
-own scale, from its largest magnitude: nobody has seen what comes there. An embedding that is only looked up has none.
-Numbers are float32, and come back bit for bit.
+Without `activation` each token has a scale of its own, from its largest magnitude: nobody has seen what comes there. An
+embedding that is only looked up has none. Numbers are float32, and come back bit for bit.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ class ProductScales:
     activation: np.float32 | None = None
     steps: int = SYMMETRIC
     weight: np.float32 | None = None
-    float32: bool = False
-    """The matrix stays float32, and so does what is multiplied with it."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +61,6 @@ class Int8Scales:
     def of(self, name: str) -> ProductScales:
         """Return a matrix's; without an entry nothing is fixed."""
         return self.products.get(name, ProductScales())
-
-    @property
-    def fixed(self) -> bool:
-        """Whether some activations have a scale that isn't a token's own."""
-        return any(entry.activation is not None for entry in self.products.values())
-
-    @property
-    def float32(self) -> list[str]:
-        """The matrices that stay float32."""
-        return [name for name, entry in self.products.items() if entry.float32]
 
     def json(self) -> str:
         """Write the text of the file."""
@@ -128,8 +115,6 @@ def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterato
                     yield f"{name}: {key}={entry[key]!r} must be a positive float32 number, and so its reciprocal"
             if type(steps := entry.get("steps", SYMMETRIC)) is not int or steps not in STEPS:
                 yield f"{name}: steps={steps!r} must be one of {', '.join(map(str, STEPS))}"
-            if type(entry.get("float32", False)) is not bool or (entry.get("float32") and len(entry) > 1):
-                yield f"{name}: float32={entry['float32']!r} must be true, and alone"
             if name not in multiplied and entry.keys() & {"activation", "steps"}:
                 yield f"{name} is only looked up: nothing is multiplied with it"
 
@@ -149,10 +134,8 @@ def _written(entry: ProductScales) -> Iterator[tuple[str, float]]:
         yield "steps", entry.steps
     if entry.weight is not None:
         yield "weight", float(entry.weight)
-    if entry.float32:
-        yield "float32", True
 
 
 def _read(entry: Mapping[str, Any]) -> ProductScales:
     activation, weight = (np.float32(entry[key]) if key in entry else None for key in ("activation", "weight"))
-    return ProductScales(activation, entry.get("steps", SYMMETRIC), weight, entry.get("float32", False))
+    return ProductScales(activation, entry.get("steps", SYMMETRIC), weight)
