@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING, Request
-from export.search_inputs import SETTINGS
+from export.search_inputs import SETTINGS, TEXT_SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
@@ -321,7 +321,8 @@ def decoder_coreml(r: Request) -> Ports:
 
 def search(r: Request) -> Ports:
     rows = (BATCH, "n_best")
-    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in SETTINGS.items()]
+    known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS
+    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items()]
     scores = Port("scores", "scores", "float32", rows)
     if r.text:
         text, translations = (

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
 REPLACEMENT = "\ufffd"  # of a character that was cut
+MOST_TOKENS = 8
+"""More than a byte of text becomes: one, or where SentencePiece replaces a character by a phrase, several."""
 
 
 class SearchModel(TextVerbs):
@@ -253,8 +255,7 @@ class SearchModel(TextVerbs):
                     raise UserError(f"line {number}: holds a NUL character, at which a string of ONNX Runtime ends")
                 line = line.replace("\0", "")
             new = [prefix + line if line.strip() else line]
-            # No token is shorter than a byte.
-            if len(new[0].encode()) >= self.config.max_positions and TOKENIZER in self.metadata:
+            if len(new[0].encode()) * MOST_TOKENS >= self.config.max_positions and TOKENIZER in self.metadata:
                 long: list[int] = []
                 _, rows = self.translator.with_prefix(prefix).rows([line], overlong, first_line + i, long.append)
                 if long:
@@ -277,6 +278,9 @@ class SearchModel(TextVerbs):
         """Translate `pieces`. `numbers`: their line numbers, for messages. `share`: how a server batches them."""
         from mlx_transformer.generation.translate import Translation
 
+        [language], options = with_source_language(self.generation, [[]], options)
+        if language and "source_prefix" not in self.ports.input_names:
+            raise UserError(f"{self.path}: takes no source_language: an earlier version wrote it; export it again")
         chosen = self._options(options)
         limit = np.array([chosen.max_new_tokens or 0])
         places = _places(share, len(lines))
@@ -290,6 +294,7 @@ class SearchModel(TextVerbs):
             text = np.array([lines[i] for i in index], object)
             values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
             values["prefix"] = values["candidates"] = prefixes([])
+            values["source_prefix"] = np.array(language, np.int64)
             texts, scores = self._outputs(["translations", "scores"], values, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
@@ -298,9 +303,6 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
-        [first], options = with_source_language(self.generation, [[]], options)
-        if first:
-            raise UserError(f"{self.path}: takes text, before which no language can stand: export it without text")
         chosen = Options(**resolved(self.generation, options))
         check_options(chosen, self.config)
         usual, known = Options(), self.ports.input_names

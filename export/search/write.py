@@ -35,6 +35,7 @@ from mlx_transformer.system.watch import Watch, unwatched
 
 from .graph import search_model
 from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SCALES, SOURCE, TOKENIZER
+from .pieces import has_pieces
 from .placement import move_inside
 from .steps import STEPS
 from .vectors import vector_model
@@ -137,9 +138,10 @@ def _check_text(plan: Plan, out: Path) -> None:
     folder = plan.checkpoint.folder
     if plan.tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
-    if side_texts(plan.tokenizer) is not None:
+    if side_texts(plan.tokenizer) is not None and not has_pieces(plan.tokenizer):
         raise UserError(
-            f"{folder}: has a vocabulary for each language; text in a graph is of a joint one: export without text"
+            f"{folder}: has a vocabulary of bytes for each language; text in a graph is of a joint one, or of"
+            " SentencePiece's pieces: export without text"
         )
     if plan.request.attention_layer is not None:
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --attention")

@@ -335,8 +335,9 @@ class TextVerbs:
         """The ids that the output of this source may be made of, by the shortlist."""
         if self.shortlist is None:
             return None
-        shared = self.config.one_embedding or self.tokenizer is None or not self.tokenizer.separate
-        shared = shared and self.config.source_vocab_size == self.config.vocab_size
+        from mlx_transformer.core.shortlist import shares_ids
+
+        shared = shares_ids(self.config, self.tokenizer)
         return self.shortlist.candidates(ids, self.config.vocab_size, shared).tolist()
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
