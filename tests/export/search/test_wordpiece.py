@@ -56,7 +56,7 @@ def encoder_of(text: str, most: int = MOST, prompt: str = "") -> Callable[[list[
     session = ort.InferenceSession(ir.to_proto(g.model()).SerializeToString(), providers=["CPUExecutionProvider"])
 
     def encode(texts: list[str]) -> list[list[int]]:
-        ids, mask = session.run(None, {"text": np.array(texts, object)})
+        ids, mask = (np.asarray(found) for found in session.run(None, {"text": np.array(texts, object)}))
         assert not ids[mask == 0].any()  # padding, which is 0
         return [row[real == 1].tolist() for row, real in zip(ids, mask, strict=True)]
 

@@ -25,7 +25,8 @@ PRECISIONS = ["float32", "float16", "bfloat16", "int8", "int8-weights", "int4"]
 
 
 def assert_equal(config: TransformerConfig, folder: Path, seed: int = 1) -> None:
-    report = compare(*write_model(config, folder, seed, target="cpu"), ["onnxruntime"], seed, threads=1)
+    checkpoint, cpu = write_model(config, folder, seed, target="cpu")
+    report = compare(checkpoint, cpu, ["onnxruntime"], seed=seed, threads=1)
     assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
 
 
