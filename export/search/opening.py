@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
@@ -16,11 +16,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
-from .metadata import CONFIG, TEXT_DOMAIN, VECTOR
-
-if TYPE_CHECKING:
-    from .runtime import SearchModel
-    from .vector_model import VectorModel
+from .metadata import CONFIG, TEXT_DOMAIN
 
 EXTENSIONS = "onnxruntime_extensions"
 
@@ -48,24 +44,6 @@ class OneFile:
             return cls(path, session, metadata, TransformerConfig.from_json(metadata[CONFIG]))
         except UserError as error:
             raise UserError(f"{path}: {error}; write it again with export --search") from error
-
-
-def open_file(
-    path: str | Path,
-    *,
-    threads: int | None = None,
-    providers: Sequence[str] | None = None,
-    verify: bool = True,
-) -> SearchModel | VectorModel:
-    """Open a file of either kind: of a translator, or of an encoder of texts; arguments as for `SearchModel`."""
-    file = OneFile.open(path, threads, providers, verify)
-    if VECTOR in file.metadata:
-        from .vector_model import VectorModel  # with the tokenizer's 7 MB
-
-        return VectorModel(file.path, file.session, file.metadata, file.config)
-    from .runtime import SearchModel
-
-    return SearchModel(path, threads=threads, providers=providers, file=file)
 
 
 def opened(path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None) -> Session:
