@@ -25,6 +25,10 @@ def _of_checkpoint(runtime: str, options: Sequence[str], checkpoint: Checkpoint 
         from .mlx_engine import MlxEngine
 
         return MlxEngine(source, *options)
+    if runtime == "js":
+        from .js_engine import JsEngine
+
+        return JsEngine(source)
     from .reference_engine import ReferenceEngine
 
     return ReferenceEngine(source.config, dict(source.tensors()), *options)
@@ -85,6 +89,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "evaluator": (),
     "wasm": (),
     "webgpu": ("adapter",),
+    "js": (),
     "reference": ("precision",),
 }
 """What may follow the name of each."""
