@@ -31,9 +31,9 @@ from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
+from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import fast_cores
-from mlx_transformer.system.page import table
 
 from . import sessions as opening
 from .folder import OnnxFolder, copy_export, open_folder

@@ -111,10 +111,7 @@ def compare(
     a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
 ) -> Comparison:
     """Compare two models of any form on the same lines: scores and whether they differ by chance, the lines that
-    differ, speed, memory; see `report.comparing.compare` for the options.
-
-    Each runs in a process of its own, which imports the caller's main module: a script keeps the call under
-    `if __name__ == "__main__"`.
+    differ, speed, memory; see `report.comparing.compare` for the options. Each runs in a process of its own.
     """
     from mlx_transformer.report.comparing import compare
 

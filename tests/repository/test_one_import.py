@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,9 +45,10 @@ def test_each_task_takes_one_import_and_at_most_three_lines():
         assert not any("import" in line for line in lines), task.__name__
 
 
-@pytest.mark.parametrize(
-    "task", [task for task in TASKS if task is not ten_tasks.serve], ids=lambda task: task.__name__
-)
+IN_A_PROCESS = (ten_tasks.compare, ten_tasks.serve)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task not in IN_A_PROCESS], ids=lambda task: task.__name__)
 def test_a_task(task, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     task()
@@ -69,6 +71,16 @@ def test_type_checkers_see_no_any_in_a_users_file(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     users.write_text(users.read_text() + "\n\ndef wrong() -> None:\n    print(mt.load('run')[0].token_logits([[1]]))\n")
     assert 'Expression has type "Any"' in check().stdout
+
+
+def test_comparing_in_a_plain_script(place):
+    """It starts processes, which must not run the script again."""
+    script = place / "script.py"
+    script.write_text(f"{IMPORT}\n{inspect.getsource(ten_tasks.compare)}\nprint('once')\ncompare()\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"once\n2 [0-2]\n", done.stdout)
 
 
 def test_serving(place):
