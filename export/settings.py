@@ -194,7 +194,7 @@ class JudgeSettings:
     against: Literal["transformers", "marian"] | None = None
     """Compare with the imported network itself too, in float64: transformers runs it, marian reads its file anew."""
     original: Path | str | None = None
-    """The file or folder that was imported, for --against."""
+    """The file or folder that was imported, for --against; unset: what the checkpoint says, if it is as it was."""
     shortlist: Path | str | None = None
     """File of Marian's whose candidates searches are compared among as well; none: half of all tokens, as of a model
     without one; unset: what the model's settings name."""

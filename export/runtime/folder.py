@@ -187,6 +187,12 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     return OnnxFolder(path, request, graphs, listed, precision, activations, standard)
 
 
+def has_row_per_token(path: Path) -> bool:
+    """Whether the folder's encoder alone is target cpu's."""
+    place = path.parent if path.name == "onnx" and not _has_config(path) and _has_config(path.parent) else path
+    return (place / SPEC).is_file() and _described(place, "float32")[0].by_token
+
+
 def verify_export(path: Path) -> None:
     """Compare all files of a folder with its manifests, or one file with the manifest beside it."""
     if path.is_file():

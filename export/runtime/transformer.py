@@ -158,7 +158,8 @@ class OnnxTransformer(TextVerbs):
         if (made := self.folder.request.embedding) is None:
             return None
         graphs = self._of(EncoderGraphs)
-        return GraphVectors(made, lambda ids, mask: graphs.vectors(*self._source(ids, mask)))
+        compute = lambda ids, mask: graphs.vectors(*self._source(ids, mask))  # noqa: E731
+        return GraphVectors(made, compute, self.folder.request.by_token)
 
     @property
     def place(self) -> Path:

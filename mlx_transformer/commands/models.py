@@ -14,6 +14,7 @@ from mlx_transformer.system.lazy import needs
 
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
+    from export.search.vector_model import VectorModel
     from mlx_transformer import Transformer
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.verbs import TextVerbs
@@ -31,9 +32,9 @@ def open_model(
     precision: str | None = None,
     verify: bool = True,
     shortlist: str | Path | None = None,
-) -> Transformer | OnnxTransformer | SearchModel:
-    """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
-    `generation.verbs.TextVerbs`.
+) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
+    """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file (`export_search`); all have the verbs
+    of `generation.verbs.TextVerbs`.
 
     path: or where there is none of that name, a name on the Hugging Face Hub, of such a folder or of a published model
     that `import` takes. runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has
@@ -62,7 +63,7 @@ def _opened_by(
     threads: int | None,
     precision: str | None,
     verify: bool,
-) -> Transformer | OnnxTransformer | SearchModel:
+) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
     check_name(path)
     path = Path(path)
     if not path.exists():
@@ -73,13 +74,13 @@ def _opened_by(
             return _checkpoint(path, verify)  # which knows published models too
         path = found.folder
     if path.is_file():
-        from export import SearchModel
+        from export.search import open_file
         from export.search.metadata import check_file
 
         check_file(path, precision)
         if runtime == "mlx":
             raise UserError(f"{path}: runs with --runtime onnx; MLX needs the checkpoint folder")
-        return SearchModel(path, threads=threads, verify=verify)
+        return open_file(path, threads=threads, verify=verify)
     if _is_onnx(path, runtime, threads, precision):
         from export import OnnxTransformer
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mix import COMPLETIONS, EMBEDDINGS, KEYS, models, questions
+from waiting import PATIENCE
 
 from export import OnnxTransformer
 
@@ -56,7 +57,7 @@ class Server:
         self.process = subprocess.Popen(self.command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lives.append([])
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
-        if not self.ready.wait(60):
+        if not self.ready.wait(PATIENCE):
             raise SystemExit(f"the server is not ready: {self.said[-3:]}")
         self.down.append((began, time.time()))
 

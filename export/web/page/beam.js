@@ -10,7 +10,7 @@ function top(entries, n) {
     .slice(0, n).map(([entry]) => entry);
 }
 
-/** Of each hypothesis the C best extensions; of all of them the C best: [{score, parent, token}]. */
+/** The C best extensions of each hypothesis, and the C best of them all: [{score, parent, token}]. */
 function extensions(logits, live, C, rules) {
   const found = [];
   for (let parent = 0; parent < live.length; parent++) {
