@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING, Request
-from export.search_inputs import SETTINGS
+from export.search_inputs import SETTINGS, TEXT_SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
@@ -42,7 +42,8 @@ ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and what of the classifier belongs to them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
-SEARCH = "search_model"
+SEARCH, TEXT_VECTORS = "search_model", "vector_model"
+"""The one file of a translator, and of an encoder of texts."""
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
@@ -320,7 +321,8 @@ def decoder_coreml(r: Request) -> Ports:
 
 def search(r: Request) -> Ports:
     rows = (BATCH, "n_best")
-    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in SETTINGS.items()]
+    known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS
+    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items()]
     scores = Port("scores", "scores", "float32", rows)
     if r.text:
         text, translations = (
@@ -332,6 +334,10 @@ def search(r: Request) -> Ports:
     lengths = Port("lengths", "lengths", "int64", rows)
     shown = attention(r, *rows, "length", LENGTH)
     return Ports((*source(r, BATCH, LENGTH), *settings), (sequences, lengths, scores, *shown))
+
+
+def vectors(r: Request) -> Ports:
+    return Ports((Port("text", "text", "string", (BATCH,)),), vector(r, BATCH))
 
 
 GRAPHS: dict[str, Callable[[Request], Ports]] = {
@@ -347,6 +353,7 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     ENCODER_COREML: encoder_coreml,
     DECODER_COREML: decoder_coreml,
     SEARCH: search,
+    TEXT_VECTORS: vectors,
 }
 """By the graph's name; each is NAME.onnx in a folder."""
 

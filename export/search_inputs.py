@@ -34,3 +34,5 @@ SETTINGS = {
     "banned_sequences": Setting("int64", -1, ("banned_sequences", "banned_length"), (0, 1)),
 }
 """Their meaning is in `search/options.py`."""
+TEXT_SETTINGS = {"source_prefix": Setting("int64", 0, ("source_prefix",), (0,))}
+"""More of a graph that takes text: ids before those of each line, such as its language's."""

@@ -99,7 +99,7 @@ class WebSettings:
     title: str | None = None
     """Heading of the page; unset: the first model's name."""
     assets: Path | str | None = None
-    """A node_modules with onnxruntime-web; unset: that of this folder, else the pinned version by npm."""
+    """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
     force: bool = False
     """Replace another site that OUT holds."""
     verify: bool = True
@@ -130,6 +130,9 @@ class ServeSettings:
     """Batches computed at the same time, each with so many threads."""
     precision: str | None = None
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    shortlist: Path | str | None = None
+    """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
+    unset: what each model's settings name."""
     access_log: bool = False
     """Log every request."""
     verify: bool = True
@@ -191,7 +194,10 @@ class JudgeSettings:
     against: Literal["transformers", "marian"] | None = None
     """Compare with the imported network itself too, in float64: transformers runs it, marian reads its file anew."""
     original: Path | str | None = None
-    """The file or folder that was imported, for --against."""
+    """The file or folder that was imported, for --against; unset: what the checkpoint says, if it is as it was."""
+    shortlist: Path | str | None = None
+    """File of Marian's whose candidates searches are compared among as well; none: half of all tokens, as of a model
+    without one; unset: what the model's settings name."""
 
 
 @dataclass(frozen=True, kw_only=True)

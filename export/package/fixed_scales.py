@@ -21,6 +21,7 @@ from export.precision.int8 import BY_ROW
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, read_int8_scales
+from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import read_parallel, read_text_lines
 from mlx_transformer.data.documents import read_documents
 from mlx_transformer.system.errors import UserError
@@ -168,10 +169,12 @@ def _validation_text(record: Path) -> CalibrationText | None:
         pairs = read_parallel(source, target)
         text = CalibrationText(pairs.source, pairs.target, Path(source).name, pairs.digests["source"])
         digest = valid.get("source")
+    elif corpus is not None and len(built_in.languages(corpus)) == 1:
+        _, found = built_in.documents(corpus, seed)
+        text = CalibrationText(found.texts, None, f"{corpus}, validation", found.digests["text"])
+        digest = valid.get("text")
     elif corpus is not None:
-        from mlx_transformer.data import cldr
-
-        pairs = cldr.build(corpus, train_pairs=count, seed=seed).valid
+        pairs = built_in.build(corpus, count, seed).valid
         text = CalibrationText(pairs.source, pairs.target, f"{corpus}, validation", pairs.digests["source"])
         digest = valid.get("source")
     elif documents is not None:

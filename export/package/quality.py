@@ -27,6 +27,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.core.text_embedding import read_embedding
+from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -150,9 +151,7 @@ def gate_text(
             what = "the neighbours of its vectors" if embeds else "its translations"
             told(f"{precision}: not judged; --gate-source FILE would compare {what} with float32's")
         return None
-    from mlx_transformer.data import cldr
-
-    held_out = cldr.build(corpus).held_out.select(list(range(PHRASES)))  # all kinds take turns
+    held_out = built_in.build(corpus).held_out.select(list(range(PHRASES)))  # all kinds take turns
     return Text(list(held_out.source), list(held_out.target), f"{corpus}, held out")
 
 
@@ -161,7 +160,7 @@ def _corpus(file: Path) -> str | None:
         corpus = read_json(file)["recipe"]["data"]["corpus"]
     except (UserError, LookupError, TypeError):
         return None
-    return corpus if isinstance(corpus, str) and corpus.startswith("cldr:") else None
+    return corpus if isinstance(corpus, str) else None
 
 
 def judge(

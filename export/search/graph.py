@@ -21,9 +21,11 @@ from export.targets.table import target_of
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
+from .byte_level import ByteLevelOps, is_byte_level
 from .decoder import CpuTreeDecoder, TreeDecoder
 from .metadata import CONFIG, GENERATION, inputs_of
 from .options import OptionInputs, set_defaults
+from .pieces import PieceOps, has_pieces
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
 from .text import TextOps
@@ -92,9 +94,10 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool,
     text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
                       \--> nothing in the line: ""  ------^        \--> scores (B, n)
     """
-    ops = TextOps(tokenizer, request.config)
+    kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else TextOps
+    ops = kind(tokenizer, request.config)
     g.graph.opset_imports[ops.domain] = 1
-    lines = ops.encode(g.op, g.inputs["text"])
+    lines = ops.encode(g.op, g.inputs["text"]).behind(g.op, g.inputs["source_prefix"])
     sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": lines.ids}, lines.mask)
     scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
     g.give(translations=ops.decode(g.op, sequences, lines.blank), scores=scores)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.nn.primitives import Op
-from export.search_inputs import SETTINGS
+from export.search_inputs import SETTINGS, TEXT_SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import EXTRA_TOKENS
 
@@ -59,7 +59,7 @@ def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
     """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant. own:
     those of the model, by name."""
     for value in graph.inputs:
-        if (setting := SETTINGS.get(str(value.name))) is not None:
+        if (setting := (SETTINGS | TEXT_SETTINGS).get(str(value.name))) is not None:
             default = own.get(str(value.name), np.full(setting.shape, setting.default, setting.dtype))
             value.const_value = ir.tensor(default, name=value.name)
             graph.register_initializer(value)

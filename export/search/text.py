@@ -1,4 +1,5 @@
 """Text in and out of a search graph: the tokenizer as operators of ONNX, and four of onnxruntime-extensions.
+Vocabularies of SentencePiece: `pieces.py`.
 
 Byte-level BPE as `core/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
 
@@ -75,6 +76,8 @@ PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
 EXPECTED = r"\p{N}|\p{Z}?[\p{L}\p{M}]{1,32}|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}|\p{Z}{1,32}"
 # What str.strip() takes away; a line of nothing else has an empty translation.
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
+"""What the operator needs to know of a tokenizer.json."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,22 @@ class Lines:
     """(B, S) int64, 1 on tokens."""
     blank: ir.Value
     """(B,) boolean: nothing to translate."""
+
+    @classmethod
+    def of(
+        cls, op: Op, tokens: ir.Value, start: ir.Value, count: ir.Value, pad: int, positions: int, blank: ir.Value
+    ) -> Lines:
+        """Cut a list (N,) into lines: line i has the `count[i]` tokens from `start[i]` on (B,)."""
+        longest = op.ReduceMax(count, keepdims=0)
+        ids, column = rows_of(op, tokens, start, count, pad, padded_width(op, longest, positions))
+        mask = op.Cast(op.Less(column, op.Unsqueeze(count, [1])), to=ir.DataType.INT64)
+        return cls(ids, mask, blank)
+
+    def behind(self, op: Op, prefix: ir.Value) -> Lines:
+        """The same lines, each behind these ids (P,)."""
+        shape = op.Concat(op.Shape(self.blank), op.Shape(prefix), axis=0)  # (2,): B, P
+        ids = op.Concat(op.Expand(prefix, shape), self.ids, axis=1)
+        return Lines(ids, op.Concat(op.Expand(1, shape), self.mask, axis=1), self.blank)
 
 
 class TextOps:
@@ -102,11 +121,12 @@ class TextOps:
         trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=given.mask_id is not None).to_json())
         if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
             raise UserError(
-                "tokenizer.json: text in a graph needs a tokenizer that `train` made, which published vocabularies are"
-                " not; export without text: that file holds the tokenizer too, and translate and SearchModel take text"
+                "tokenizer.json: text in a graph needs a tokenizer that `train` or `import` made; export without text:"
+                " that file holds the tokenizer too, and translate and SearchModel take text"
             )
         self.size, self.positions = config.vocab_size, config.max_positions
         self.vocabulary: dict[str, int] = specification["model"]["vocab"]
+        self.special, self.pad = range(SPECIAL), PAD
         self.spelling = self._spelling()
         # The pieces come in split, so each is one whole here; without an expression the operator takes GPT-2's. No
         # token is looked for before the merges: the text "</s>" is four characters.
@@ -125,8 +145,7 @@ class TextOps:
         # One more word, taken out again below: the operators don't take an empty list.
         pieces, _, _, rows = _split(op, op.Concat(words, strings(op, "text.none", ["."]), axis=0), "pieces", PIECES)
         first = op.Gather(rows, lines)  # (B+1,)
-        config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
-        padded = op.HfJsonTokenizer(pieces, tokenizer_config=config, tokenizer_vocab=self.merges, _domain=TEXT_DOMAIN)
+        padded = op.HfJsonTokenizer(pieces, tokenizer_config=FAST, tokenizer_vocab=self.merges, _domain=TEXT_DOMAIN)
         padded.type, padded.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["pieces", "piece_length"])
         is_token = op.Cast(padded, to=ir.DataType.BOOL)  # PAD is 0
         tokens = op.GatherND(padded, op.Transpose(op.NonZero(op.Slice(is_token, [0], [-1], [0])), perm=[1, 0]))  # (N,)
@@ -136,8 +155,7 @@ class TextOps:
         count = op.Sub(end, start)
         # The list ends with eos as well, so that a line's column after its last token can read something.
         longest = op.Add(op.ReduceMax(count, keepdims=0), 1)
-        rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
-        width = op.Max(longest, op.Min(rounded, self.positions))  # as `Sources.padded`
+        width = padded_width(op, longest, self.positions)
         ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD, width)
         count = op.Unsqueeze(count, [1])
         ids = op.Where(op.Equal(column, count), EOS, ids)
@@ -148,7 +166,7 @@ class TextOps:
         ids (B, n, T) --> their bytes, one stream (N,), rows apart --> UTF-8 made valid --> rows, each joined (B, n)
         """
         shape = op.Shape(sequences, start=0, end=2)  # (2,): B, n
-        without_blank = op.Where(op.Unsqueeze(blank, [1, 2]), PAD, sequences)
+        without_blank = op.Where(op.Unsqueeze(blank, [1, 2]), self.pad, sequences)
         separator = op.Expand(self.size, op.Concat(shape, [1], axis=0))
         tokens = op.Concat(without_blank, separator, axis=2)
         tokens = op.Reshape(tokens, op.Concat([-1], op.Shape(tokens, start=2), axis=0))  # (B*n, T+1)
@@ -165,12 +183,18 @@ class TextOps:
     def _spelling(self) -> np.ndarray:
         """(size + 1, longest) int16: the bytes of each token, -1 after them, and a row for the separator."""
         bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
-        tokens = [(id, token) for token, id in self.vocabulary.items() if id >= SPECIAL]
+        tokens = [(id, token) for token, id in self.vocabulary.items() if id not in self.special]
         spelling = np.full((self.size + 1, max(len(token) for _, token in tokens)), -1, np.int16)
         for id, token in tokens:
             spelling[id, : len(token)] = [bytes_of[letter] for letter in token]
         spelling[-1, 0] = SEPARATOR
         return spelling
+
+
+def padded_width(op: Op, longest: ir.Value, positions: int) -> ir.Value:
+    """As `Sources.padded` has it."""
+    rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
+    return op.Max(longest, op.Min(rounded, positions))
 
 
 def well_formed(op: Op, stream: ir.Value) -> ir.Value:
@@ -271,3 +295,11 @@ def strings(op: Op, name: str, values: list[str] | list[bytes]) -> ir.Value:
         proto = onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(data)], string_data=data, name=name)
         constant = root.initializer(ir.from_proto(proto), name, qualify=False)
     return constant
+
+
+def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Value:
+    """Text (B,) with what an expression of RE2 finds replaced."""
+    inputs = strings(op, f"text.{name}", [pattern]), strings(op, f"text.{name}.by", [by])
+    found = op.StringRegexReplace(text, *inputs, _domain=TEXT_DOMAIN)
+    found.type, found.shape = ir.TensorType(ir.DataType.STRING), text.shape
+    return found

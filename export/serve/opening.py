@@ -26,10 +26,10 @@ Open = Callable[..., "TextVerbs"]
 def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify: bool) -> TextVerbs:
     """Open a folder or a file for ONNX Runtime."""
     from export.runtime import OnnxTransformer
-    from export.search import SearchModel
+    from export.search import open_file
 
     if path.is_file():
-        return SearchModel(path, threads=threads, verify=verify)
+        return open_file(path, threads=threads, verify=verify)
     return OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
 
 
@@ -48,13 +48,25 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
     found = {}
     for named in models:
         options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
-        found[named] = warmed(open(named.path, **options))
+        opened = open(named.path, **options)
+        if settings.shortlist is not None and (opened.config.architecture != "encoder-decoder" or takes_text(opened)):
+            what = "takes text, whose tokens are its own" if takes_text(opened) else "doesn't translate"
+            raise UserError(f"{named.path}: {what}: leave out --shortlist")
+        opened.use_shortlist(settings.shortlist)
+        found[named] = warmed(opened)
     return found
+
+
+def takes_text(model: Any) -> bool:
+    """Whether it is a file with the tokenizer inside."""
+    return bool(getattr(model, "takes_text", False))
 
 
 def warmed(model: Any) -> Model:
     """The model after a first run, so that no request pays for what is set up then."""
     if model.config.architecture == "encoder":
+        if not model.has_steps:
+            raise UserError(f"{model.where}: takes text alone, and the server batches ids: export a folder")
         model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):

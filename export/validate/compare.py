@@ -36,8 +36,9 @@ from mlx_transformer.system.watch import Watch, unwatched
 
 from .cases import Case, Shown, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
 from .checks.agreement import CHOOSING, Agreement
+from .checks.candidates import candidates_of, logits_among
 from .checks.data_files import data_files
-from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
+from .checks.free_running import FAILED, CandidatesOf, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
 from .checks.on_integers import on_its_integers
 from .checks.second_look import SecondLook
@@ -47,7 +48,7 @@ from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
-from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
+from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
 from .judging import Sample, judged_points, largest_error
 from .locate.isolate import Culprit, isolate
 from .report import Report
@@ -110,7 +111,8 @@ def compare(
         texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
         longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
         cases = grid(opened.config, seed, texts, longest)
-        report = compare_engines(opened, engines, with_vectors(cases, opened.config, seed) if vectors else cases, watch)
+        cases = with_vectors(cases, opened.config, seed) if vectors else cases
+        report = compare_engines(opened, engines, cases, watch, candidates_of(settings.shortlist, opened))
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
@@ -153,7 +155,7 @@ def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
         return None
     from .origin.check import open_origin
 
-    return open_origin(settings.against, settings.original, checkpoint.config)
+    return open_origin(settings.against, settings.original, checkpoint)
 
 
 @one_blas_thread()
@@ -200,8 +202,9 @@ def compare_engines(
     engines: Sequence[Engine],
     cases: Sequence[Case],
     watch: Watch = unwatched,
+    listed: CandidatesOf | None = None,
 ) -> Report:
-    """As `compare`, for engines and inputs that exist already."""
+    """As `compare`, for engines and inputs that exist already. listed: see `free_running`."""
     begin, words = time.perf_counter(), token_text(checkpoint)
     stored, settings = dict(checkpoint.tensors()), read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
@@ -223,7 +226,7 @@ def compare_engines(
             points += on_its_integers(engine, stored, cases)
         shown = _shown(checkpoint, members)
         network_points, network_tokens = _against(
-            checkpoint.config, network, members, cases, words, within, settings, shown
+            checkpoint.config, network, members, cases, words, within, (settings, listed), shown
         )
         points += network_points
         tokens += network_tokens
@@ -254,11 +257,11 @@ def _against(
     cases: Sequence[Case],
     words: TokenText,
     watch: Watch,
-    settings: Mapping[str, Any],
+    generation: tuple[Mapping[str, Any], CandidatesOf | None],
     shown: Shown,
 ) -> tuple[list[Point], list[Tokens]]:
-    """Compare runtimes of one network with its reference. settings: how the model generates by itself. shown: see
-    `reference_outputs`."""
+    """Compare runtimes of one network with its reference. generation: how the model generates by itself, and its
+    candidates. shown: see `reference_outputs`."""
     truth64, truth32 = (
         Reference(c, weights, kind, inner_points=shown.inner_points) for kind in (np.float64, np.float32)
     )
@@ -276,11 +279,12 @@ def _against(
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
                 if tap == "logits" and c.head.kind in CHOOSING:
                     agreement.add(engine.name, path, case, got, truths[tap])
+            samples += logits_among(engine, case, truths["logits"])
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = judged_points(samples, SecondLook(c, weights, shown))
-    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, settings)]
+    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, *generation)]
 
 
 def _culprits(
@@ -294,7 +298,7 @@ def _culprits(
         if (
             point is not None
             and not failed
-            and point.path != ON_INTEGERS
+            and point.path not in (ON_INTEGERS, AMONG)
             and point.tap not in BESIDE
             and engine.capabilities.isolates
         ):

@@ -21,7 +21,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 
 from .rule import Budget, Measurement
 
-TAPPED, PLAIN, ON_INTEGERS = "tapped", "plain", "on its integers"
+TAPPED, PLAIN, ON_INTEGERS, AMONG = "tapped", "plain", "on its integers", "among candidates"
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,25 @@ from export.interface import DECODER_MERGED, ENCODER, SEARCH, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
-from export.search.metadata import ATTENTION, CONFIG, LATER, PRECISION, SOURCE, TOKENIZER
+from export.search.byte_level import is_byte_level
+from export.search.metadata import ATTENTION, CONFIG, GENERATION, LATER, PRECISION, SOURCE, TOKENIZER
 from export.search_inputs import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.published_ids import roles_of
+from mlx_transformer.core.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
 from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import (
+    LANGUAGES,
+    TARGET_IN_SOURCE,
+    TASK_PREFIX,
+    Settings,
+    checked_settings,
+    read_settings,
+    resolved,
+)
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json
 from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
@@ -27,8 +40,16 @@ from mlx_transformer.system.manifest import read_manifest, verify_file, verify_f
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """What the page calls the graphs of a model whose search is its own."""
 GRAPHS = {**STEPS, "search": SEARCH}
-GIVEN = SETTINGS.keys() - set(LATER)
+GIVEN = SETTINGS.keys() - (set(LATER) - {"forced_first"})
 """The settings of a search that the page gives (`page/search.js`)."""
+CONFIG_FIELDS = ("max_positions", "pad_id", "bos_id", "eos_id")
+"""What a search needs to know of the network."""
+GENERATION_FIELDS = (
+    *("beam", "length_penalty", "penalty_offset", "max_new_tokens", "max_length_factor", "min_new_tokens"),
+    *("early_stopping", "heuristic_stop", "repetition_penalty", "no_repeat_ngram", "forced_end"),
+    *("forced_first", "suppressed", "suppressed_first", "end_ids", "banned_sequences"),
+)
+"""What of `Options` the page heeds."""
 WASM_ALONE = ("int8", "bfloat16")
 """Precisions that WebGPU lacks: it has no MatMulInteger, and no bfloat16."""
 BEFORE = [
@@ -62,6 +83,8 @@ class SiteModel:
     tokenizer: str
     source: str | None
     graphs: dict[str, Graph]
+    settings: Settings
+    """How it generates unless told otherwise."""
     webgpu: bool
     float16: bool = False
     """On WebGPU it needs one that computes in float16."""
@@ -83,6 +106,18 @@ class SiteModel:
             ports = PORTS[GRAPHS[name]](self.request).among(graph.inputs, graph.outputs)
             found[name] = {"inputs": ports.input_names, "outputs": ports.output_names}
         return found
+
+
+def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
+    """What the page's tokenizer and search have to know of a model (`config` in site.json)."""
+    options = Options(**resolved(settings, {}))
+    beside = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
+    generation = {
+        **{name: getattr(options, name) for name in GENERATION_FIELDS},
+        **{name: settings[key] for name, key in beside.items() if key in settings},
+        "task_prefix": settings.get(TASK_PREFIX, ""),
+    }
+    return {**{name: getattr(config, name) for name in CONFIG_FIELDS}, "generation": generation}
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
@@ -118,7 +153,8 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
             verify_files(path, [name for name in (SPEC, "tokenizer.json") if name in listed])
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
-        details = _source(path), graphs, webgpu, opened.precision == "float16"
+        settings = read_settings(path, opened.config)
+        details = _source(path), graphs, settings, webgpu, opened.precision == "float16"
         found.append(SiteModel(opened.precision, "steps", opened.request, tokenizer, *details))
     return found
 
@@ -151,7 +187,9 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
         model.metadata_props.remove(entry)
     name = f"{facts.get(PRECISION, 'float32')}, search inside"
     graph = _graph(file, model, data, model.SerializeToString(deterministic=True))
-    details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, False
+    own = parse_json(facts.get(GENERATION, "{}"), f"{file}: damaged settings", "export it again")
+    settings = checked_settings(own, config, str(file))
+    details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, settings, False
     layer = int(facts[ATTENTION]) if ATTENTION in facts else None
     return SiteModel(name, "search", Request(config=config, attention_layer=layer), *details)
 
@@ -187,15 +225,26 @@ def _source(folder: Path) -> str | None:
 def _check_tokenizer(path: Path, text: str) -> None:
     """`UserError` unless the page's tokenizer computes what this one does."""
     Tokenizer(text, f"{path}: tokenizer")
-    if side_texts(text) is not None:
-        raise UserError(f"{path}: has a vocabulary for each language; a page takes models with a joint one")
-    values = parse_json(text, f"{path}: damaged tokenizer", "export it again")
+    for part in (side_texts(text) or {"": text}).values():
+        values = parse_json(part, f"{path}: damaged tokenizer", "export it again")
+        if not (_is_ours(values) or _has_known_pieces(values) or is_byte_level(part)):
+            raise UserError(
+                f"{path}: its tokenizer is none that this project trains or imports, and a page knows no other"
+            )
+
+
+def _is_ours(values: Mapping[str, Any]) -> bool:
+    """Whether it is byte-level BPE as `train` makes it."""
     model, before = values["model"], (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
     parts = [{key: value for key, value in part.items() if key != "trim_offsets"} for part in before]
-    same = (
+    return (
         (model.get("type"), bool(model.get("ignore_merges")), values.get("normalizer")) == ("BPE", False, None)
         and parts == BEFORE
         and (values.get("decoder") or {}).get("type") == "ByteLevel"
     )
-    if not same:
-        raise UserError(f"{path}: its tokenizer is none that this project trains, and a page knows no other")
+
+
+def _has_known_pieces(values: dict[str, Any]) -> bool:
+    """Whether it is SentencePiece's, without pieces that users defined, which the page doesn't look for in a text."""
+    defined = [each for each in values.get("added_tokens") or [] if not each["special"]]
+    return is_sentencepiece(values) and (not defined or bool(roles_of(values).get("prefixes")))

@@ -16,7 +16,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
 
 from .assets import WASM, WEBGPU, find_package, version_of
-from .models import Graph, SiteModel, read_models
+from .models import Graph, SiteModel, facts_of, read_models
 from .site import FORMAT, SERVICE_WORKER, SITE, is_site
 
 DIGITS = 16
@@ -60,23 +60,18 @@ def write_site(
         heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
         entries = [_copy_model(model, folder) for model in found]
         _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
-        config = found[0].config
         facts = {
             "format": FORMAT,
             "title": heading,
             "onnxruntime_web": version_of(package),
             "webgpu": webgpu,
-            "config": {name: getattr(config, name) for name in CONFIG},
+            "config": facts_of(found[0].config, found[0].settings),
             "models": entries,
             "files": _listed(folder),
         }
         _write_json(folder / SITE, facts)
         _write_service_worker(folder, [*facts["files"], SITE])
     return out
-
-
-CONFIG = ("max_positions", "pad_id", "bos_id", "eos_id")
-"""What a search needs to know of the model."""
 
 
 def _check_alike(models: Sequence[SiteModel]) -> None:

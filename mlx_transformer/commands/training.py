@@ -96,7 +96,7 @@ def train(
         typer.Option("--help-recipe", help="Show all keys of a recipe and exit.", callback=_help_recipe, is_eager=True),
     ] = False,
 ) -> None:
-    """Train a translator on parallel text or the built-in corpus, or by --objective another model on plain text."""
+    """Train a translator on parallel text or the built-in corpus, or by --objective another model on other text."""
     if machine.device is not None:
         os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read when MLX is imported first
     from mlx_transformer.system.mac import kept_awake

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_bytes
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 MAGIC = 0xF11A48D5013417F5
 HEADER = struct.Struct("<6Q")
@@ -54,6 +58,12 @@ class Shortlist:
         near = chosen[self.first : len(found) + missing]  # where so many free ones are, if anywhere
         chosen[self.first + np.flatnonzero(~near)[:missing]] = True
         return np.flatnonzero(chosen)
+
+
+def shares_ids(config: TransformerConfig, tokenizer: Tokenizer | None) -> bool:
+    """Whether a source token of a model is a target token too, so that a sentence may write its own."""
+    joint = config.one_embedding or tokenizer is None or not tokenizer.separate
+    return joint and config.source_vocab_size == config.vocab_size
 
 
 def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:

@@ -61,6 +61,13 @@ class Candidates:
             unlisted = np.full((len(own), len(ids)), BANNED, np.float32)
             for row, listed_here in zip(unlisted, own, strict=True):
                 row[np.searchsorted(ids, listed_here)] = 0
+        return cls.whole(ids, unlisted, config)
+
+    @classmethod
+    def whole(
+        cls, ids: NDArray[np.int64], unlisted: NDArray[np.float32] | None, config: TransformerConfig
+    ) -> Candidates:
+        """Those of ids (C,), ascending, pad, start and end among them, for a model of this config."""
         pad, bos, eos = np.searchsorted(ids, [config.pad_id, config.bos_id, config.eos_id]).tolist()
         size = len(ids)
         own_config = _changed(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)

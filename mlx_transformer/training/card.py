@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_transformer.core.card import RESULTS, carried, given
 from mlx_transformer.core.checkpoint import resolve
+from mlx_transformer.data import built_in
 from mlx_transformer.data.pair_files import language_pair
 from mlx_transformer.generation.scoring import score
 from mlx_transformer.system.files import read_bytes
@@ -40,7 +41,7 @@ def languages(recipe: Recipe) -> list[str] | None:
     """Return the codes of the languages, as the recipe or the names of its files have them; None where they don't."""
     data, found = recipe.data, list[str]()
     if data.corpus is not None:
-        found = data.corpus.partition(":")[2].split("-")
+        found = built_in.languages(data.corpus)
     for options in (data, *data.corpora):
         if options.languages is not None:
             found += language_pair(options.languages)

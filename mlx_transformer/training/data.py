@@ -11,7 +11,7 @@ import numpy as np
 
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.unigram import train_unigram
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText, kept_pairs
 from mlx_transformer.data.documents import Documents, read_documents
@@ -54,7 +54,7 @@ def load_data(recipe: Recipe) -> RunData:
         return _plain(recipe, seed)
     dropout, cache = options.bpe_dropout, None if options.cache is None else Path(options.cache)
     if options.corpus is not None:
-        corpus = cldr.build(options.corpus, train_pairs=options.train_pairs, seed=seed)
+        corpus = built_in.build(options.corpus, options.train_pairs, seed)
         train = TrainingText(corpus.train, [len(corpus.train)], None, dropout, seed)
         return RunData(train, corpus.valid, corpus.held_out, 0)
     corpora = [_files(each) for each in options.corpora] or [_files(options)]
@@ -79,6 +79,8 @@ def _files(options: DataOptions | CorpusOptions, prefix: str = "") -> PairFiles:
 def _plain(recipe: Recipe, seed: int) -> RunData:
     """Read text that is all in memory, whose validation part may be set aside."""
     options = recipe.data
+    if options.corpus is not None:
+        return RunData(*built_in.documents(options.corpus, seed), None, 0)
     files: dict[str, tuple[Any, Any, Any, str]] = {
         "documents": (
             partial(read_documents, documents=options.documents),

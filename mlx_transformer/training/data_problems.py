@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from mlx_transformer.data.built_in import is_of_sentences, languages
 from mlx_transformer.data.pair_files import language_pair
+from mlx_transformer.data.sentences import sides
 from mlx_transformer.system.errors import UserError
 
 from .options import CorpusOptions, DataOptions, TrainingOptions
@@ -51,10 +53,15 @@ def data_problems(d: DataOptions, t: TrainingOptions, reads: Reads) -> Iterator[
 
 def _document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     """List the keys that a model of plain text can't have."""
-    for_pairs = [name for name in PAIRS if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
+    one_language = d.corpus is not None and len(languages(d.corpus)) == 1
+    names = [name for name in PAIRS if name != "corpus" or not one_language]
+    for_pairs = [name for name in names if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
     if for_pairs:
         yield f"data.{for_pairs[0]} is for translation: a {t.objective} is trained on text"
-    if d.text is None:
+    yield from _corpus_problems(d)
+    if one_language and (d.text is not None or d.valid_text is not None):
+        yield f"corpus {d.corpus} is a text and brings its own for validation: leave out text and valid_text"
+    if d.text is None and not one_language:
         yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
     if t.objective == "distillation" and t.teacher is None:
         yield "distillation learns the vectors of another encoder: say of which by teacher"
@@ -104,6 +111,9 @@ def _translation_problems(d: DataOptions) -> Iterator[str]:
         yield from _file_problems(corpus, where)
     if len({corpus.weight is None for corpus in d.corpora}) > 1:
         yield "data.corpora: give all tables a weight, or none"
+    yield from _corpus_problems(d)
+    if d.corpus is not None and len(languages(d.corpus)) == 1:
+        yield f"corpus {d.corpus} has one language: translation learns two, as in sentences:en-de"
     yield from _valid_problems(d)
     if d.corpus is not None and (d.valid_source is not None or d.valid_pairs is not None):
         yield f"corpus {d.corpus} brings its own validation text: leave out valid_source, valid_target and valid_pairs"
@@ -117,6 +127,17 @@ def _valid_problems(d: DataOptions) -> Iterator[str]:
         yield "valid_source and valid_target files go together"
     if d.valid_source is not None and d.valid_pairs is not None:
         yield "valid_source and valid_pairs exclude each other"
+
+
+def _corpus_problems(d: DataOptions) -> Iterator[str]:
+    if d.corpus is None or not is_of_sentences(d.corpus):
+        return
+    try:
+        sides(d.corpus)
+    except UserError as error:
+        yield str(error)
+    if d.train_pairs != DataOptions.train_pairs:
+        yield f"corpus {d.corpus} has pairs enough for itself: leave out train_pairs"
 
 
 def _vocabulary_problems(d: DataOptions) -> Iterator[str]:

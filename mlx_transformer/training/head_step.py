@@ -21,6 +21,8 @@ from .step import Input, TrainStep
 from .text_vectors import text_vectors, unit
 
 NOTHING = -1
+HIDDEN = -1e30
+"""The logit of padding; minus infinity would have no gradient in a row of padding alone."""
 
 
 class HeadStep(TrainStep):
@@ -38,7 +40,7 @@ class HeadStep(TrainStep):
             return self._with(function, loss, lambda: mx.argmax(self.model.logits(hidden), -1), targets)
         logits = self.model.logits(hidden).astype(mx.float32)
         if head.kind == "spans":
-            logits = mx.where(mask[..., None], logits, -mx.inf)  # type: ignore[index]
+            logits = mx.where(mask[..., None], logits, HIDDEN)  # type: ignore[index]
             places = mx.maximum(targets, 0)
             picked_logits = mx.take_along_axis(logits, places[:, None], axis=1)[:, 0]
             loss = mx.mean(mx.logsumexp(logits, axis=1) - picked_logits, axis=-1)

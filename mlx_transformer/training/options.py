@@ -72,7 +72,8 @@ class CorpusOptions(TextFiles):
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(TextFiles):
     corpus: str | None = None
-    """Built-in corpus, e.g. "cldr:en-de"; or give source and target, or pairs, or tables [[data.corpora]], or text."""
+    """Built-in corpus: "cldr:en-de", of any two locales, or "sentences:en-de"; or give source and target, or pairs, or
+    tables [[data.corpora]], or text, for which "sentences:en" is one."""
     valid_source: str | None = None
     """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
     valid_target: str | None = None
@@ -101,7 +102,7 @@ class DataOptions(TextFiles):
     corpora: tuple[CorpusOptions, ...] = ()
     """Several corpora, each a table [[data.corpora]]."""
     train_pairs: Tokens = 60_000
-    """Pairs of the built-in corpus to compose."""
+    """Pairs of a corpus cldr to compose."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
     """Tokens of the joint vocabulary, which is made of the training text; of separate ones, of each."""
     vocab_model: VocabModel = "bpe"

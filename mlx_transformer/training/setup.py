@@ -46,6 +46,8 @@ from .step import Arithmetic, TrainStep
 from .teacher import Teacher, check_teacher
 
 MOST_EPOCHS_PER_STEP = 100
+HEAD = ("head_proj", "head_norm", "output_proj")
+"""The modules of an encoder's head."""
 ADAPTER_TARGETS = "*.query_proj, *.value_proj"  # as in section 4.2 of LoRA's paper
 
 
@@ -88,19 +90,38 @@ class Start:
         """Make the model with its first weights, in float32 (but integers under an adapter); MLX's random state decides
         fresh ones, and an adapter's A."""
         if self.checkpoint is not None and self.adapter is not None:
-            base = open_checkpoint(self.checkpoint)
-            stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
-            model = Transformer.from_weights(self.config, stored, base.quantization)
-            add_adapter(model, self.adapter)
+            model = self._adapted(open_checkpoint(self.checkpoint), self.adapter)
         else:
             model = Transformer(self.config)
             if self.checkpoint is not None:
-                shapes = parameter_shapes(self.config)  # of another head than the checkpoint's, whose arrays are fresh
-                weights = [(n, a) for n, a in open_checkpoint(self.checkpoint).tensors() if shapes.get(n) == a.shape]
+                base = open_checkpoint(self.checkpoint)
+                weights = [(name, array) for name, array in base.tensors() if self._goes_on(name, array.shape, base)]
                 arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])
                 model.update(arrays)
         model.tokenizer, model.text_embedding = self.tokenizer, self.embedding
         mx.eval(model.parameters())
+        return model
+
+    def _goes_on(self, name: str, shape: tuple[int, ...], base: Checkpoint) -> bool:
+        """Whether the model begins with the checkpoint's parameter; a classifier of other labels is fresh."""
+        other = name.startswith("output_proj") and base.config.head != self.config.head
+        return not other and parameter_shapes(self.config).get(name) == shape
+
+    def _adapted(self, base: Checkpoint, adapter: AdapterConfig) -> Transformer:
+        """The model with an adapter; a head that the checkpoint doesn't have is fresh, and trained as a whole."""
+        stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
+        quantization, new = base.quantization, base.config.head != self.config.head
+        if new:
+            fresh = {n: a for n, a in Transformer(self.config).weights().items() if n.startswith(HEAD)}
+            fresh |= {n: stored[n] for n in fresh if n in stored and self._goes_on(n, stored[n].shape, base)}
+            stored = {n: a for n, a in stored.items() if not n.startswith(HEAD)} | fresh
+            quantization = {n: scheme for n, scheme in quantization.items() if not n.startswith(HEAD)}
+        model = Transformer.from_weights(self.config, stored, quantization)
+        add_adapter(model, adapter)
+        if new:
+            for name in HEAD:
+                if name in model:
+                    model[name].unfreeze()
         return model
 
 
@@ -198,8 +219,8 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
         plain = data.train.head
         if own.kind == plain.kind and own.several == plain.several and {*plain.labels} <= {*own.labels}:
             return config
-        if own.kind == "pooled" and plain.kind == "classes" and "head" not in recipe.model:
-            plain = dataclasses.replace(own, kind="classes", labels=plain.labels, several=plain.several)
+        if own.kind == plain.kind or (own.kind, plain.kind) == ("pooled", "classes"):  # whose dense layer goes on
+            plain = dataclasses.replace(own, kind=plain.kind, labels=plain.labels, several=plain.several)
         head = recipe.head(plain)
     elif recipe.objective.embeds:
         head = own if own.kind in ("hidden", "pooled") or recipe.training.adapter is not None else Head(kind="hidden")
@@ -209,11 +230,6 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
         head = own
     if head == own:
         return config
-    if recipe.training.adapter is not None:
-        raise UserError(
-            f"{path}: its head is of kind {own.kind!r}, and an adapter leaves the head as it is: train the head first "
-            "(freeze = 'encoder.*, *embedding.*'), then an adapter of that checkpoint"
-        )
     return dataclasses.replace(config, head=head, output_bias=head.classifies)
 
 

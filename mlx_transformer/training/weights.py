@@ -94,18 +94,19 @@ class Weights:
 
 
 class AdapterWeights(Weights):
-    """The weights of a run that trains an adapter: its arrays are the trained ones."""
+    """The weights of a run that trains an adapter: its arrays are the trained ones, with those of a new head."""
 
     def __init__(self, model: Transformer, config: AdapterConfig, base: Path | None = None):
         super().__init__(model, base)
         self.config = config
+        self.head = {name for name, _ in named_arrays(self.tree())} - config.shapes(model.config).keys()
 
     def tree(self) -> Any:
         return self.model.trainable_parameters()
 
     def table(self, arrays: Arrays | None = None) -> Arrays:
-        adapter = self._adapter(arrays)
-        return {name: adapter.merged(name, weight) for name, weight in self._base().items()}
+        adapter, head = self._adapter(arrays), {name: (arrays or self.arrays())[name] for name in self.head}
+        return {name: head.get(name, adapter.merged(name, weight)) for name, weight in self._base().items()}
 
     def extra_files(self) -> dict[str, Any]:
         adapter, files = self._adapter(None), self.files
@@ -115,7 +116,8 @@ class AdapterWeights(Weights):
     def read(self, folder: Path) -> Arrays:
         adapter = read_adapter(folder)
         adapter.check_fits(self.model.config, str(folder / ARRAYS))
-        return dict(adapter.arrays)
+        head = super().read(folder) if self.head else {}
+        return {**adapter.arrays, **{name: head[name] for name in self.head}}
 
     def average(self, folders: Sequence[Path]) -> Arrays:
         each = [self.read(folder) for folder in folders]
@@ -123,12 +125,14 @@ class AdapterWeights(Weights):
         return {name: np.asarray(mean, np.float32) for name, mean in means.items()}
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
-        """Write OUT/adapter, and OUT/model with it merged."""
-        self._adapter(arrays).write(out / ADAPTER_FOLDER)
+        """Write OUT/adapter, unless a new head belongs to it, and OUT/model with both."""
+        if not self.head:
+            self._adapter(arrays).write(out / ADAPTER_FOLDER, card)
         return super().write(out, arrays, tokenizer_json, card)
 
     def _adapter(self, arrays: Mapping[str, NDArray] | None) -> Adapter:
-        return Adapter(self.config, self.arrays() if arrays is None else arrays)
+        arrays = self.arrays() if arrays is None else arrays
+        return Adapter(self.config, {name: array for name, array in arrays.items() if name not in self.head})
 
     def _base(self) -> Arrays:
         """Return the parameters that are not trained, integers as the numbers that they stand for."""

@@ -71,15 +71,16 @@ export class Twin {
     return pass.step(ids, pass.begin(memory));
   }
 
-  /** As StepModel of the web page has it: what greedy search, sampling and beams are made of. */
-  async start(source) {
-    return new Decoder(this, this.hasEncoder ? this.encode(source).memory : null);
+  /** As StepModel of the web page has it: what greedy search, sampling and beams are made of. memory: what `encode` made
+   * of the source, where that is known. */
+  async start(source, { memory = this.hasEncoder ? this.encode(source).memory : null, watch } = {}) {
+    return new Decoder(this, memory, watch);
   }
 }
 
 class Decoder {
-  constructor(model, memory) {
-    this.pass = new Pass(model, model.switches);
+  constructor(model, memory, watch) {
+    this.pass = new Pass(model, model.switches, watch);
     this.rows = [this.pass.begin(memory)];
   }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +20,11 @@ from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
 from export.validate.findings import Divergence, Tokens
 from export.validate.reference import Reference
-from export.validate.reference.rules import check_known, ends, forced, without_end
+from export.validate.reference.rules import among, check_known, ends, forced, without_end
+from export.validate.reference.rules import limit as limit_of
 from export.validate.reference.search import (
     BeamState,
+    Candidates,
     beam_search,
     drawn,
     greedy_scores,
@@ -38,6 +42,8 @@ from mlx_transformer.generation.settings import BESIDE
 
 Array = NDArray
 T = TypeVar("T")
+CandidatesOf = Callable[[Sequence[int]], Sequence[int]]
+"""Gives the ids that the output of a source may be made of."""
 TokenText = Callable[[Sequence[int]], tuple[str, ...]]
 """Gives the words that the report prints for token ids."""
 
@@ -49,6 +55,7 @@ SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
 MOST_NEW_TOKENS = 20
 MOST_SENTENCES = 8
 RULES = ", with rules"
+AMONG = ", among candidates"
 WITH_RULES = 4
 """Sentences of a search with rules."""
 ENOUGH_WORDS = 10
@@ -95,16 +102,37 @@ def free_running(
     limits: Mapping[str, float],
     words: TokenText,
     settings: Mapping[str, Any] | None = None,
+    listed: CandidatesOf | None = None,
 ) -> Iterator[Tokens]:
     """Search with every runtime, from the rows of the cases that have several: greedily, by beam and by sampling; with
-    rules in force; and as `settings`, the model's own, say."""
+    rules in force; as `settings`, the model's own, say; and among the ids that `listed` gives for a source, or where
+    there is none, with the engines that have graphs for such a search, among half of them."""
     c = reference.config
     if not c.has_decoder:
         return
     sources, limit = sources_of(cases, engines, c)
-    for name, options in searches(c, limit, settings or {}).items():
+    for name, options in searches(c, limit, settings or {}, max(map(len, sources))).items():
         rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
         yield from _searched(reference, engines, rows, limits, words, name, options)
+    able = engines if listed is not None else [engine for engine in engines if engine.capabilities.among]
+    if not (c.has_encoder and able) or isinstance(sources[0], np.ndarray):
+        return
+    rows = sources[:WITH_RULES]
+    chosen = [list((listed or partial(half_of, c))(row)) for row in rows]
+    for name, options in among_candidates(c, limit).items():
+        yield from _searched(reference, able, rows, limits, words, name, options, chosen)
+
+
+def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
+    """Return half of all ids, which half the source decides."""
+    return np.flatnonzero(np.random.default_rng([*source, len(source)]).random(c.vocab_size) < 0.5).tolist()
+
+
+def among_candidates(c: TransformerConfig, limit: int) -> dict[str, Options]:
+    """Return the searches among candidates, by their names."""
+    beam = min(BEAM, c.vocab_size)
+    found = {"greedy": 1, f"beam {beam}": beam}
+    return {f"{name}{AMONG}": Options(max_new_tokens=limit, beam=width) for name, width in found.items()}
 
 
 def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerConfig) -> tuple[list[Any], int]:
@@ -116,13 +144,13 @@ def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerC
     return sources, min(MOST_NEW_TOKENS, room - longest + 1)
 
 
-def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any]) -> dict[str, Options]:
-    """Return the searches that are compared, by the names that the report has for them."""
+def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], longest: int) -> dict[str, Options]:
+    """Return the searches that are compared, by the names that the report has for them. longest: the longest source."""
     beam = min(BEAM, c.vocab_size)
     bare = {"greedy": {}, "sampling": {"sample": True, "seed": SAMPLE}, f"beam {beam}": {"beam": beam}}
-    rules = rules_for(c, limit)
-    ruled = {f"{name}{RULES}": {**rules, **bare[name]} for name in ("greedy", f"beam {beam}")}
-    found = {name: Options(max_new_tokens=limit, **options) for name, options in {**bare, **ruled}.items()}
+    rules = rules_for(c, limit, longest)
+    ruled = {f"{name}{RULES}": Options(**rules, **bare[name]) for name in ("greedy", f"beam {beam}")}
+    found = {**{name: Options(max_new_tokens=limit, **options) for name, options in bare.items()}, **ruled}
     own = own_options(limit, settings)
     return found if own is None else {**found, "as the model's own settings say": own}
 
@@ -138,13 +166,17 @@ def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
     return Options(**{**own, "max_new_tokens": most, "min_new_tokens": least, "n_best": 1})
 
 
-def rules_for(c: TransformerConfig, limit: int) -> dict[str, Any]:
+def rules_for(c: TransformerConfig, limit: int, longest: int) -> dict[str, Any]:
     """Return options with every rule in force that a search knows; those that take a token out of use only where the
-    vocabulary has enough others."""
+    vocabulary has enough others. Outputs of the longest source have `limit` tokens, others fewer."""
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id}, reverse=True)
     enough = len(words) >= ENOUGH_WORDS
     given, *rare = words[:4] if enough else [None]
+    others = words[4:]
     return {
+        "max_length_factor": (limit - 0.5) / longest,  # rounded up, whatever float32 makes of it
+        "suppressed_first": tuple(others[: len(others) // 2]) if enough else (),
+        "banned_sequences": tuple(pairwise(others)) if enough else (),
         "forced_first": () if given is None or limit < 2 else (given,),
         "suppressed": tuple(rare[:2]),
         "end_ids": tuple(rare[2:]),
@@ -165,24 +197,25 @@ def _searched(
     words: TokenText,
     name: str,
     options: Options,
+    candidates: Candidates = None,
 ) -> Iterator[Tokens]:
-    """Judge one search of every runtime."""
+    """Judge one search of every runtime. candidates: the ids that each output may be made of."""
     c = reference.config
     check_known(options)
-    truth = beam_search(reference, sources, options) if options.beam > 1 else []
+    truth = beam_search(reference, sources, options, candidates) if options.beam > 1 else []
     for engine in engines:
-        hypotheses, why = attempt(lambda engine=engine: engine.search(sources, options))
+        hypotheses, why = attempt(lambda engine=engine: engine.search(sources, options, candidates))
         outputs = [ids for ids, _ in hypotheses or []]
         if hypotheses is None:
             judged = [Judged(problem=why)]
         elif options.beam == 1:
-            judged = judge_greedy(reference, sources, outputs, options, limits[engine.name])
+            judged = judge_greedy(reference, sources, outputs, options, limits[engine.name], candidates)
         else:
             judged = judge_beam(truth, hypotheses, options, limits[engine.name], c)
         parted = [i for i, j in enumerate(judged) if j.summary] if hypotheses is not None else []
         expected: list[list[int]] = []
         if parted and options.beam == 1:
-            expected = [ids for ids, _ in token_by_token(reference, sources, options)]
+            expected = [ids for ids, _ in token_by_token(reference, sources, options, candidates)]
         elif parted:
             expected = [without_end(s.finished[0][1].tokens, c, options) for s in truth]
         yield Tokens(
@@ -205,21 +238,25 @@ def judge_greedy(
     outputs: Sequence[list[int]],
     options: Options,
     budget: float,
+    candidates: Candidates = None,
 ) -> list[Judged]:
     """Hold every token of greedy outputs (without their end) against the reference's logits along that very output; of
-    drawn ones, with the same noise."""
-    c, limit = reference.config, options.max_new_tokens or 0
-    logits = teacher_forced(reference, sources, [ids[: limit - 1] for ids in outputs])
+    drawn ones, with the same noise. candidates: the ids that each output may be made of."""
+    c, own = reference.config, candidates or [None] * len(sources)
+    limits = [limit_of(c, options, len(source)) for source in sources]
+    logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)])
     judged = []
-    for row, ids in enumerate(outputs):
+    for row, (ids, limit) in enumerate(zip(outputs, limits, strict=True)):
         tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: one of the tokens that end an output
         verdict = Judged()
         if not tokens or len(tokens) > limit:
             judged.append(Judged(problem=f"sentence {row}: {len(tokens)} tokens, the limit is {limit}"))
             continue
         for i, token in enumerate(tokens):
-            scores = greedy_scores(logits[row][i], read(c, sources[row]), ids[:i], c, options)
-            token, best, gap, tie = _gap(scores, i, row, token, c, options, budget)
+            known = among(logits[row][i], own[row], c, options)
+            scores = greedy_scores(known, read(c, sources[row]), ids[:i], c, options)
+            given = forced(i, limit, c, options)
+            token, best, gap, tie = _gap(scores, i, row, token, given, c, options, budget)
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
             if gap > tie:
                 verdict = Judged(problem=f"{place} (a tie would be at most {tie:.3g})")
@@ -231,12 +268,19 @@ def judge_greedy(
 
 
 def _gap(
-    scores: Array, step: int, row: int, token: int | None, c: TransformerConfig, o: Options, budget: float
+    scores: Array,
+    step: int,
+    row: int,
+    token: int | None,
+    given: int | None,
+    c: TransformerConfig,
+    o: Options,
+    budget: float,
 ) -> tuple[int, int, float, float]:
     """Return a token (None: the likeliest end), the reference's, how far the first falls behind the second, and how far
-    it may at a tie. scores: as the search has them, not the network."""
+    it may at a tie. scores: as the search has them, not the network. given: the one that has to be there, if any."""
     last = ends(c, o)
-    if (given := forced(step, o.max_new_tokens or 0, c, o)) is not None:
+    if given is not None:
         same = given in last if token is None else token == given
         return given if same or token is None else token, given, 0.0 if same else np.inf, 0.0
     best = int(scores.argmax())

@@ -8,6 +8,7 @@ Shapes: N tokens of the sources, B sentences, S source, T target tokens decoded 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.interface import DECODER_CPU, ENCODER_CPU
+from export.interface import DECODER_CPU, ENCODER_CPU, LISTED_CPU, MODEL, ROWS_CPU
 from export.runtime.transformer import graphs_of
 from export.targets.cpu.runtime import CpuModel
 from export.validate.cases import Case, search_inputs
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.generation.candidates import Candidates
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.search import generate
 from mlx_transformer.system.errors import UserError
@@ -44,6 +46,10 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         if device != "cpu":
             raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
         super().__init__(checkpoint, onnx_folder, device, *options, **named)
+        if self.folder.listed:
+            pair = self.sessions[ROWS_CPU], self.sessions[LISTED_CPU]
+            self.graphs = graphs_of(self.folder.request, self.sessions, listed=lambda: pair)
+            self.capabilities = replace(self.capabilities, among=True)
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
         """Put rows of the encoder's tokens (N, D) back to their places (B, S, D), zeros on padding."""
@@ -74,17 +80,45 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
             self._shown[key] = TappedSession(self.open(self.files[DECODER_CPU], model), shown, self._observe)
         return self._shown[key]
 
-    def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
+    def search(
+        self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
+    ) -> list[tuple[list[int], float]]:
         """As `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score isn't
         known."""
         if options.beam == 1 and not options.sample:
-            rows = generate(self.graphs, **search_inputs(sources), **vars(options))  # type: ignore[arg-type]
+            given = {**search_inputs(sources), "candidates": candidates, **vars(options)}
+            rows = generate(self.graphs, **given)  # type: ignore[arg-type]
             return [(ids, 0.0) for ids in rows]
-        return super().search(sources, options)
+        return super().search(sources, options, candidates)
+
+    def logits_among(self, case: Case, ids: Array) -> Array:
+        assert case.target_ids is not None
+        among = self.graphs.among(Candidates.whole(ids, None, self.config))
+        decoder = self.graphs.decoder_of(among.step, case.inputs, case.source_mask, ["logits"], 1)
+        places = np.searchsorted(ids, case.target_ids)
+        return np.stack([decoder.step(column).copy() for column in places.T], axis=1)
 
     def _logits_of(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
         return graphs.logits(case.inputs, case.source_mask, case.target_ids)
+
+
+class CpuEncoderEngine(CpuEngine):
+    """ONNX Runtime on the CPU over an encoder alone."""
+
+    def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
+        if self.config.head.per_row and not name.startswith("encoder."):
+            return runs[0]
+        return super()._joined(f"encoder.{name}", runs, case)
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        self._observed = {}
+        self._logits_of(graphs_of(self.folder.request, {MODEL: self._showing(MODEL, names)}), case)
+        of_rows = {name: not name.endswith(".weights") for name in self._observed}
+        return {n: self._joined(n, runs, case) if of_rows[n] else runs[0] for n, runs in self._observed.items()}
+
+    def _logits_of(self, graphs: Any, case: Case) -> Array:
+        return graphs.logits(case.inputs, case.source_mask)
 
 
 def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:

@@ -131,10 +131,12 @@ class MlxEngine(ModelEngine):
             full_pass(self.model, case, lambda name, value: keep(name, self._numpy(value)))
         return points
 
-    def _hypotheses(self, sources: Sequence[Any], options: Options) -> list[list[Hypothesis]]:
+    def _hypotheses(
+        self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
+    ) -> list[list[Hypothesis]]:
         # The method that users call; every option is given, so that none is taken from the folder's own settings.
         with self.stream():
-            return self.model.search(**search_inputs(sources), **vars(options))
+            return self.model.search(**search_inputs(sources), candidates=candidates, **vars(options))
 
     @contextmanager
     def searching(self) -> Iterator[Model]:

@@ -351,4 +351,4 @@ def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
     """Return every graph of the folder's precision, those included that running it doesn't need."""
     merged = graph_file(next(iter(folder.graphs.values())).parent, DECODER_MERGED, PRECISIONS[folder.precision].suffix)
-    return folder.graphs if merged is None else {**folder.graphs, DECODER_MERGED: merged}
+    return {**folder.graphs, **folder.listed, **({} if merged is None else {DECODER_MERGED: merged})}

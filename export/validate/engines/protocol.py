@@ -103,6 +103,8 @@ class Capabilities:
     """The layer whose cross-attention its graphs return; None: they return none."""
     gives_vectors: bool = False
     """Its graphs return texts' vectors."""
+    among: bool = False
+    """It has a way of its own to compute the logits of given ids alone."""
 
 
 class Engine:
@@ -166,13 +168,22 @@ class Engine:
         """Return the output `sentence_embedding` (B,W) of graphs that have one."""
         raise NotImplementedError
 
-    def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
-        """Return the best output (ids without the token that ends it, score) of each source."""
-        return [(best[0].ids, best[0].score) for best in self._hypotheses(sources, options)]
+    def search(
+        self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
+    ) -> list[tuple[list[int], float]]:
+        """Return the best output (ids without the token that ends it, score) of each source. candidates: the ids that
+        each may be made of; None: all."""
+        return [(best[0].ids, best[0].score) for best in self._hypotheses(sources, options, candidates)]
 
-    def _hypotheses(self, sources: Sequence[Any], options: Options) -> list[list[Hypothesis]]:
+    def _hypotheses(
+        self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
+    ) -> list[list[Hypothesis]]:
         with self.searching() as model:
-            return search(model, **search_inputs(sources), **vars(options))
+            return search(model, **search_inputs(sources), candidates=candidates, **vars(options))
+
+    def logits_among(self, case: Case, ids: Array) -> Array:
+        """Return the logits (B,L,C) of these ids alone, from graphs that compute no others."""
+        raise NotImplementedError
 
     def searching(self) -> AbstractContextManager[Any]:
         """Return a context that gives the model as `generation.steps.run` takes it."""

@@ -58,10 +58,12 @@ class ReferenceEngine(ModelEngine):
     def logits(self, case: Case) -> Array:
         return reference_logits(self.model, case)
 
-    def search(self, sources: Sequence[list[int]], options: Options) -> list[tuple[list[int], float]]:
+    def search(
+        self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
+    ) -> list[tuple[list[int], float]]:
         if options.beam == 1:
-            return token_by_token(self.model, sources, options)
-        best = [sentence.finished[0] for sentence in beam_search(self.model, sources, options)]
+            return token_by_token(self.model, sources, options, candidates)
+        best = [sentence.finished[0] for sentence in beam_search(self.model, sources, options, candidates)]
         return [(without_end(found.tokens, self.config, options), score) for score, found in best]
 
     def _cached(self, case: Case, tap: Tap | None) -> Array:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from export.interface import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
-from export.runtime.folder import has_graph
+from export.runtime.folder import has_graph, has_row_per_token
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 
@@ -25,6 +25,10 @@ def _of_checkpoint(runtime: str, options: Sequence[str], checkpoint: Checkpoint 
         from .mlx_engine import MlxEngine
 
         return MlxEngine(source, *options)
+    if runtime == "js":
+        from .js_engine import JsEngine
+
+        return JsEngine(source)
     from .reference_engine import ReferenceEngine
 
     return ReferenceEngine(source.config, dict(source.tensors()), *options)
@@ -45,6 +49,10 @@ def _of_folder(folder: Path, runtime: str) -> Any:
         from .cpu_engine import CpuEngine
 
         return CpuEngine
+    if runtime == "onnxruntime" and has_row_per_token(folder):
+        from .cpu_engine import CpuEncoderEngine
+
+        return CpuEncoderEngine
     from .coreml_engine import fixed
 
     module, _, name = GRAPH_ENGINES[runtime].partition(":")
@@ -63,7 +71,7 @@ def _needed(onnx: Path | None, runtime: str) -> Path:
         raise UserError(f"{runtime} needs the folder of an exported model")
     if runtime != "onnxruntime" and onnx.is_file():
         raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
-    if runtime != "onnxruntime" and has_graph(onnx, ENCODER_CPU):
+    if runtime != "onnxruntime" and (has_graph(onnx, ENCODER_CPU) or has_row_per_token(onnx)):
         raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
     return onnx
 
@@ -81,6 +89,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "evaluator": (),
     "wasm": (),
     "webgpu": ("adapter",),
+    "js": (),
     "reference": ("precision",),
 }
 """What may follow the name of each."""

@@ -60,7 +60,8 @@ class SearchEngine(WholeEngine, OnnxFiles):
                 metadata[SCALES], f"{path}: {INT8_SCALES} not JSON", "write it again with export --search"
             )
             self.int8_scales = Int8Scales.parse(values, self.config, f"{path}: {INT8_SCALES}")
-        self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}), {}
+        among = "candidates" in self.model.ports.input_names
+        self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}, among=among), {}
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
         """Open a part of the file; the whole file is open already."""
@@ -69,6 +70,8 @@ class SearchEngine(WholeEngine, OnnxFiles):
         options = session_options(self.threads, activations=self.activations)
         return open_changed(model, path, options, with_options([self.provider]))
 
-    def _hypotheses(self, sources: Sequence[Any], options: Options) -> list[list[Hypothesis]]:
+    def _hypotheses(
+        self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
+    ) -> list[list[Hypothesis]]:
         # Every option is given, so that none is taken from the file's own settings.
-        return self.model.search(list(sources), **vars(options))
+        return self.model.search(list(sources), candidates=candidates, **vars(options))

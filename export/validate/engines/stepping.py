@@ -26,7 +26,7 @@ class SteppingEngine(OnnxEngine):
 
     def __init__(self, *args: Any, **named: Any):
         super().__init__(*args, **named)
-        tapped = self._tapping(*self.files)
+        tapped = self._tapping(*self.folder.graphs)
         request = self.folder.request
         self.graphs, self.tapped = graphs_of(request, self.sessions), graphs_of(request, tapped)
         names = tap_names(self.config)[:-1]

@@ -7,6 +7,7 @@ the help of the option (`generation/options.py`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ Array = NDArray
 KNOWN = {
     "beam", "length_penalty", "penalty_form", "max_new_tokens", "min_new_tokens", "early_stopping", "heuristic_stop",
     "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
-    "suppressed_first", "banned_sequences",
+    "suppressed_first", "banned_sequences", "max_length_factor",
 }  # fmt: skip
 """The fields of `Options` that this search is written for; `batch_tokens` changes nothing that is found."""
 
@@ -32,6 +33,29 @@ def check_known(options: Options) -> None:
     changed = {f.name for f in dataclasses.fields(Options) if getattr(options, f.name) != getattr(default, f.name)}
     if unknown := sorted(changed - KNOWN - {"batch_tokens"}):
         raise UserError(f"the reference search has no {', '.join(unknown)}")
+
+
+def limit(c: TransformerConfig, o: Options, length: int) -> int:
+    """Return how many tokens an output may have, for a source or prompt of so many. `ValueError` where the options
+    don't say it."""
+    if o.max_new_tokens is not None:
+        return o.max_new_tokens
+    if not o.max_length_factor:
+        raise ValueError("the reference search needs a limit")
+    times = math.ceil(np.float32(length) * np.float32(o.max_length_factor))
+    room = c.max_positions if c.has_encoder else c.max_positions - length + 1
+    return max(min(times, room), o.min_new_tokens)
+
+
+def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig, o: Options) -> Array:
+    """Return logits (..., V) with minus infinity where a sentence has other candidates; None: it has all. What every
+    output may need is always one: padding and start, which are read, ends and what is forced."""
+    if candidates is None:
+        return logits
+    found = np.full_like(logits, -np.inf)
+    chosen = [*{*candidates, c.pad_id, c.bos_id, *ends(c, o), *o.forced_first}]
+    found[..., chosen] = logits[..., chosen]
+    return found
 
 
 def ends(c: TransformerConfig, o: Options) -> list[int]:

@@ -25,6 +25,8 @@ from mlx_transformer.generation.sampling import BLOCK, noise
 from . import Cache, Reference, rules
 
 Array = NDArray
+Candidates = Sequence[Sequence[int]] | None
+"""The ids that each output may be made of; None: all."""
 
 
 @dataclass
@@ -38,27 +40,41 @@ class Hypothesis:
 @dataclass
 class BeamState:
     """State of one sentence's beam search. `margin`: the closest decision so far, in log-probability. `read`: what the
-    decoder began with."""
+    decoder began with. `limit`: the most tokens. `candidates`: the ids that the output is made of; None: all."""
 
     live: list[Hypothesis]
     finished: list[tuple[float, Hypothesis]] = field(default_factory=list)
     margin: float = np.inf
     read: list[int] = field(default_factory=list)
+    limit: int = 0
+    candidates: Sequence[int] | None = None
 
     def decide(self, chosen: float, dropped: float) -> None:
         self.margin = min(self.margin, abs(chosen - dropped))
 
 
-def beam_search(reference: Reference, sources: Sequence[list[int]], options: Options) -> list[BeamState]:
-    """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length)."""
+def beam_search(
+    reference: Reference, sources: Sequence[list[int]], options: Options, candidates: Candidates = None
+) -> list[BeamState]:
+    """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length). candidates: the
+    ids that each output is made of."""
+    c = reference.config
     cache, logits = _start(reference, sources)
-    sentences = [BeamState([Hypothesis(0.0, ())], read=read(reference.config, source)) for source in sources]
-    for _ in range(_limit(options)):
+    sentences = [
+        BeamState(
+            [Hypothesis(0.0, ())],
+            read=read(c, source),
+            limit=rules.limit(c, options, len(source)),
+            candidates=None if candidates is None else candidates[i],
+        )
+        for i, source in enumerate(sources)
+    ]
+    for _ in range(max(sentence.limit for sentence in sentences)):
         rows: list[int] = []
         offset = 0
         for sentence in sentences:
             width = len(sentence.live)
-            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], options, reference.config)]
+            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], options, c)]
             offset += width
         if not rows:
             break
@@ -75,7 +91,7 @@ def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> l
     ones."""
     if not s.live:
         return []
-    beam, limit, length = o.beam, _limit(o), len(s.live[0].tokens) + 1
+    beam, limit, length = o.beam, s.limit, len(s.live[0].tokens) + 1
     candidates = _candidates(s, logits, length - 1, o, c)
 
     def ends(hypothesis: Hypothesis) -> bool:
@@ -98,7 +114,7 @@ def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> l
         if o.early_stopping:
             going = []
         else:  # could the best live one still win?
-            worst, hope = s.finished[-1][0], going[0][1].log_p / _hoped(length, o)
+            worst, hope = s.finished[-1][0], going[0][1].log_p / _hoped(length, limit, o)
             s.decide(worst, hope)
             going = [] if worst >= hope else going
     s.live = [h for _, h in going]
@@ -109,10 +125,10 @@ def _candidates(
     s: BeamState, logits: Array, step: int, o: Options, c: TransformerConfig
 ) -> list[tuple[int, Hypothesis]]:
     """Return the best (parent, longer hypothesis), enough of them that as many as the beam has don't end."""
-    given = rules.forced(step, _limit(o), c, o)
+    given = rules.forced(step, s.limit, c, o)
     if given is not None:
         return [(i, Hypothesis(h.log_p, (*h.tokens, given))) for i, h in enumerate(s.live)]
-    log_p = _log_softmax(logits)
+    log_p = _log_softmax(rules.among(logits, s.candidates, c, o))
     before = [[*s.read, *h.tokens] for h in s.live]
     rows = [rules.allowed(rules.penalised(row, b, o), b, step, c, o) for row, b in zip(log_p, before, strict=True)]
     scores = np.array(rows) + np.array([[h.log_p] for h in s.live])
@@ -127,36 +143,34 @@ def _candidates(
     ]
 
 
-def _limit(o: Options) -> int:
-    if o.max_new_tokens is None:
-        raise ValueError("the reference search needs a limit")
-    return o.max_new_tokens
-
-
 def _penalty(length: int, o: Options) -> float:
     """Return lp(length) of the form that the options name."""
     return (length if o.penalty_form == "length" else (5 + length) / 6) ** o.length_penalty
 
 
-def _hoped(length: int, o: Options) -> float:
+def _hoped(length: int, limit: int, o: Options) -> float:
     """Return the penalty with which a live hypothesis of this length may win at best."""
     if o.heuristic_stop:
         return _penalty(length, o)
-    return _penalty(_limit(o), o) if o.length_penalty >= 0 else _penalty(length + 1, o)
+    return _penalty(limit, o) if o.length_penalty >= 0 else _penalty(length + 1, o)
 
 
 def token_by_token(
-    reference: Reference, sources: Sequence[list[int]], options: Options
+    reference: Reference, sources: Sequence[list[int]], options: Options, candidates: Candidates = None
 ) -> list[tuple[list[int], float]]:
     """Return the greedy output (ids without its end, log p / lp(length)) of each source, by the reference's own logits;
-    a drawn one if the options sample. Not a beam search of width one, which may go on past eos for a better score."""
-    c, limit = reference.config, _limit(options)
+    a drawn one if the options sample. candidates: as `beam_search` has them. Not a beam search of width one, which may
+    go on past eos for a better score."""
+    c = reference.config
+    limits = [rules.limit(c, options, len(source)) for source in sources]
+    own = candidates or [None] * len(sources)
     cache, logits = _start(reference, sources)
     rows = np.arange(len(sources))
     tokens: list[list[int]] = [[] for _ in sources]
     total = np.zeros(len(sources))
     done = np.zeros(len(sources), bool)
-    for step in range(limit):
+    for step in range(max(limits)):
+        logits = np.array([rules.among(row, chosen, c, options) for row, chosen in zip(logits, own, strict=True)])
         scores = [
             greedy_scores(row, read(c, x), y, c, options) for row, x, y in zip(logits, sources, tokens, strict=True)
         ]
@@ -164,12 +178,13 @@ def token_by_token(
         if options.sample:
             noises = noise(options.seed, step, rows, c.vocab_size)
             chosen = np.array([drawn(*pair)[0] for pair in zip(scores, noises, strict=True)])
-        log_p, given = _log_softmax(logits), rules.forced(step, limit, c, options)
+        log_p = _log_softmax(logits)
         for row in rows[~done]:
+            given = rules.forced(step, limits[row], c, options)
             tokens[row].append(int(chosen[row]) if given is None else given)
             total[row] += log_p[row, chosen[row]] if given is None else 0.0
-            done[row] = tokens[row][-1] in rules.ends(c, options)
-        if done.all() or step + 1 == limit:  # a learned table may end here
+            done[row] = tokens[row][-1] in rules.ends(c, options) or len(tokens[row]) == limits[row]
+        if done.all():  # a learned table may end here
             break
         new, cache = reference.step([[row[-1]] for row in tokens], cache)
         logits = new[:, -1]

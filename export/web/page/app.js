@@ -2,7 +2,7 @@
 
 import { Client } from './client.js';
 import { controlled, keep, missing } from './offline.js';
-import { deviceFor, fillModels, options, showMethod, threads } from './settings.js';
+import { deviceFor, fillGeneration, fillModels, LANGUAGES, languages, options, showMethod, threads } from './settings.js';
 import { find, megabytes, rounded, showChoices, showFacts, showRows, showShares, showWords } from './view.js';
 
 const PAUSE = 250; // milliseconds without a key
@@ -24,6 +24,8 @@ async function begin() {
   const why = 'One thread: this page is not cross-origin isolated (its server sends no COOP and COEP headers).';
   Object.assign(find('one-thread'), { hidden: about.isolated, textContent: why });
   fillModels(site);
+  fillGeneration(site.config.generation);
+  showMethod();
   await open(0);
   await offerOffline();
 }
@@ -105,7 +107,7 @@ async function showAttention() {
   find('attention').hidden = !opened?.model.attention || !text || !mine.length;
   if (find('attention').hidden || !find('attention-shown').open) return;
   delete find('shares').dataset.ids;
-  const { source: from, output, shares } = await client.ask('attention', { text, ids: mine });
+  const { source: from, output, shares } = await client.ask('attention', { text, languages: languages(), ids: mine });
   if (mine !== ids) return; // another translation has begun
   const tooMany = Math.max(from.length, output.length) > MOST_WORDS;
   find('attention-told').textContent = tooMany ? `Shown for texts of up to ${MOST_WORDS} words.` : READ;
@@ -140,7 +142,7 @@ async function openAlternatives(word, button) {
   const given = ids.slice(0, word.at);
   closeAlternatives();
   button.setAttribute('aria-expanded', 'true');
-  const found = await client.ask('alternatives', { text: source(), prefix: given, count: CHOICES });
+  const found = await client.ask('alternatives', { text: source(), languages: languages(), prefix: given, count: CHOICES });
   find('alternatives-head').textContent = `In place of “${button.textContent}”`;
   showChoices(find('choices'), found, ({ id }) => {
     prefix = [...given, id];
@@ -221,6 +223,7 @@ find('text').addEventListener('input', () => {
   timer = setTimeout(again, PAUSE);
 });
 for (const field of document.querySelectorAll('.of input')) field.addEventListener('change', again);
+for (const id of LANGUAGES) find(id).addEventListener('change', again);
 find('method').addEventListener('change', () => {
   showMethod();
   again();

@@ -1,9 +1,8 @@
-// Beam search with the length penalty of Wu et al. 2016. As mlx_transformer/generation/beam.py, for one sentence.
+// Beam search with a length penalty (Wu et al. 2016). As mlx_transformer/generation/beam.py, for one sentence.
 
-import { banned, lengthLimit, penalty } from './limits.js';
-import { BANNED, logSumExp } from './sampling.js';
-
-const DEAD = BANNED / 2;
+import { lengthLimit, penalty } from './limits.js';
+import { Rules } from './rules.js';
+import { DEAD, logSumExp } from './sampling.js';
 
 /** The n largest scores of `entries`, falling, the first on ties. */
 function top(entries, n) {
@@ -11,57 +10,76 @@ function top(entries, n) {
     .slice(0, n).map(([entry]) => entry);
 }
 
-/** Of each hypothesis the 2K best extensions; of all of them the 2K best: [{score, parent, token}]. */
-function extensions(logits, live, K, config) {
-  const never = new Set(banned(config));
+/** The C best extensions of each hypothesis, and the C best of them all: [{score, parent, token}]. */
+function extensions(logits, live, C, rules) {
   const found = [];
   for (let parent = 0; parent < live.length; parent++) {
-    const row = logits[parent];
-    const base = live[parent].score - logSumExp(row);
+    const { ids, score: before } = live[parent];
+    const normaliser = logSumExp(logits[parent]);
+    const weakened = rules.repetition_penalty === 1 ? logits[parent]
+      : rules.weakened(logits[parent].map((logit) => logit - normaliser), ids);
+    const base = rules.repetition_penalty === 1 ? before - normaliser : before;
+    const row = rules.allowed(weakened, ids);
     const kept = []; // falling
     for (let token = 0; token < row.length; token++) {
       const score = row[token] + base;
-      if (never.has(token) || (kept.length === 2 * K && score <= kept.at(-1).score)) continue;
+      if (score <= DEAD || (kept.length === C && score <= kept.at(-1).score)) continue;
       let at = kept.length;
       while (at > 0 && kept[at - 1].score < score) at--;
       kept.splice(at, 0, { score, parent, token });
-      if (kept.length > 2 * K) kept.pop();
+      if (kept.length > C) kept.pop();
     }
     found.push(...kept);
   }
-  return top(found, 2 * K);
+  return top(found, C);
 }
 
-/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far. */
-export async function beamSearch(model, source, { beam: K, lengthPenalty, prefix = [], stopped, heard }) {
+/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far, `seen`
+ * with what each step weighs: {t, candidates, ending, going}, each [{score, parent, token}], parent a place in the last
+ * `going`. */
+export async function beamSearch(model, source, options) {
+  const { beam: K, lengthPenalty: alpha, prefix = [], forced = [], stopped, heard, seen = () => {} } = options;
   const { config } = model;
-  const limit = lengthLimit(source, config);
+  const { generation } = config;
+  const rules = new Rules(config, forced);
+  const [limit, C] = [lengthLimit(source, config), K * (1 + rules.ends.size)];
+  const weigh = (length) => penalty(length, alpha, generation);
+  const first = prefix.length ? prefix : forced;
   const decoder = await model.start(source);
   try {
-    let found = await decoder.step([[config.bos_id, ...prefix]]);
-    const forced = prefix.reduce((sum, id, i) => sum + found[i][id] - logSumExp(found[i]), 0);
-    let live = [{ score: forced, ids: prefix }];
+    const found = await decoder.step([[config.bos_id, ...first]]);
+    const scored = first.map((id, i) => (i < forced.length ? 0 : found[i][id] - logSumExp(found[i])));
+    let live = [{ score: scored.reduce((sum, each) => sum + each, 0), ids: first }];
     let logits = found.slice(-1);
     let finished = [];
-    for (let t = prefix.length; t < limit && !stopped(); t++) {
-      const candidates = extensions(logits, live, K, config);
+    for (let t = first.length; t < limit && !stopped(); t++) {
+      const given = rules.given(t, limit);
+      const candidates = given === undefined ? extensions(logits, live, C, rules)
+        : live.map(({ score }, parent) => ({ score, parent, token: given }));
       const grown = ({ parent, token }) => [...live[parent].ids, token];
       const last = t + 1 >= limit;
-      const ending = candidates.slice(0, K).filter(({ token, score }) => (last || token === config.eos_id) && score > DEAD);
-      const weighed = ending.map((each) => ({ score: each.score / penalty(t + 1, lengthPenalty), ids: grown(each) }));
+      const ending = candidates.slice(0, K).filter(({ token }) => last || rules.ends.has(token));
+      const weighed = ending.map((each) => ({ score: each.score / weigh(t + 1), ids: grown(each) }));
       finished = top([...finished, ...weighed], K);
-      const going = candidates.filter(({ token }) => token !== config.eos_id).slice(0, K);
+      const going = candidates.filter(({ token }) => !rules.ends.has(token)).slice(0, K);
+      seen({ t, candidates, ending, going: last ? [] : going });
       const next = going.map((each) => ({ score: each.score, ids: grown(each) }));
-      // log p only falls: nothing that is live can reach more than its own over the largest penalty.
-      const ahead = penalty(lengthPenalty >= 0 ? limit : t + 2, lengthPenalty);
-      if (last || (finished.length === K && finished.at(-1).score >= next[0].score / ahead)) break;
+      if (last || !next.length || decided(finished, K, next[0].score, t + 1, { limit, alpha, weigh, ...generation })) break;
       await decoder.reorder(going.map(({ parent }) => parent));
       live = next;
       heard(live[0].ids);
       logits = await decoder.step(live.map(({ ids }) => [ids.at(-1)]));
     }
-    return finished.map(({ ids, score }) => ({ ids: ids.at(-1) === config.eos_id ? ids.slice(0, -1) : ids, score }));
+    return finished.map(({ ids, score }) => ({ ids: rules.ends.has(ids.at(-1)) ? ids.slice(0, -1) : ids, score }));
   } finally {
     decoder.dispose();
   }
+}
+
+/** Whether K are finished, and no live hypothesis, of which the best has this score, can do better. */
+function decided(finished, K, best, length, { early_stopping: early, heuristic_stop: heuristic, limit, alpha, weigh }) {
+  if (finished.length < K) return false;
+  // log p only falls: nothing that is live can reach more than its own over the largest penalty.
+  const ahead = heuristic ? length : alpha >= 0 ? limit : length + 1;
+  return early || finished.at(-1).score >= best / weigh(ahead);
 }

@@ -1,24 +1,29 @@
 // Greedy search and sampling, token by token. As mlx_transformer/generation/greedy.py, for one sentence.
 
-import { banned, lengthLimit } from './limits.js';
-import { argmax, BANNED, draw, likeliest, logSumExp } from './sampling.js';
+import { lengthLimit } from './limits.js';
+import { Rules } from './rules.js';
+import { argmax, DEAD, draw, likeliest, logSumExp } from './sampling.js';
 
-/** Yields {id, logProbability} of each new token, those of `prefix` first; the last may be the end. `stopped` is asked
- * before each step. */
-export async function* tokens(model, source, { prefix = [], stopped = () => false, ...options }) {
+/** Yields {id, logProbability} of each new token, those of `prefix` first; the last may be the end. forced: what every
+ * output begins with, the prefix too. `stopped` is asked before each step. */
+export async function* tokens(model, source, { prefix = [], forced = [], stopped = () => false, ...options }) {
   const { config } = model;
+  const rules = new Rules(config, forced);
   const limit = lengthLimit(source, config);
+  const written = prefix.length ? [...prefix] : [...forced];
   const decoder = await model.start(source);
   try {
-    let given = [config.bos_id, ...prefix].slice(0, limit);
-    for (let t = prefix.length; t < limit && !stopped(); t++) {
+    let given = [config.bos_id, ...written].slice(0, limit);
+    for (let t = written.length; t < limit && !stopped(); t++) {
       const found = await decoder.step([given]);
-      for (const [i, id] of given.slice(1).entries()) yield { id, logProbability: found[i][id] - logSumExp(found[i]) };
+      for (const [i, id] of given.slice(1).entries()) yield { id, logProbability: scoreOf(found[i], id, i < forced.length) };
       const logits = found.at(-1);
-      const logProbability = -logSumExp(logits);
-      const chosen = options.method === 'sample' ? drawn(logits, options, t, config) : best(logits, config);
-      yield { id: chosen, logProbability: logProbability + logits[chosen] };
-      if (chosen === config.eos_id) return;
+      const allowed = rules.allowed(rules.weakened(logits, written), written);
+      const chosen = rules.given(t, limit)
+        ?? (options.method === 'sample' ? draw(likeliest(allowed, options), options.seed, t) : argmax(allowed));
+      yield { id: chosen, logProbability: scoreOf(logits, chosen, rules.given(t, limit) !== undefined) };
+      if (rules.ends.has(chosen)) return;
+      written.push(chosen);
       given = [chosen];
     }
   } finally {
@@ -26,29 +31,21 @@ export async function* tokens(model, source, { prefix = [], stopped = () => fals
   }
 }
 
+const scoreOf = (logits, id, free) => (free ? 0 : logits[id] - logSumExp(logits));
+
 /** The likeliest next tokens after a prefix: [{id, probability}]. */
-export async function alternatives(model, source, prefix, count) {
+export async function alternatives(model, source, prefix, forced, count) {
   const { config } = model;
+  const rules = new Rules(config, forced);
   const decoder = await model.start(source);
+  const written = prefix.length ? prefix : forced;
   try {
-    const logits = (await decoder.step([[config.bos_id, ...prefix]])).at(-1);
-    const total = logSumExp(logits);
-    const allowed = Array.from(logits.keys()).filter((id) => !banned(config).includes(id) && id !== config.eos_id);
-    allowed.sort((a, b) => logits[b] - logits[a] || a - b);
-    return allowed.slice(0, count).map((id) => ({ id, probability: Math.exp(logits[id] - total) }));
+    const logits = (await decoder.step([[config.bos_id, ...written]])).at(-1);
+    const [total, allowed] = [logSumExp(logits), rules.allowed(logits, written)];
+    const ids = Array.from(logits.keys()).filter((id) => allowed[id] > DEAD && !rules.ends.has(id));
+    ids.sort((a, b) => logits[b] - logits[a] || a - b);
+    return ids.slice(0, count).map((id) => ({ id, probability: Math.exp(logits[id] - total) }));
   } finally {
     decoder.dispose();
   }
-}
-
-function drawn(logits, options, t, config) {
-  const allowed = Float32Array.from(logits);
-  for (const id of banned(config)) allowed[id] = BANNED;
-  return draw(likeliest(allowed, options), options.seed, t);
-}
-
-function best(logits, config) {
-  const allowed = Float32Array.from(logits);
-  for (const id of banned(config)) allowed[id] = BANNED;
-  return argmax(allowed);
 }

@@ -3,6 +3,7 @@
 import { gumbel } from './philox.js';
 
 export const BANNED = -1e9;
+export const DEAD = BANNED / 2;
 const BLOCK = 128;
 
 export function logSumExp(values, begin = 0, end = values.length) {

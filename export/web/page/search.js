@@ -11,7 +11,8 @@ export class SearchModel {
   }
 
   /** The n best: [{ids, score}]. options: as for greedy search, sampling and beams. */
-  async search(source, { method, beam, lengthPenalty, temperature, topK, topP, seed }) {
+  async search(source, { method, beam, lengthPenalty, temperature, topK, topP, seed, forced = [] }) {
+    const { min_new_tokens: least, penalty_offset: offset, early_stopping: early } = this.config.generation;
     const sample = method === 'sample';
     const width = method === 'beam' ? beam : 1;
     const S = source.length;
@@ -23,11 +24,11 @@ export class SearchModel {
       source_mask: int64(source.map(() => 1), [1, S]),
       beam: int64([width]),
       n_best: int64([width]),
-      min_new_tokens: int64([0]),
+      min_new_tokens: int64([least]),
       max_new_tokens: int64([lengthLimit(source, this.config)], [1]),
       length_penalty: float(lengthPenalty),
-      penalty_offset: float(5),
-      early_stopping: bool(false),
+      penalty_offset: float(offset),
+      early_stopping: bool(early),
       sample: bool(sample),
       temperature: float(sample ? temperature : 1),
       top_k: int64([sample ? topK : 0]),
@@ -35,6 +36,7 @@ export class SearchModel {
       seed: int64([sample ? BigInt.asIntN(64, seed) : 0]),
       rows: int64([0], [1]),
       prefix: int64([], [1, 0]),
+      forced_first: int64(forced, [forced.length]),
     });
     const T = sequences.dims[2];
     this.read = read && rowsOf(read, Number(lengths.data[0])); // of the best one

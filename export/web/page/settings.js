@@ -2,11 +2,28 @@
 
 import { find, made, megabytes } from './view.js';
 
+export const LANGUAGES = ['sourceLanguage', 'targetLanguage']; // fields of a model of several
+
 export function fillModels(site) {
   find('model').replaceChildren(...site.models.map((model, i) => (
     made('option', { value: String(i), textContent: `${model.name}, ${megabytes(model.bytes)} MB` })
   )));
 }
+
+/** The languages of a model of several; and how it generates unless told otherwise. */
+export function fillGeneration({ languages = {}, beam, length_penalty: alpha }) {
+  const codes = Object.keys(languages).sort();
+  find('languages').hidden = !codes.length;
+  for (const id of LANGUAGES) {
+    find(id).replaceChildren(...['', ...codes].map((code) => made('option', { value: code, textContent: code || 'unsaid' })));
+  }
+  find('lengthPenalty').value = find('lengthPenalty').defaultValue = String(alpha);
+  if (beam === 1) return;
+  find('beam').value = find('beam').defaultValue = String(Math.min(beam, Number(find('beam').max)));
+  find('method').value = 'beam';
+}
+
+export const languages = () => ({ source: find(LANGUAGES[0]).value, target: find(LANGUAGES[1]).value });
 
 export function showMethod() {
   for (const each of document.querySelectorAll('.of')) each.hidden = each.dataset.of !== find('method').value;
@@ -23,7 +40,7 @@ function number(id) {
 export function options() {
   const [method, beam, lengthPenalty] = [find('method').value, number('beam'), number('lengthPenalty')];
   const [temperature, topK, topP] = ['temperature', 'topK', 'topP'].map(number);
-  return { method, beam, lengthPenalty, temperature, topK, topP, seed: BigInt(number('seed')) };
+  return { method, beam, lengthPenalty, temperature, topK, topP, seed: BigInt(number('seed')), languages: languages() };
 }
 
 /** Where a model is to run: on WebGPU where there is one that can, unless wasm is chosen. about: what the browser has. */

@@ -34,16 +34,17 @@ const KINDS = {
   translate: translated,
 
   /** The likeliest tokens in the place of number `at` of an output. */
-  async alternatives({ text, prefix, count }) {
-    const found = await alternatives(opened.model, tokenizer.encode(text), prefix, count);
+  async alternatives({ text, languages, prefix, count }) {
+    const { source, forced } = read(text, languages);
+    const found = await alternatives(opened.model, source, prefix, forced, count);
     return found.map(({ id, probability }) => ({ id, probability, text: tokenizer.decode([id]) }));
   },
 
   /** What each word of the last translation read: {source, output, shares}, words and a row of shares for each of the
    * output's, the last share being that of the source's end. */
-  async attention({ text, ids }) {
-    const source = tokenizer.encode(text);
-    const [from, to] = [tokenizer.words(source.slice(0, -1)), tokenizer.words(ids)];
+  async attention({ text, languages, ids }) {
+    const { source } = read(text, languages);
+    const [from, to] = [tokenizer.sourceWords(source.slice(0, -1)), tokenizer.words(ids)];
     const shares = byWords(await opened.model.attention(source, ids), from, to);
     return { source: from.map((word) => word.text.trim()), output: to.map((word) => word.text.trim()), shares };
   },
@@ -58,17 +59,26 @@ async function graphics() {
   return { webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')) };
 }
 
+/** The ids of a text, its language's first, and those that its translation begins with. languages: codes, {source,
+ * target}, of a model of several. */
+function read(text, languages = {}) {
+  const { languages: known = {}, forced_first: usual, target_in_source: inSource, task_prefix: task } = site.config.generation;
+  const [from, to] = [languages.source, languages.target].map((code) => (code in known ? [known[code]] : []));
+  const first = inSource ? to : from;
+  return { source: [...first, ...tokenizer.encode(task + text)], forced: to.length && !inSource ? to : usual };
+}
+
 /** {ids, words, tokensPerSecond, ...}; on the way parts of the same form. */
 async function translated({ text, options, say, stopped: given }) {
   const began = performance.now();
-  const source = tokenizer.encode(text);
+  const { source, forced } = read(text, options.languages);
   let first = null;
   const shown = (ids) => {
     first ??= performance.now() - began;
     return { ids, words: tokenizer.words(ids) };
   };
   const heard = (ids) => say(shown(ids));
-  const { found, count } = await searched(source, { ...options, stopped: given, heard });
+  const { found, count } = await searched(source, { ...options, forced, stopped: given, heard });
   const seconds = (performance.now() - began) / 1000;
   const answer = found.length ? shown(found[0].ids) : { ids: [], words: [] };
   const others = found.slice(1).map(({ ids, score }) => ({ text: tokenizer.decode(ids), ids, score }));
@@ -89,11 +99,11 @@ async function searched(source, options) {
     const found = await beamSearch(model, source, options);
     return { found, count: (found[0]?.ids.length ?? 0) + 1 };
   }
-  const [ids, { eos_id: end }] = [[], site.config];
+  const [ids, ends] = [[], [site.config.eos_id, ...site.config.generation.end_ids]];
   let count = 0;
   for await (const { id } of tokens(model, source, options)) {
     count += 1;
-    if (id === end) break;
+    if (ends.includes(id)) break;
     ids.push(id);
     options.heard([...ids]);
   }

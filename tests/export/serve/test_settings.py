@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from serving import LINES, client
+
+from export.serve.models import Named
+from export.serve.opening import load_all, open_onnx
+from export.settings import ServeSettings
+from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.fixture
@@ -87,3 +95,35 @@ def test_a_model_that_is_told_the_target_alone_needs_no_source(spoken, monkeypat
         for source in ("en", "auto"):
             answer = http.post("/translate", json={"q": "one two", "source": source, "target": "de"})
             assert answer.json()["translatedText"] == expected
+
+
+@pytest.fixture(scope="module")
+def shortlist(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Which names few tokens: those of ids below 40, and each source token itself."""
+    size = json.loads((text_folder / "model" / "config.json").read_text())["vocab_size"]
+    ids = np.arange(size, dtype=np.uint32)
+    path = tmp_path_factory.mktemp("lists") / "lex.bin"
+    path.write_bytes(shortlist_bytes(Shortlist(40, 1, np.arange(size + 1, dtype=np.uint64), ids)))
+    return path
+
+
+def test_a_shortlist_holds_for_every_request(text_folder, shortlist):
+    named = Named("model", text_folder / "onnx")
+    [model] = load_all([named], ServeSettings(threads=1, shortlist=shortlist), open_onnx).values()
+    everything = open_onnx(named.path, threads=1, precision=None, verify=True)
+    expected = open_onnx(named.path, threads=1, precision=None, verify=True)
+    expected.use_shortlist(shortlist)
+    with client(model) as (http, _):
+        for options in ({}, {"beam": 3}):
+            found = http.post("/translate", json={"text": LINES, **options}).json()["translations"]
+            assert found == expected.translate(LINES, **options)
+            assert found != everything.translate(LINES, **options)
+
+
+def test_a_shortlist_is_for_translators_that_take_ids(text_folder, shortlist, tmp_path):
+    class Text:
+        config = open_onnx(text_folder / "onnx", threads=1, precision=None, verify=True).config
+        takes_text = True
+
+    with pytest.raises(UserError, match=r"one\.onnx: takes text, whose tokens are its own: leave out --shortlist"):
+        load_all([Named("m", tmp_path / "one.onnx")], ServeSettings(shortlist=shortlist), lambda *_, **__: Text())

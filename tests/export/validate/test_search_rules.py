@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from small_models import encoder_decoder
 from export import export_search
 from export.validate import compare
 from export.validate.cases import grid
-from export.validate.checks.free_running import RULES, free_running, rules_for
+from export.validate.checks.free_running import RULES, free_running, half_of, rules_for
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.reference.rules import check_known
 from mlx_transformer import UserError
@@ -90,9 +92,13 @@ class Breaking(ReferenceEngine):
 
     forgotten: str = ""
 
-    def search(self, sources: Any, options: Options) -> Any:
-        default = getattr(Options(), self.forgotten)
-        return super().search(sources, Options(**{**vars(options), self.forgotten: default}))
+    def search(self, sources: Any, options: Options, candidates: Any = None) -> Any:
+        if self.forgotten == "candidates":
+            return super().search(sources, options)
+        given = vars(options) | {self.forgotten: getattr(Options(), self.forgotten)}
+        if self.forgotten == "max_length_factor" and options.max_new_tokens is None:
+            given["max_new_tokens"] = 8
+        return super().search(sources, Options(**given), candidates)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +116,10 @@ RULE_NAMES = [
     "no_repeat_ngram",
     "min_new_tokens",
     "penalty_form",
+    "suppressed_first",
+    "banned_sequences",
+    "max_length_factor",
+    "candidates",
 ]
 
 
@@ -122,7 +132,8 @@ def test_a_runtime_that_forgets_a_rule_is_found(sharp: Path, rule: str) -> None:
         other.forgotten = rule
     reference = engine(sharp)
     settings = rule_by_itself(reference, rule)
-    found = list(free_running(reference.model, [other], grid(config, 3), {"reference": 1e-4}, str, settings))
+    half = partial(half_of, config)
+    found = list(free_running(reference.model, [other], grid(config, 3), {"reference": 1e-4}, str, settings, half))
     assert {check.search for check in found} > {f"greedy{RULES}", f"beam 4{RULES}"}
     assert all(check.passed for check in found) == (rule == "nothing")
 
@@ -138,7 +149,9 @@ def rule_by_itself(reference: ReferenceEngine, rule: str) -> dict[str, Any]:
         "min_new_tokens": {"min_new_tokens": 8, "end_ids": (often,)},
         "penalty_form": {"beam": 4, "penalty_form": "length"},
         "forced_end": {"forced_end": True, "max_new_tokens": 2},
-    }.get(rule, {**rules_for(reference.config, 8), "max_new_tokens": 8})
+        "banned_sequences": {"banned_sequences": tuple({pair for row in written for pair in pairwise(row)})},
+        "suppressed_first": {"suppressed_first": tuple({row[0] for row in written if row})},
+    }.get(rule, {**rules_for(reference.config, 8, 9), "max_new_tokens": 8})
 
 
 def test_the_settings_of_a_model_are_in_force_in_every_runtime(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from web_package import write_web_package
 
 from export import export_onnx, export_search
 from export.__main__ import main
-from export.search.metadata import LATER
 from export.search_inputs import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
-from export.web.models import read_models
+from export.web.models import GIVEN, read_models
 from export.web.site import SITE, UNLISTED, site_files
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.system.errors import UserError
@@ -82,11 +81,13 @@ def test_settings_that_the_page_gives_are_inputs_that_have_to_be_given(site, mad
     script = (site / "search.js").read_text(encoding="utf-8")
     call = script.split("this.#run({")[1].split("});")[0]
     given = set(re.findall(r"^ {6}(\w+): ", call, re.M))
-    assert {value.name for value in file.graph.input} - {value.name for value in written.graph.input} == set(LATER)
-    assert given == {"source_ids", "source_mask", *SETTINGS.keys() - set(LATER)}
+    assert {value.name for value in file.graph.input} - {
+        value.name for value in written.graph.input
+    } == SETTINGS.keys() - GIVEN
+    assert given == {"source_ids", "source_mask", *GIVEN}
     assert not {tensor.name for tensor in written.graph.initializer} & given
     assert written.graph.node == file.graph.node
-    assert {tensor.name for tensor in written.graph.initializer} >= set(LATER)
+    assert {tensor.name for tensor in written.graph.initializer} >= SETTINGS.keys() - GIVEN
 
 
 def test_service_worker_lists_the_files_and_keeps_the_page_at_once(site):

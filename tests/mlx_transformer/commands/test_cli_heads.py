@@ -100,6 +100,28 @@ def test_tag_says_what_python_does(models: Path, form: str, call, tmp_path: Path
     assert objects(out)[0]["entities"] == [asdict(entity) for entity in opened(folder).tag(long)]
 
 
+def test_evaluate_counts_what_is_right(models: Path, form: str, call, tmp_path: Path) -> None:
+    lines = ["a good film", "it was bad", "not"]
+    found = [best[0].label for best in opened(models / "classes" / form).classify(lines)]
+    labels = [found[0], found[1], next(label for label in ("bad", "fair", "good") if label != found[2])]
+    path = tmp_path / "labelled.tsv"
+    path.write_text("".join(f"{line}\t{label}\n" for line, label in zip(lines, labels, strict=True)), encoding="utf-8")
+    status, out, _ = call("evaluate", models / "classes" / form, "--labelled", path)
+    assert status == 0
+    assert json.loads(out)["accuracy"] == pytest.approx(2 / 3)
+    runs = opened(models / "tokens" / form)
+    tagged = [{"text": line, "entities": [asdict(entity) for entity in runs.tag(line)]} for line in lines]
+    path = tmp_path / "tagged.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in tagged), encoding="utf-8")
+    assert json.loads(call("evaluate", models / "tokens" / form, "--labelled", path)[1])["f1"] == pytest.approx(1)
+    runs = opened(models / "spans" / form)
+    asked = [("is it", "a good film"), ("not", "it was bad")]
+    said = [{"question": q, "context": c, "answer": asdict(runs.answer(q, c))} for q, c in asked]
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in said), encoding="utf-8")
+    assert json.loads(call("evaluate", models / "spans" / form, "--labelled", path)[1])["exact_match"] == 1
+
+
 def test_answer_says_what_python_does(models: Path, form: str, call, tmp_path: Path) -> None:
     pairs = [("so is it good", "A  good filé, was bad. " * 9), ("not", ""), ("it", "so\tit is")]
     folder = models / "spans" / form

@@ -105,8 +105,11 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["generate", "decoder", "x", "--stop", ""], "none of them empty"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
         (["evaluate", "encoder", "--text", "text.txt"], "a text's perplexity needs a decoder"),
-        (["evaluate", "decoder", "--text", "x", "--source", "y"], "--text is for a decoder alone: leave out --source"),
-        (["evaluate", "decoder"], "Missing option '--source' (or, of a decoder alone, '--text')"),
+        (["evaluate", "decoder", "--text", "x", "--source", "y"], "--text is for one stack alone: leave out --source"),
+        (["evaluate", "decoder"], "Missing option '--source' (or '--text', '--pairs', '--similarity' or '--labelled')"),
+        (["evaluate", "encoder", "--pairs", "x", "--labelled", "y"], "--pairs and --labelled: give one of them"),
+        (["evaluate", "encoder", "--pairs", "no.tsv"], "no.tsv: cannot be read (no such file)"),
+        (["evaluate", "encoder", "--labelled", "text.txt"], "labelled text is read from .tsv and .jsonl"),
     ],
 )
 def test_refused_by_name(arguments, message, models, call):

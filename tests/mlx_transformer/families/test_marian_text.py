@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from published_text import STACKS, judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
+from published_folders import joint_vocabulary, marian_config
+from published_text import judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
@@ -16,7 +17,6 @@ from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-LANGUAGES = [">>deu<<", ">>fra<<"]
 WITH_CODES = [">>deu<< one", ">>fra<<two", ">>fra<<", ">>eng<< three", "a >>deu<< b", ">>deu<<>>fra<< x", ">> <", ">>x"]
 
 
@@ -26,13 +26,6 @@ def sides() -> tuple[bytes, bytes]:
     return trained(source), trained(target)
 
 
-def joint_vocabulary(source: bytes, target: bytes, without: int = 23) -> dict[str, int]:
-    """As Marian counts it: the target's pieces too, and not all of the source's."""
-    pieces = [piece for i, piece in enumerate(text_pieces(source)) if i % without != 5]
-    tokens = dict.fromkeys(["</s>", "<unk>", *pieces, *text_pieces(target), *LANGUAGES, "<pad>"])
-    return {token: id for id, token in enumerate(tokens)}
-
-
 def marian_ids(model: bytes, vocabulary: dict[str, int], line: str) -> list[int]:
     """What `transformers` does: a language is cut off, pieces are looked up by their text, as is what the model doesn't
     know."""
@@ -40,11 +33,6 @@ def marian_ids(model: bytes, vocabulary: dict[str, int], line: str) -> list[int]
     if line.startswith(">>") and end != -1:
         code, line = [line[: end + 2]], line[end + 2 :]
     return looked_up([*code, *judge_of(model).encode(line, out_type=str)], vocabulary)
-
-
-def marian_config(vocabulary: dict[str, int], **more) -> dict:
-    ids = dict(pad_token_id=vocabulary["<pad>"], decoder_start_token_id=vocabulary["<pad>"], eos_token_id=0)
-    return {"model_type": "marian", **STACKS, **ids, "vocab_size": len(vocabulary), **more}
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 
 import pytest
-import sentencepiece
-import tokenizers
-from published_text import STACKS, T5, judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
+from published_folders import CODES, FAIRSEQ, bart_files, of_many_languages, t5_config
+from published_text import STACKS, judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import Transformer, UserError, cli
@@ -18,11 +16,6 @@ from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.sentencepiece import parse_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
-
-
-def t5_config(judge: sentencepiece.SentencePieceProcessor, more: int, **ids) -> dict:
-    kinds = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    return {"model_type": "t5", **T5, **kinds, **ids, "vocab_size": len(judge) + more + 28}
 
 
 def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
@@ -109,6 +102,23 @@ def test_madlad_pads_with_the_beginning_and_has_languages_among_its_pieces(count
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.vocab_size) == (1, 0, len(judge) + count)
 
 
+@pytest.mark.parametrize("offset", [103, 7])
+def test_pegasus_has_masks_in_front_of_its_pieces(offset, tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    judge = judge_of(model)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    config = {"model_type": "pegasus", **STACKS, **ids, "vocab_size": len(judge) + offset + 1}
+    settings = {} if offset == 103 else {"tokenizer_config__json": {"offset": offset}}
+    write_model(tmp_path / "theirs", config, spiece__model=model, **settings)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), [*lines()[::3], "<mask_1> a", "<unk_5>"]
+    assert tokenizer.encode_batch(texts) == [[*(id + offset for id in row), 1] for row in judge.encode(texts)]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 0, 1, offset + 2)
+    assert tokenizer.decode([2, 3, offset - 1, *tokenizer.encode("Germany")]) == judge.decode(judge.encode("Germany"))
+    (text,) = Transformer.load(tmp_path / "ours").translate(["Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
 def test_a_vocabulary_larger_than_the_model_stays_behind(tmp_path):
     model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     config = {**t5_config(judge_of(model), 0), "vocab_size": 300}
@@ -117,37 +127,9 @@ def test_a_vocabulary_larger_than_the_model_stays_behind(tmp_path):
     assert "pieces, and the model 300" in note
 
 
-FAIRSEQ = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)
-CODES = {"m2m_100": ["__de__", "__ceb__", "__zh__"], "nllb": ["deu_Latn", "zho_Hans"], "mbart": ["de_DE", "en_XX"]}
-
-
 @cache
 def model() -> bytes:
     return trained(two_languages()[0])
-
-
-def named(how: str, codes: list[str], first: int) -> dict:
-    """The files that say which ids the languages have."""
-    ids = {code: first + i for i, code in enumerate(codes)}
-    entries = {str(id): {"content": code, "special": True} for code, id in ids.items()}
-    return {
-        "numbered": {"tokenizer_config__json": {"added_tokens_decoder": {"0": {"content": "<s>"}, **entries}}},
-        "added": {"added_tokens__json": ids},
-        "listed": {"special_tokens_map__json": {"additional_special_tokens": codes}},
-        "usual": {},
-    }[how]
-
-
-def of_many_languages(folder: Path, model: bytes, model_type: str, codes: list[str], how: str, **files) -> int:
-    """The id of the first language."""
-    first = len(files.get("vocab__json", ())) or len(judge_of(model)) + 1
-    config = {"model_type": model_type, **STACKS, **FAIRSEQ, "vocab_size": first + 110}
-    config |= {"tokenizer_class": "MBart50Tokenizer"} if model_type == "mbart" else {}
-    write_model(folder / "theirs", config, sentencepiece__bpe__model=model, **files, **named(how, codes, first))
-    values = json.loads((folder / "theirs" / "config.json").read_text())
-    (folder / "theirs" / "config.json").write_text(json.dumps({**values, **config}))
-    assert import_huggingface(folder / "theirs", folder / "ours") == []
-    return first
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
@@ -208,25 +190,6 @@ def test_mbart_whose_sources_end_with_their_language_works_on_ids(tmp_path):
     write_model(tmp_path / "theirs", config, sentencepiece__bpe__model=model())
     (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
     assert "mBART's sources end with their language" in note
-
-
-def bytes_trained(space: bool) -> tokenizers.Tokenizer:
-    """As `transformers` has BART's: by the library's own trainer and components, with BART's first ids."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=space)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    special, alphabet = ["<s>", "<pad>", "</s>", "<unk>"], tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
-    backend.train_from_iterator(two_languages()[0], trainer)
-    backend.encode_special_tokens = True
-    return backend
-
-
-def bart_files(space: bool) -> tuple[tokenizers.Tokenizer, dict]:
-    backend = bytes_trained(space)
-    model = json.loads(backend.to_str())["model"]
-    merges = "#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
-    return backend, dict(vocab__json={**model["vocab"], "<mask>": len(model["vocab"])}, merges__txt=merges)
 
 
 @pytest.mark.parametrize("space", [False, True])

@@ -62,6 +62,7 @@ def test_every_form_is_learned(form, tmp_path):
     found = metrics(tmp_path / "run", "valid")
     assert np.isfinite([entry["loss"] for entry in found]).all()
     assert 0 <= found[-1]["accuracy"] <= 1
+    assert not metrics(tmp_path / "run", "skipped")
     head = open_checkpoint(result.model).config.head
     assert head.kind == KINDS[form]
     assert head.several == (form == "labels")
@@ -127,9 +128,23 @@ def test_a_checkpoint_goes_on_with_another_head_and_with_its_own(tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before if "encoder" in name)
     tuned = recipe(tmp_path, "label", {"vocab_size": 8000}, {}, start_from=str(first), adapter="lora", adapter_rank=2)
     assert Trainer(tuned, tmp_path / "tuned").run().state.step == 3
-    refused = recipe(tmp_path, "labels", {"vocab_size": 8000}, {}, start_from=str(first), adapter="lora")
-    with pytest.raises(UserError, match="an adapter leaves the head as it is: train the head first"):
-        Trainer(refused, tmp_path / "refused")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_an_adapter_comes_with_the_head_that_the_checkpoint_lacks(tmp_path):
+    first = Trainer(recipe(tmp_path, "label"), tmp_path / "first").run().model
+    given = {"start_from": str(first), "adapter": "lora", "adapter_rank": 2, "warmup_steps": 2, "cooldown": 0}
+    made = {"data": {"vocab_size": 8000}, "model": {}}
+    whole = Trainer(recipe(tmp_path, "labels", **made, steps=6, **given), tmp_path / "whole").run().model
+    Trainer(recipe(tmp_path, "labels", **made, steps=3, **given), tmp_path / "parts").run()
+    chosen = recipe(tmp_path, "labels", **made, steps=6, **given)
+    parts = Trainer(chosen, tmp_path / "parts", resume=True).run().model
+    before, one, other = (dict(open_checkpoint(folder).tensors()) for folder in (first, whole, parts))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert open_checkpoint(whole).config.head.labels == ("one", "two")
+    assert not np.array_equal(one["output_proj.weight"][0], before["output_proj.weight"][0])
+    assert np.array_equal(one["embedding.weight"], before["embedding.weight"])
+    assert not (tmp_path / "whole" / "adapter").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""Searches among given ids: which, by a shortlist or by lot, and the logits of graphs that compute no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from export.validate.cases import Case
+from export.validate.engines.protocol import Engine
+from export.validate.findings import AMONG
+from export.validate.judging import Sample
+from export.validate.rule import Deviation, Truth
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.shortlist import open_shortlist, shares_ids
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, read_settings
+
+from .free_running import CandidatesOf, attempt, half_of
+
+
+def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> CandidatesOf | None:
+    """Open the shortlist that searches are compared with, by default the model's own; None: there is none."""
+    c = checkpoint.config
+    own = read_settings(checkpoint.folder, c).get(SHORTLIST)
+    if file is None and own is not None:
+        file = checkpoint.folder / own
+    if file is None or str(file) == NO_SHORTLIST:
+        return None
+    tokenizer = None if checkpoint.tokenizer_path is None else Tokenizer.load(checkpoint.tokenizer_path)
+    found, shared = open_shortlist(file, c), shares_ids(c, tokenizer)
+    return lambda source: found.candidates(source, c.vocab_size, shared).tolist()
+
+
+def logits_among(engine: Engine, case: Case, truth: Truth) -> Iterator[Sample]:
+    """Yield the logits of half of all tokens, where an engine has graphs for them. truth: all logits."""
+    if not engine.capabilities.among or engine.capabilities.shows != "everything" or case.target_ids is None:
+        return
+    c = engine.config
+    own = [c.pad_id, c.bos_id, c.eos_id, *case.target_ids.reshape(-1)]
+    ids = np.unique([*half_of(c, case.target_ids[0].tolist()), *own])
+    got, why = attempt(lambda: engine.logits_among(case, ids))
+    of_ids = replace(truth, t64=truth.t64[..., ids], bits=None)
+    yield Sample(engine, AMONG, "logits", case, Deviation.of(got, of_ids, why), truth.scale)

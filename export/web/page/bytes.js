@@ -1,0 +1,64 @@
+// Byte-level BPE (Radford et al. 2019): text to ids and back. Words are those that this project trains, or GPT-2's.
+
+import { merger } from './merges.js';
+
+const SPACE = String.raw`\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000`; // Unicode's White_Space
+const GPT_2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^${SPACE}\\p{L}\\p{N}]+|[${SPACE}]+(?![^${SPACE}])|[${SPACE}]+`;
+const MOST_WORDS = 20_000; // that are remembered
+
+/** The letter that stands for each byte in the vocabulary: itself, if it can be printed. */
+function letters() {
+  const printed = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  let next = 256;
+  return Array.from({ length: 256 }, (_, byte) => String.fromCharCode(printed(byte) ? byte : next++));
+}
+
+export class ByteLevel {
+  /** specification: a parsed tokenizer.json. special: its ids that stand for no text. */
+  constructor({ model, pre_tokenizer: before }, special) {
+    const ids = new Map(Object.entries(model.vocab));
+    this.special = special;
+    this.spaceFirst = before.add_prefix_space ?? false;
+    this.word = new RegExp(before.pretokenizers?.[0].pattern.Regex ?? GPT_2, 'gu');
+    this.merged = merger(ids, model.merges);
+    this.letters = letters();
+    this.known = new Map(); // words seen before, with their ids
+    const bytes = new Map(this.letters.map((letter, byte) => [letter, byte]));
+    this.bytes = []; // of each id
+    for (const [token, id] of ids) {
+      if (!special.has(id)) this.bytes[id] = Uint8Array.from(token, (letter) => bytes.get(letter));
+    }
+  }
+
+  cut(text) {
+    const given = this.spaceFirst && text && !text.startsWith(' ') ? ` ${text}` : text;
+    return given.match(this.word)?.flatMap((word) => this.#ids(word)) ?? [];
+  }
+
+  /** The text of ids, special ones left out; bytes that are no UTF-8 become U+FFFD. */
+  text(ids) {
+    const parts = ids.map((id) => this.bytes[id] ?? new Uint8Array(0));
+    const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+    let at = 0;
+    for (const part of parts) {
+      all.set(part, at);
+      at += part.length;
+    }
+    return new TextDecoder('utf-8', { ignoreBOM: true }).decode(all);
+  }
+
+  /** The text of the first ids of an output, as far as later ones can't change it. */
+  settled(ids) {
+    return this.text(ids).replace(/\ufffd+$/u, '');
+  }
+
+  #ids(word) {
+    let ids = this.known.get(word);
+    if (!ids) {
+      if (this.known.size > MOST_WORDS) this.known.clear();
+      ids = this.merged(Array.from(new TextEncoder().encode(word), (byte) => this.letters[byte]));
+      this.known.set(word, ids);
+    }
+    return ids;
+  }
+}

@@ -1,0 +1,46 @@
+"""The corpora that are built in, by their names: `cldr:SOURCE-TARGET`, and `sentences:en-de` or one side of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from . import sentences
+from .corpus import ParallelText
+from .documents import Documents
+
+
+class Corpus(Protocol):
+    """Three texts with nothing in common."""
+
+    @property
+    def train(self) -> ParallelText: ...
+    @property
+    def valid(self) -> ParallelText: ...
+    @property
+    def held_out(self) -> ParallelText: ...
+
+
+def is_of_sentences(spec: str) -> bool:
+    return spec.startswith("sentences:")
+
+
+def languages(spec: str) -> list[str]:
+    """Return the codes in the name: two, or one of a text to learn a language from."""
+    return spec.partition(":")[2].split("-")
+
+
+def build(spec: str, train_pairs: int = 60_000, seed: int = 1) -> Corpus:
+    """Build pairs. `train_pairs`: how many, where they are composed without end. `UserError` for an unknown name."""
+    if is_of_sentences(spec):
+        sentences.sides(spec)
+        return sentences.build(seed)
+    from . import cldr  # not at the top: it needs babel
+
+    return cldr.build(spec, train_pairs=train_pairs, seed=seed)
+
+
+def documents(spec: str, seed: int = 1) -> tuple[Documents, Documents]:
+    """Build the text of one language, for training and for validation. `UserError` for a name of two."""
+    side, corpus = sentences.sides(spec)[0], sentences.build(seed)
+    train, valid = ((text.source, text.target)[side] for text in (corpus.train, corpus.valid))
+    return Documents(train, [""] * len(train)), Documents(valid, [""] * len(valid))

@@ -1,0 +1,50 @@
+"""Trains the three small models that the page of `explain` opens with, by their recipes, and writes them in float16:
+
+PYTHONPATH=.:tests/helpers python tests/export/explain/make_models.py [RUN ...]
+
+RUN: the folder of a finished run of a recipe of that name, which is taken as it is. Five minutes on a CPU core without.
+Which head looks where depends on the seed and on the machine's rounding: after it test_models.py says what has changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from imports import ROOT
+
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.system.manifest import CARD
+
+NAMES = ("sentences", "sentences-decoder", "sentences-encoder")
+SHIPPED = ROOT / "export/explain/models"
+
+
+def trained(name: str, folder: Path) -> Path:
+    """The model of a recipe, trained into a folder."""
+    from mlx_transformer.training.recipe import load_recipe
+    from mlx_transformer.training.trainer import Trainer
+
+    return Trainer(load_recipe(name), folder / name).run().model
+
+
+def write_half(model: Path, folder: Path) -> None:
+    """The same checkpoint with its numbers rounded to float16."""
+    checkpoint = open_checkpoint(model)
+    half = {name: array.astype(np.float16) for name, array in checkpoint.tensors()}
+    save_checkpoint(folder, checkpoint.config, half, checkpoint.tokenizer_json())
+    (folder / CARD).unlink()
+
+
+def make(runs: Mapping[str, Path]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        for name in NAMES:
+            model = runs[name] / "model" if name in runs else trained(name, Path(place))
+            write_half(model, SHIPPED / name)
+
+
+if __name__ == "__main__":
+    make({Path(run).name: Path(run) for run in sys.argv[1:]})
