@@ -16,7 +16,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest fuzz faults test-consumers test-peers test-ray test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest test-arm64 fuzz faults test-consumers test-peers test-ray test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -29,6 +29,7 @@ help:
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make graph-bytes    whether the code exports the same bytes as another revision does: BASE=main'
 	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'
+	@echo 'make test-arm64     a part of the tests on an ARM processor, emulated (Debian: apt install qemu-user-static)'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js, onnxruntime-genai against MLX, clients of the server (MODEL=folder)'
@@ -69,7 +70,7 @@ define install
 	$(check-macos)
 	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
 	  found=; \
-	  for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	  for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3); do \
 	    if "$$candidate" -c 'import sys, platform, ensurepip, venv; sys.exit(sys.version_info < (3, 11) or (sys.platform, platform.machine()) == ("darwin", "x86_64"))' >/dev/null 2>&1; \
 	    then found=$$candidate; break; fi; \
 	  done; \
@@ -86,7 +87,7 @@ define install
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,.[train$(COMMA)export])
+	$(call install,.[train$(COMMA)export$(COMMA)serve])
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(call install,.[dev])
@@ -141,6 +142,10 @@ $(LOWEST_VENV)/.installed: pyproject.toml constraints-lowest.txt | $(VENV)/.inst
 	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints-lowest.txt \
 	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx
 	@touch $@
+
+# .arm64 keeps a small Debian for arm64 and its wheels: 0.6 GB. ARGS="-k blas" chooses among the tests.
+test-arm64: $(VENV)/.installed
+	@$(BIN)/python tests/arm64.py --workers $(WORKERS) $(ARGS)
 
 # ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.
 fuzz: $(VENV)/.installed-dev
@@ -216,7 +221,7 @@ test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(N
 test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
 	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_explain_page.py \
-	  $(CONSUMERS)/test_accessible_pages.py tests/export/validate/test_webgpu.py $(ARGS)
+	  $(CONSUMERS)/test_walk_page.py $(CONSUMERS)/test_accessible_pages.py tests/export/validate/test_webgpu.py $(ARGS)
 
 # Models that others have published, and the engine that they are made for. The weights are installed, never kept here.
 PEERS := tests/peers
@@ -310,7 +315,7 @@ has-cuda:
 	fi
 
 $(CUDA_VENV)/.installed: pyproject.toml constraints.txt | has-cuda
-	@found=; for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	@found=; for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3); do \
 	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	  then found=$$candidate; break; fi; \
 	done; \
@@ -367,4 +372,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)
+	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CUDA_VENV) .venv-machines .arm64 $(NODE_MODULES)

@@ -42,7 +42,8 @@ ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and what of the classifier belongs to them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
-SEARCH = "search_model"
+SEARCH, TEXT_VECTORS = "search_model", "vector_model"
+"""The one file of a translator, and of an encoder of texts."""
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
@@ -335,6 +336,10 @@ def search(r: Request) -> Ports:
     return Ports((*source(r, BATCH, LENGTH), *settings), (sequences, lengths, scores, *shown))
 
 
+def vectors(r: Request) -> Ports:
+    return Ports((Port("text", "text", "string", (BATCH,)),), vector(r, BATCH))
+
+
 GRAPHS: dict[str, Callable[[Request], Ports]] = {
     ENCODER: encoder,
     DECODER_FIRST: lambda r: decoder(r, BATCH, first=True, later=False),
@@ -348,6 +353,7 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     ENCODER_COREML: encoder_coreml,
     DECODER_COREML: decoder_coreml,
     SEARCH: search,
+    TEXT_VECTORS: vectors,
 }
 """By the graph's name; each is NAME.onnx in a folder."""
 

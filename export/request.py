@@ -14,6 +14,8 @@ CROSS_ATTENTION = "cross_attention"
 token's row. Also its key in mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
 """The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+BY_TOKEN = "row_per_token"
+"""The key in mlx_transformer.json of a folder whose encoder alone has a row for each token."""
 SENTENCE_EMBEDDING = "sentence_embedding"
 """The name of an encoder's optional output `vector` (rows, W), a text's, and its key in mlx_transformer.json."""
 
@@ -44,6 +46,8 @@ class Request:
     """The search takes and returns strings."""
     embedding: TextEmbedding | None = None
     """What an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+    by_token: bool = False
+    """The graph of an encoder alone has a row for each token: a fact of the target."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any], config: TransformerConfig, shape: Shape | None = None) -> Request:
@@ -54,16 +58,19 @@ class Request:
         vectors = values.get(INPUTS_EMBEDS) is True
         made = values.get(SENTENCE_EMBEDDING)
         embedding = None if made is None else _embedding(**made)
-        return cls(config=config, shape=shape, inputs_embeds=vectors, attention_layer=layer, embedding=embedding)
+        by_token = values.get(BY_TOKEN) is True
+        asked = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
+        return cls(config=config, shape=shape, **asked)
 
     def written(self) -> dict[str, Any]:
         """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""
         attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
-        vectors = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
+        facts = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
+        facts |= {BY_TOKEN: True} if self.by_token else {}
         if (e := self.embedding) is None:
-            return {**attention, **vectors}
+            return {**attention, **facts}
         made = {"pooling": [*e.pooling], "dense": [asdict(layer) for layer in e.dense], "normalize": e.normalize}
-        return {**attention, **vectors, SENTENCE_EMBEDDING: made}
+        return {**attention, **facts, SENTENCE_EMBEDDING: made}
 
 
 def _embedding(pooling: list[Any], dense: list[dict[str, Any]], normalize: bool) -> TextEmbedding:

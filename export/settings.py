@@ -99,7 +99,7 @@ class WebSettings:
     title: str | None = None
     """Heading of the page; unset: the first model's name."""
     assets: Path | str | None = None
-    """A node_modules with onnxruntime-web; unset: that of this folder, else the pinned version by npm."""
+    """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
     force: bool = False
     """Replace another site that OUT holds."""
     verify: bool = True
@@ -194,7 +194,7 @@ class JudgeSettings:
     against: Literal["transformers", "marian"] | None = None
     """Compare with the imported network itself too, in float64: transformers runs it, marian reads its file anew."""
     original: Path | str | None = None
-    """The file or folder that was imported, for --against."""
+    """The file or folder that was imported, for --against; unset: what the checkpoint says, if it is as it was."""
     shortlist: Path | str | None = None
     """File of Marian's whose candidates searches are compared among as well; none: half of all tokens, as of a model
     without one; unset: what the model's settings name."""

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from .commands.models import compare as compare
     from .commands.models import export as export
+    from .commands.models import load as load
     from .commands.models import open_model as open_model
     from .commands.models import serve as serve
     from .core.config import TransformerConfig as TransformerConfig
     from .core.tokenizer import Tokenizer as Tokenizer
     from .runtime.transformer import Transformer as Transformer
-    from .runtime.transformer import load as load
     from .system.errors import UserError as UserError
     from .system.version import __version__ as __version__
     from .training.trainer import train as train
@@ -39,7 +39,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "load": ".runtime.transformer",
+            "load": ".commands.models",
             "open_model": ".commands.models",
             "train": ".training.trainer",
             "export": ".commands.models",

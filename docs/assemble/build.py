@@ -85,13 +85,15 @@ class Build:
         target = os.path.normpath(f"{Path(file).parent}/{path}") if path else file
         if not (self.root / target).exists():
             raise Problem(f"{file}: {match[0]} leads nowhere")
+        if picture:
+            return f"![{label}]({self._picture(path, file, here)}){{ .figure }}"
         if (self.root / target).is_dir():
             target = f"{target}/README.md"
         page = self.site.placed.get((target, fragment))
         if page is not None:
             first = any(source == f"{target}#{fragment}" for source in page.sources[:1])
             anchor = f"#{fragment}" if fragment and not first else ""
-            return f"{picture}[{label}]({relative(page.path, here)}{anchor})"
+            return f"[{label}]({relative(page.path, here)}{anchor})"
         if target.endswith(".md"):
             raise Problem(f"{file}: {match[0]}: the site has no such page; add it to docs/site.toml")
         return self._source_link(target, fragment, label, here)

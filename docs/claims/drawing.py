@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,25 @@ def heat_map(axes: Any, values: np.ndarray, signed: bool = False, most: float | 
     axes.tick_params(length=0)
 
 
+def draw_key(axes: Any, right: float = 1.04, most: float | None = None) -> None:
+    """Which colour stands for which number in the heat map, `right` of it in its own widths; up to `most`, or to the
+    colour's own limit."""
+    image = axes.images[0]
+    low, limit = image.get_clim()
+    high = limit if most is None else most
+    strip = axes.inset_axes((right, 0.0, 0.04, 1.0))
+    shades = np.linspace(high, low, 65)[:, None]
+    strip.imshow(shades, cmap=image.get_cmap(), vmin=low, vmax=limit, aspect="auto", extent=(0, 1, low, high))
+    ticks = (low, 0.0, high) if low < 0 else (low, high)
+    strip.set(xticks=[])
+    strip.set_yticks(ticks, [f"{tick:.2g}" for tick in ticks], fontsize=7.5)
+    strip.yaxis.tick_right()
+    strip.tick_params(length=0)
+    for side in strip.spines.values():
+        side.set_visible(True)
+        side.set_color(LINE)
+
+
 def label_cells(axes: Any, rows: Sequence[str], columns: Sequence[str], size: float = 7.5) -> None:
     """Words beside the rows of a heat map, and under its columns."""
     axes.set_xticks(range(len(columns)), columns, rotation=90 if max(map(len, columns)) > 3 else 0, fontsize=size)
@@ -164,6 +184,14 @@ def svg(figure: Any) -> str:
 
 
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def both_palettes(figure: Any, label: str) -> str:
+    """An SVG file by itself in the page's colours, light or dark as the reader has it; the same bytes each time."""
+    colours = Path(__file__).with_name("page.css").read_text(encoding="utf-8").partition("\n* {")[0]
+    look = f"<style>\n{colours}\ntext {{ font-family: system-ui, sans-serif; }}\n</style>"
+    head, _, rest = inline_svg(figure, "f", label).partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg">\n{look}{rest}\n'
 
 
 def inline_svg(figure: Any, name: str, label: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_transformer.nn import Transformer
 
-from .drawing import canvas, heat_map
+from .drawing import canvas, draw_key, heat_map
 from .measure import largest
 from .network import tiny
 from .row import Found, Row, above, equal
@@ -52,6 +52,7 @@ def draw_contextual() -> Any:
         heat_map(axes, rows, signed=True)
         axes.set(title=f"{title}: change {np.abs(rows[0] - rows[1]).max():.2g}", xticks=[], xlabel="features")
         axes.set_yticks([0, 1], ["river bank", "city bank"], fontsize=8)
+        draw_key(axes)
     return figure
 
 

@@ -1,16 +1,23 @@
-"""The table of README.md: row, claim, code, test, figure, made from the rows themselves."""
+"""What pages show of the rows: the table of README.md, and the figures that pages of docs/ name.
+
+PYTHONPATH=.:docs python -m claims.index
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .table import ROWS
+from . import drawing
+from .table import ROWS, called
 
 BEGIN, END = "<!-- rows: made by index.py -->\n", "<!-- /rows -->\n"
 ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "docs/pictures/claims"
+PICTURE = re.compile(r"^!\[(.+)\]\(\.\./pictures/claims/(\d\d)\.svg\)$", re.MULTILINE)
 
 
 def index() -> str:
@@ -42,6 +49,24 @@ def _file(symbol: Callable[..., Any]) -> str:
     return source.relative_to(here).as_posix() if source.is_relative_to(here) else f"../../{source.as_posix()}"
 
 
+def shown() -> dict[int, str]:
+    """The rows whose figures pages show, and how a page calls each."""
+    pages = sorted(ROOT.glob("docs/*/*.md"))
+    return {int(row): label for page in pages for label, row in PICTURE.findall(page.read_text(encoding="utf-8"))}
+
+
+def picture(number: int, label: str) -> str:
+    """The row's figure or table as an SVG file."""
+    row = ROWS[number]
+    assert row.shown is not None
+    with drawing.style():
+        made = called(row.shown)
+        return drawing.both_palettes(drawing.as_figure(made) if isinstance(made, drawing.Table) else made, label)
+
+
 if __name__ == "__main__":
     page = Path(__file__).with_name("README.md")
     page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    PICTURES.mkdir(exist_ok=True)
+    for number, label in shown().items():
+        (PICTURES / f"{number:02}.svg").write_text(picture(number, label), encoding="utf-8", newline="\n")

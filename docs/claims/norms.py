@@ -11,7 +11,7 @@ from mlx import nn
 from mlx_transformer.nn.norms import LayerNorm
 from mlx_transformer.nn.parameters import named_parameters
 
-from .drawing import Table, canvas, heat_map
+from .drawing import LINE, Table, canvas, draw_key, heat_map
 from .measure import largest, number
 from .row import Found, Row, above, below, equal
 
@@ -107,21 +107,27 @@ def count(norm: nn.Module) -> int:
 
 
 def draw_normalised_together() -> Any:
-    """Which numbers share a mean and a variance, and what another batch changes of a sample's first position."""
-    figure, panels = canvas(4, width=7.6, height=2.6)
+    """Which numbers of a batch share a mean and a variance, and what another batch changes of a position."""
+    figure, panels = canvas(4, width=8.4, height=3.0)
+    samples, positions, features = 4, 6, 16
     for place, norm, name, mark in (
-        (0, LayerNorm(16, EPSILON), "layer norm", (0, slice(None))),
-        (2, nn.BatchNorm(16), "batch norm", (slice(None), 0)),
+        (0, LayerNorm(features, EPSILON), "layer norm", (0, 0)),
+        (2, nn.BatchNorm(features), "batch norm", (..., 0)),
     ):
         shared, strips = panels[place : place + 2]
-        together = np.zeros((6, 16))
+        together = np.zeros((samples, positions, features))
         together[mark] = 1.0
-        heat_map(shared, together, most=1.4)
-        shared.set(title=f"{name}: one mean", xlabel="features", ylabel="positions", xticks=[], yticks=[])
+        heat_map(shared, together.reshape(samples * positions, features), most=1.4)
+        for sample in range(1, samples):
+            shared.axhline(sample * positions - 0.5, color=LINE, linewidth=1)
+        shared.set(title=f"{name}: one mean", xlabel="features", ylabel="positions of each sample", xticks=[])
+        middles = [positions * (sample + 0.5) - 0.5 for sample in range(samples)]
+        shared.set_yticks(middles, [f"{sample + 1}" for sample in range(samples)], fontsize=8)
         outputs = [np.array(each) for each in among_mates(norm)]
         heat_map(strips, np.stack([each[0] for each in outputs]), signed=True)
         strips.set(title=f"its change: {np.abs(outputs[0] - outputs[1]).max():.2g}", xticks=[])
         strips.set_yticks([0, 1], ["batch", "other"], fontsize=8)
+        draw_key(strips)
     return figure
 
 

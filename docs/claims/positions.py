@@ -17,7 +17,7 @@ from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.positions import Positions, positions_of, sinusoid_table
 from mlx_transformer.system.errors import UserError
 
-from .drawing import INK, LINE, SERIES, canvas, heat_map, write_cells
+from .drawing import INK, LINE, SERIES, canvas, draw_key, heat_map, write_cells
 from .measure import how_many
 from .row import Found, Row, above, below, equal
 
@@ -215,15 +215,16 @@ def extended() -> Found:
 
 
 def draw_heat_maps() -> Any:
-    """Both variants: 80 positions of 64 features."""
+    """Both variants: 80 positions of the paper's 512 features."""
     figure, panels = canvas(2, height=3.0)
     for axes, (kind, title) in zip(
         panels,
         {"sinusoidal": "pairs side by side (paper)", "sinusoidal_concat": "halves (tensor2tensor)"}.items(),
         strict=True,
     ):
-        heat_map(axes, added(80, 64, kind), signed=True, most=1.0)
+        heat_map(axes, added(80, 512, kind), signed=True, most=1.0)
         axes.set(title=title, xlabel="feature", ylabel="position")
+    draw_key(panels[-1])
     return figure
 
 
@@ -245,32 +246,35 @@ def draw_rotation() -> Any:
     """The same offset from two positions, for three pairs of features."""
     figure, panels = canvas(3, height=2.8)
     pe, offset = sinusoids(40, 512, dtype=np.float64), 4
-    for axes, j in zip(panels, (0, 32, 96), strict=True):
+    for axes, j in zip(panels, (0, 32, 64), strict=True):
         circle = np.linspace(0, 2 * np.pi, 100)
         axes.plot(np.cos(circle), np.sin(circle), color=LINE, linewidth=1)
         angle = offset * frequencies(512)[j]
-        for t, colour in ((1, SERIES[0]), (12, SERIES[1])):
+        for t, colour, radius in ((1, SERIES[0], 1.0), (12, SERIES[1], 0.9)):
             start, end = pe[t, 2 * j : 2 * j + 2], pe[t + offset, 2 * j : 2 * j + 2]
             arc = [sine_cosine(s, frequencies(512)[j]) for s in np.linspace(t, t + offset, 60)]
-            axes.plot(*np.array(arc).T, color=colour, linewidth=2)
+            axes.plot(*(radius * np.array(arc).T), color=colour, linewidth=2)
             for place, point in ((t, start), (t + offset, end)):
-                axes.plot([0, point[0]], [0, point[1]], color=colour, linewidth=0.8)
+                axes.plot([0, radius * point[0]], [0, radius * point[1]], color=colour, linewidth=0.8)
                 axes.text(*(1.18 * point), str(place), ha="center", va="center", fontsize=8, color=INK)
         axes.set(
             title=f"pair {j}: {offset} steps = {angle:.3g} rad", aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.4, 1.4)
         )
-        axes.axis("off")
+        axes.set(xlabel="sine", ylabel="cosine", xticks=[], yticks=[])
+        for side in axes.spines.values():
+            side.set_visible(False)
     return figure
 
 
 def draw_counter() -> Any:
     figure, (bits, waves) = canvas(2, height=3.2)
-    digits = np.array([list(map(int, row)) for row in counter_bits(3)])
+    digits = np.array([list(map(int, row)) for row in counter_bits(3)])[:, ::-1]
     heat_map(bits, digits, most=1.6)
     write_cells(bits, digits.astype(str).tolist(), 9)
-    bits.set(title="a counter: the last digit is the fastest", xticks=[], ylabel="value")
+    bits.set(title="a counter, its last digit first: the fastest", xticks=[], ylabel="value")
     heat_map(waves, sinusoids(33, 16, dtype=np.float64)[:, 0::2], signed=True, most=1.0)
     waves.set(title="sines of 16 features: the first is the fastest", xlabel="frequency", ylabel="position")
+    draw_key(waves)
     return figure
 
 

@@ -159,7 +159,7 @@ def draw_rejected() -> Any:
     for axes in (growth, distance):
         axes.grid(True, linewidth=0.6)
     gaps = np.arange(1, 1501)
-    p = np.arange(100)[:, None]
+    p = np.arange(1500)[:, None]
     codes = {
         "one sine": np.min(np.abs(single_sine(p + gaps) - single_sine(p))[..., 0], axis=0),
         "one pair": np.linalg.norm(sine_cosine(gaps, 1.0) - sine_cosine(0, 1.0), axis=-1),
@@ -172,7 +172,7 @@ def draw_rejected() -> Any:
     distance.set(title="smallest distance by gap", xlabel="gap")
     logarithmic(distance)
     growth.legend(fontsize=7.5, loc="center right")
-    distance.set_ylim(1e-10, 100)
+    distance.set_ylim(1e-9, 100)
     distance.legend(fontsize=7.5, loc="lower center", ncols=2, handlelength=1.2)
     return figure
 

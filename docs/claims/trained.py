@@ -20,7 +20,7 @@ from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.runtime.transformer import Transformer, load
 from mlx_transformer.system.errors import UserError
 
-from .drawing import INK, LINE, SERIES, canvas, heat_map, label_cells
+from .drawing import INK, SERIES, canvas, draw_key, heat_map, label_cells
 from .row import RECORDED, Found, Row
 
 PHRASES = ("12 kilometers per hour", "February 28, 1992", "Apr 2 – Nov 18, 2021", "73 or 75", "in 9 days")
@@ -269,6 +269,7 @@ def draw_head_grid(trained: Trained) -> Any:
             label_cells(axes, *(words[side] for side in sides[stack]), size=7)
         else:
             axes.set(xticks=[], yticks=[])
+    draw_key(panels[len(places) - 1])
     for axes in panels[len(places) :]:
         axes.axis("off")
     return figure
@@ -280,26 +281,50 @@ def draw_word_map(trained: Trained) -> Any:
     for kind, colour in zip(KINDS, SERIES, strict=True):
         own = [i for i, (of, _, _) in enumerate(words) if of == kind]
         axes.plot(*places[own].T, "o", color=colour, markersize=4, label=kind)
-        for i in own:
-            axes.annotate(words[i][1], places[i], (3, 2), textcoords="offset points", fontsize=7, color=INK)
     axes.set(xticks=[], yticks=[], title="the two directions in which these words' vectors differ most")
+    for (_, word, _), place, offset in zip(words, places, label_offsets(places, words, axes), strict=True):
+        axes.annotate(word, place, offset, textcoords="offset points", fontsize=7, color=INK)
     for side in axes.spines.values():
-        side.set_color(LINE)
+        side.set_visible(False)
     axes.legend(fontsize=8, loc="upper right")
     return figure
+
+
+def label_offsets(places: np.ndarray, words: Sequence[tuple[str, str, int]], axes: Any) -> list[tuple[float, float]]:
+    """Where each label stands from its point, in points of 1/72 inch: the first place where it covers no other."""
+    across, down = 72 * axes.figure.get_size_inches()
+    points = (places - places.min(axis=0)) / np.ptp(places, axis=0) * (0.9 * across, 0.85 * down)
+    taken: list[tuple[float, float, float, float]] = []
+    chosen = []
+    for (_, word, _), (x, y) in zip(words, points, strict=True):
+        width, height = 4.0 * len(word), 7.0
+        tries = [(3.0, 2.0 + sign * step) for step in range(0, 60, 4) for sign in (1, -1)]
+        tries += [(-3.0 - width, dy) for _, dy in tries]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sorted(tries, key=lambda t: abs(t[1]))]
+        free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
+        box = (free or boxes)[0]
+        taken.append(box)
+        chosen.append((box[0] - x, box[1] - y))
+    return chosen
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def draw_position_maps(trained: Trained) -> Any:
     """Each head's scores of positions alone, trained and before training."""
     scores = {"trained": position_scores(trained.model), "before training": position_scores(trained.fresh)}
     heads = min(len(scores["trained"]), 8)
-    figure, panels = canvas(heads, 2, width=max(5.0, 1.7 * heads), height=5.0)
+    figure, panels = canvas(heads, 2, width=max(6.0, 2.3 * heads), height=5.4)
     for row, (name, found) in enumerate(scores.items()):
         for head in range(heads):
             axes = panels[row * heads + head]
             heat_map(axes, found[head], signed=True, aspect="equal")
+            axes.plot([-0.5, POSITIONS - 0.5], [-0.5, POSITIONS - 0.5], color=INK, linewidth=0.6, linestyle=":")
             axes.set_title(f"{name}, head {head + 1}", fontsize=8)
-            axes.set(xticks=[], yticks=[])
+            axes.set(xticks=[0, POSITIONS - 1], yticks=[0, POSITIONS - 1], xlabel="key's place", ylabel="query's place")
+            draw_key(axes)
     return figure
 
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from mlx_transformer.nn.attention import attention_weights
 from mlx_transformer.system.errors import UserError
 
-from .drawing import canvas, frame_cells, heat_map, label_cells, write_beside, write_cells
+from .drawing import canvas, draw_key, frame_cells, heat_map, label_cells, write_beside, write_cells
 from .network import sentence_weights
 from .row import Found, Row, above, below, equal
 from .worked import SENTENCE
@@ -133,6 +133,7 @@ def draw_worked_tables() -> Any:
         frame_cells(axes, [(i, i) for i in range(len(SENTENCE))])
         write_beside(axes, "sum", [f"{row.sum():.3f}" for row in weights])
         axes.set_title(title)
+    draw_key(panels[-1], 1.2, most=1.0)
     return figure
 
 

@@ -33,7 +33,7 @@ const follow = () => {
       .sort((a, b) => b[0] - a[0])
       .slice(0, 4)
       .filter(([value]) => value > 0.005)
-      .map(([value, i]) => `${quoted(idsOf(side)[i])} ${number(value, DIGITS)}`)
+      .map(([value, i]) => `${quotedAt(side, i)} ${number(value, DIGITS)}`)
       .join(", ");
 
   const clear = () => {
@@ -53,7 +53,7 @@ const follow = () => {
     const frame = card.getBoundingClientRect();
     threads.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
     for (const [other, values, words, kind] of looks(side, at)) {
-      const rgb = words === "looks at" ? palette.high : palette.plus;
+      const rgb = words === "looks at" ? palette.high : palette.more;
       values.forEach((value, i) => {
         const chip = chips[other][i];
         chip.style.background = `rgb(${mixed(palette.low, rgb, Math.min(1, value) ** 0.75).join(" ")})`;
@@ -76,8 +76,8 @@ const follow = () => {
       if (tokens) lines.push(`${words} ${tokens} (${kind.name.toLowerCase()})`);
     }
     const id = idsOf(side)[at];
-    const writes = side === data.steps.positions && data.architecture !== "encoder" ? `; after it comes ${quoted(data.written[at])}` : "";
-    said.textContent = `${quoted(id)}, id ${id}, position ${at}${writes}: ${lines.join("; ")}.`;
+    const place = side === "target" ? `while writing ${quotedAt(side, at)} (${readAt(side, at)})` : `${quotedAt(side, at)}, id ${id}`;
+    said.textContent = `${place}, position ${at}: ${lines.join("; ")}.`;
   };
   const again = () => (active ? show(...active) : null);
 
@@ -86,8 +86,8 @@ const follow = () => {
       const chip = make(
         "button",
         { className: "chip", type: "button", "aria-description": `position ${i}, id ${id}`, "aria-pressed": "false" },
-        ...shown(id),
-        make("small", {}, `${i} · ${id}`),
+        ...shown(labels(side)[i]),
+        make("small", {}, readAt(side, i) || `${i} · ${id}`),
       );
       chip.addEventListener("pointerenter", () => FOLLOW.pinned || show(side, i));
       chip.addEventListener("focus", () => FOLLOW.pinned || show(side, i));
@@ -107,7 +107,7 @@ const follow = () => {
     FOLLOW[name] = value;
     again();
   };
-  const named = { source: data.architecture === "encoder" ? "text" : "source", target: data.architecture === "decoder" ? "text" : "target" };
+  const named = { source: data.architecture === "encoder" ? "text" : "source", target: "while writing" };
   card.append(
     make(
       "div",
@@ -118,15 +118,15 @@ const follow = () => {
     ),
   );
   sides.forEach((side, i) => {
-    card.append(make("h3", {}, `${named[side]} (position · id)`));
+    card.append(make("h3", {}, side === "target" ? "while writing" : `${named[side]} (position · id)`));
     card.append(make("div", { className: "chips", role: "group", "aria-label": named[side] }, ...chips[side]));
     if (i + 1 < sides.length) card.append(make("div", { className: "gap", "aria-hidden": "true" }));
   });
   card.append(said, threads);
   painted.add(again);
   addEventListener("resize", again);
-  const masked = idsOf(sides[0]).findIndex((id) => textOf(id) === "<mask>");
-  const lengths = idsOf(sides[0]).map((id) => (/^<.*>$/.test(textOf(id)) ? 0 : textOf(id).length));
+  const masked = idsOf(sides[0]).findIndex((id) => textOf(id) === "▢");
+  const lengths = idsOf(sides[0]).map((id) => (["start", "end", "padding"].includes(textOf(id)) ? 0 : textOf(id).length));
   show(sides[0], masked >= 0 ? masked : lengths.indexOf(Math.max(...lengths)));
 };
 
@@ -134,8 +134,6 @@ const headCell = (kind, layer, head, model) =>
   model === 2
     ? (r, c) => diverging(kind.largest(layer, head) ? kind.difference(layer, head, r, c) / kind.largest(layer, head) : 0)
     : (r, c) => sequential(kind.weight(model, layer, head, r, c));
-
-const labels = (side) => idsOf(side).map(plain);
 
 const largeMap = (kind, first, model) => {
   const dialog = byId("large");
@@ -262,7 +260,7 @@ const alignment = () => {
   let model = 0;
   let undo = () => {};
   const place = make("div");
-  const rows = data.written.map(plain);
+  const rows = labels("target");
   const columns = labels("source");
   const draw = () => {
     undo();

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,31 @@ from mlx_transformer.system.progress import quiet_progress
 from .content import content
 from .opening import open_model, open_other
 from .page import page
+from .payload import ROOM, walked
 from .sentence import CONTINUATION, read_sentence
+from .shipped import shipped
 from .trace import trace
 
-MARK = '<script type="application/json" id="data">'
+MARK = '<script type="application/json" id="walk-data">'
 """Only pages of ours hold it: another file is not replaced."""
 
 
 def explain(
-    model: Path,
-    texts: Sequence[str],
+    model: Path | None = None,
+    texts: Sequence[str] = (),
     settings: ExplainSettings = ExplainSettings(),
     search: Options = Options(),
     **changes: Any,
 ) -> str:
-    """Write the page `settings.out` about one sentence, and the same figures into the folder `figures`; what was
-    written, in a line. changes: by their names, fields of `settings` and options of the search. `UserError` for what
-    can't be explained."""
+    """Write the page `settings.out` about one sentence, and the same figures into the folder `figures`; without a model
+    about the three that ship. What was written, in a line. changes: by their names, fields of `settings` and options of
+    the search. `UserError` for what can't be explained."""
+    s, options = changed(settings, changes)
+    if model is None:
+        return _explain_shipped(s, search, options)
     if len(texts) != 1:
         given = f"{len(texts)} of them are given" if texts else "none is given"
         raise UserError(f"explain takes one sentence in quotes; {given}")
-    s, options = changed(settings, changes)
     search = replace(search, **options)
     runtime, out, figures = s.runtime, s.out, s.figures
     if s.precision is not None:
@@ -67,7 +72,8 @@ def explain(
             traces.append(trace(each, sentence))
         watch(0.8, "writing")
         data = content(models, sentence, traces, min(s.top_k, config.vocab_size))
-        text = page(data)
+        room = ROOM - len(json.dumps(data, ensure_ascii=False))
+        text = page([walked(models[0], sentence, room)], data)
         write_text(out, text)
         written = [f"{out}: {len(text.encode()) / 1e6:.2f} MB"]
         if figures is not None:
@@ -75,6 +81,17 @@ def explain(
 
             written.append(f"{figures}: {write_figures(figures, sentence, traces, data)} figures")
     return "; ".join(written)
+
+
+def _explain_shipped(s: ExplainSettings, search: Options, options: Mapping[str, Any]) -> str:
+    plain = Options()
+    searched = any(getattr(search, each.name) != getattr(plain, each.name) for each in fields(plain))
+    if options or searched or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
+        raise UserError("explain without MODEL takes --out and --force alone: name a model and a sentence for the rest")
+    check_page(s.out, s.force)
+    text = page(shipped())
+    write_text(s.out, text)
+    return f"{s.out}: {len(text.encode()) / 1e6:.2f} MB"
 
 
 def check_page(out: Path, force: bool) -> None:

@@ -1,6 +1,7 @@
 """Everything that a page shows, as JSON: one sentence in one model, or in two beside each other. Arrays are text, in
 base64, of as many bits as the page has room for.
 
+pieces      text of each token by position: of the source, of what is written, and of what has been read then
 sides       {"source" and "target": tokens that a stack reads, by position}
 maps        attention weights of each kind, each layer and each head; of two models also their difference
 steps       for each position the likeliest tokens there, and the one that follows
@@ -32,8 +33,8 @@ from .trace import Trace, most_likely, norms, probabilities, written_by
 FINE, COARSE = 16, 8
 """Bits of a weight: four decimals, or two."""
 
-ROOM = 2_400_000
-"""Characters of all maps together: the page stays under 3 MB."""
+ROOM = {FINE: 700_000, COARSE: 2_400_000}
+"""Characters of all maps together, in so many bits: the page stays under 3 MB."""
 LENS_TOP = 3
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
@@ -62,13 +63,42 @@ class Texts:
         return words_of(self.tokenizer.source if side == "source" else self.tokenizer, ids)
 
 
+SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown", "<mask>": "▢"}
+
+
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """As people read it; what is a part of a character is spelled as the vocabulary has it."""
+    """As people read it: never bytes."""
     if id in tokenizer.special_ids:
-        return tokenizer.token(id)
+        return SPECIAL.get(tokenizer.token(id), tokenizer.token(id))
     text = tokenizer.decode([id])
+    if "\ufffd" in text:
+        return "part of a character"
     readable = text.replace("\n", " ").replace("\t", " ").isprintable()
-    return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
+    return text if text and readable else tokenizer.token(id)
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each of these tokens; a part of a character is what it is a part of, with its share: "’ 1/3"."""
+    found: list[str] = []
+    while len(found) < len(ids):
+        begin = len(found)
+        end = next((i for i in range(begin + 1, len(ids) + 1) if _whole(tokenizer, ids[begin:i])), begin + 1)
+        run = ids[begin:end]
+        if len(run) == 1:
+            found.append(token_text(tokenizer, run[0]))
+            continue
+        text, shares = tokenizer.decode(list(run)), [_bytes(tokenizer.token(id)) for id in run]
+        found += [f"{text} {share}/{sum(shares)}" for share in shares]
+    return found
+
+
+def _whole(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return "\ufffd" not in tokenizer.decode(list(ids))
+
+
+def _bytes(token: str) -> int:
+    """How many bytes of text a token holds, of which a part makes no character: a letter each, or <0xE2>."""
+    return 1 if token.startswith("<0x") else len(token)
 
 
 def content(
@@ -95,6 +125,11 @@ def content(
             if ids
         },
         "written": texts.add(sentence.written),
+        "pieces": {
+            "source": pieces(first.tokenizer.source, sentence.source),
+            "target": pieces(first.tokenizer, sentence.written),
+            "read": pieces(first.tokenizer, sentence.target),
+        },
         "maps": _maps(traces),
         "layer": alignment_layer(config) if "cross" in traces[0].weights else None,
         "steps": {**of_target, "of": [_steps(trace, sentence, texts, top_k) for trace in traces]},
@@ -180,10 +215,10 @@ def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
 def bits_for(cells: int, models: int, tokens: int) -> int:
     """Choose the bits of each of so many weights, of this many models, on one page; `UserError` where not even the
     fewest fit."""
-    for bits in (FINE, COARSE):
-        if _characters(cells, models, bits) <= ROOM:
+    for bits, room in ROOM.items():
+        if _characters(cells, models, bits) <= room:
             return bits
-    most = int(tokens * (ROOM / _characters(cells, models, COARSE)) ** 0.5)
+    most = int(tokens * (ROOM[COARSE] / _characters(cells, models, COARSE)) ** 0.5)
     raise UserError(
         f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
     )

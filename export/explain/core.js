@@ -41,15 +41,19 @@ const kinds = Object.entries(data.maps.kinds).map(([id, kind]) => {
 const kindOf = (id) => kinds.find((kind) => kind.id === id);
 
 const textOf = (id) => data.texts[id];
-const plain = (id) => textOf(id).replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
-// A token as nodes: the spaces that it begins with are shown, softly.
-const shown = (id) => {
-  const text = plain(id);
+const marked = (text) => text.replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+const plain = (id) => marked(textOf(id));
+// Text as nodes: the spaces that it begins with are shown, softly.
+const shown = (text) => {
   const spaces = text.match(/^·*/)[0];
   return [spaces ? make("span", { className: "space" }, spaces) : null, text.slice(spaces.length) || (spaces ? "" : "∅")];
 };
 const quoted = (id) => `‹${plain(id)}›`;
-const idsOf = (side) => data.sides[side].ids;
+// A decoder's row is named by the token that is written from it; what it has read last is said beside it.
+const idsOf = (side) => (side === "target" ? data.written : data.sides[side].ids);
+const labels = (side) => data.pieces[side].map(marked);
+const quotedAt = (side, at) => `‹${labels(side)[at]}›`;
+const readAt = (side, at) => (side === "target" ? `has read ${quotedAt("read", at)}` : "");
 const number = (value, digits = 4) =>
   value === 0 ? "0" : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(digits))) : value.toExponential(1);
 const share = (value) => (value >= 0.9995 ? "100%" : value >= 0.001 ? `${(100 * value).toPrecision(3)}%` : value.toExponential(1));
@@ -58,7 +62,7 @@ const share = (value) => (value >= 0.9995 ? "100%" : value >= 0.001 ? `${(100 * 
 const palette = {};
 const readPalette = () => {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["low", "high", "plus", "minus", "ink", "from", "to"]) {
+  for (const name of ["low", "high", "more", "less", "ink"]) {
     const hex = style.getPropertyValue(`--${name}`).trim();
     palette[name] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
   }
@@ -66,7 +70,7 @@ const readPalette = () => {
 readPalette();
 const mixed = (from, to, part) => from.map((value, i) => Math.round(value + (to[i] - value) * part));
 const sequential = (value) => mixed(palette.low, palette.high, Math.min(1, Math.max(0, value)) ** 0.75);
-const diverging = (value) => mixed(palette.low, value > 0 ? palette.plus : palette.minus, Math.min(1, Math.abs(value)));
+const diverging = (value) => mixed(palette.low, value > 0 ? palette.more : palette.less, Math.min(1, Math.abs(value)));
 
 const painted = new Set(); // what is drawn again when the colours change
 const repaint = () => painted.forEach((draw) => draw());

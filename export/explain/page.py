@@ -1,33 +1,54 @@
-"""The page: one self-contained HTML file, drawn by its own script from the numbers in it. Works without a network."""
+"""The page: one self-contained HTML file, drawn by its own scripts from the numbers in it. Works without a network, and
+asks for none: its policy forbids requests, and that text is run as code."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from mlx_transformer.system import page as kit
+from mlx_transformer import page as kit
+from mlx_transformer.page.script import compact, compact_style, joined
 
 SCRIPTS = ("core.js", "attention.js", "reading.js")
 
 
-def page(data: Mapping[str, Any]) -> str:
-    """Return what `content.content` returns as a self-contained HTML page."""
-    sections = tomllib.loads(kit.texts_beside(__file__, "sections.toml"))
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+HERE = Path(__file__).parent
+
+
+def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = None) -> str:
+    """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
+    sentence in the first, of what `content.content` returns."""
+    words = tomllib.loads(kit.texts_beside(__file__, "walk/words.toml"))
+    walk = kit.texts_beside(__file__, "walk/shell.html")
+    body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
+    css = kit.texts_beside(kit.__file__, "kit.css") + kit.texts_beside(__file__, "walk/walk.css")
+    script = f"(() => {{{joined(HERE / 'walk' / 'walk.js')}}})();"
+    title = "One word through the model"
+    if data is not None:
+        body += _more(data)
+        css += kit.texts_beside(__file__, "explain.css")
+        script += compact(f"(() => {{{kit.texts_beside(__file__, *SCRIPTS)}}})();")
+        title = f"explain: {data['text']}"
+    head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
+    return kit.page(title, body, compact_style(css), script, head)
+
+
+def _json(id: str, data: Any) -> str:
     numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    body = (
-        f"{_head(data)}{''.join(_section(data, id, shown) for id, shown in sections.items())}{_foot(data)}"
-        '<dialog id="large" aria-label="one head"></dialog>'
-        f'<script type="application/json" id="data">{numbers}</script>'
-    )
-    return kit.page(
-        f"explain: {data['text']}",
-        body,
-        kit.texts_beside(__file__, "explain.css"),
-        f"(() => {{{kit.texts_beside(__file__, *SCRIPTS)}}})();",
-        '<link rel="icon" href="data:,">',
+    return f'<script type="application/json" id="{id}">{numbers}</script>'
+
+
+def _more(data: Mapping[str, Any]) -> str:
+    sections = tomllib.loads(kit.texts_beside(__file__, "sections.toml"))
+    shown = "".join(_section(data, id, each) for id, each in sections.items())
+    return (
+        f'<div id="more">{_head(data)}{shown}{_foot(data)}'
+        f'<dialog id="large" aria-label="one head"></dialog></div>{_json("data", data)}'
     )
 
 
@@ -37,9 +58,9 @@ def _head(data: Mapping[str, Any]) -> str:
     score = "" if data["score"] is None else f" Score (log p by the length penalty): {data['score']:g}."
     ran = " and ".join(data["runtimes"])
     return (
-        f"<h1>{escape(data['text'])}{arrow}</h1>"
+        f'<h2 id="more-views">More views: {escape(data["text"])}{arrow}</h2>'
         f'<p class="soft">{escape(data["model"])}: {escape(data["architecture"])}, {escape(data["facts"])}. '
-        f"Run by {escape(ran)}.{score}</p><noscript><p>This page draws with JavaScript, which is off.</p></noscript>"
+        f"Run by {escape(ran)}.{score}</p>"
     )
 
 
@@ -48,7 +69,8 @@ def _section(data: Mapping[str, Any], id: str, shown: Mapping[str, Any]) -> str:
     if data["recurrent"] and "recurrent" in shown:
         said = f"{said} {shown['recurrent']}"
     return (
-        f'<section id="{id}-section" aria-labelledby="{id}-title"><h2 id="{id}-title">{shown["title"]}</h2>'
+        f'<section id="{id}-section" aria-labelledby="{id}-title">'
+        f'<h3 class="title" id="{id}-title">{shown["title"]}</h3>'
         f'<p class="note">{said}</p><div class="card" id="{id}"></div></section>'
     )
 

@@ -8,7 +8,6 @@ const chosen = (card, draw) => {
 const steps = () => {
   const card = byId("steps");
   const row = make("div", { className: "steps", role: "list", tabIndex: 0, "aria-label": "predictions, position by position" });
-  const ids = idsOf(data.steps.positions);
   const encoder = data.architecture === "encoder";
   const draw = (model) => {
     row.replaceChildren(
@@ -20,7 +19,7 @@ const steps = () => {
         return make(
           "div",
           { className: `step${step.given && !encoder ? " given" : ""}`, role: "listitem" },
-          make("header", {}, encoder ? `${i}: in place of ${quoted(ids[i])}` : `${i}: after ${quoted(ids[i])}`),
+          make("header", {}, encoder ? `${i}: in place of ${quotedAt("source", i)}` : `${i}: ${readAt("target", i)}`),
           ...bars.map(([id, p, is]) => {
             const bar = make("i");
             bar.style.width = `${100 * p}%`;
@@ -29,7 +28,7 @@ const steps = () => {
               "div",
               { className: `bar${is ? " written" : ""}`, title: `${plain(id)} (id ${id}): ${p}` },
               bar,
-              make("span", {}, name, ...shown(id)),
+              make("span", {}, name, ...shown(plain(id))),
               make("b", {}, share(p)),
             );
           }),
@@ -106,9 +105,8 @@ const layerName = (name) => {
 const lens = () => {
   const card = byId("lens");
   const place = make("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "tokens of each layer" });
-  const ids = idsOf(data.lens.positions);
   const draw = (model) => {
-    const head = make("tr", {}, make("td"), ...ids.map((id) => make("th", { scope: "col" }, plain(id))));
+    const head = make("tr", {}, make("td"), ...labels(data.lens.positions).map((text) => make("th", { scope: "col" }, text)));
     const lines = data.lens.of[model].map((layer) =>
       make(
         "tr",
@@ -116,7 +114,7 @@ const lens = () => {
         make("th", { scope: "row" }, layerName(layer.name)),
         ...layer.ids.map((found, i) => {
           const text = found.map((id, k) => `${plain(id)} ${share(layer.p[i][k])}`).join(", ");
-          const cell = make("td", { title: text }, ...shown(found[0]), make("small", {}, share(layer.p[i][0])));
+          const cell = make("td", { title: text }, ...shown(plain(found[0])), make("small", {}, share(layer.p[i][0])));
           const part = Math.min(0.4, layer.p[i][0] * 0.4);
           cell.style.background = `color-mix(in srgb, var(--high) ${Math.round(100 * part)}%, transparent)`;
           if (found[0] === data.written[i]) cell.className = "right";

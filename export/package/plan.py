@@ -83,6 +83,7 @@ class Plan:
                 shape=shape,
                 attention_layer=layer,
                 inputs_embeds=settings.inputs_embeds,
+                by_token=target.by_token and opened.config.architecture == "encoder",
                 embedding=target.embedding_of(opened.config, read_embedding(opened.folder, opened.config.d_model)),
             ),
         )

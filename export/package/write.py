@@ -41,7 +41,7 @@ from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
-from mlx_transformer.core.text_embedding import kept_files, read_embedding
+from mlx_transformer.core.text_embedding import TextEmbedding, kept_files, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
@@ -137,13 +137,15 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     settings = plan.generation
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
-    _write_embedding(plan, folder, texts)
+    embedding = read_embedding(opened.folder, config.d_model)
+    if embedding is not None:
+        _write_embedding(plan, embedding, folder, texts)
     for name, file in plan.named.items():
         shutil.copyfile(file, folder / name)
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
         if name == JOINT:
-            texts["tokenizer_config.json"] = tokenizer_config(config, text)
+            texts["tokenizer_config.json"] = tokenizer_config(config, text, embedding)
     instead = {} if plan.written is target else {"target": plan.written.name, "why": target.supports(config)}
     texts[SPEC] = {
         "format": FORMAT,
@@ -166,11 +168,8 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     write_manifest(graphs)
 
 
-def _write_embedding(plan: Plan, folder: Path, texts: dict[str, Any]) -> None:
+def _write_embedding(plan: Plan, embedding: TextEmbedding, folder: Path, texts: dict[str, Any]) -> None:
     """How a text's vector is made, for ourselves and as sentence-transformers says it."""
-    embedding = read_embedding(plan.checkpoint.folder, plan.config.d_model)
-    if embedding is None:
-        return
     for name, path in kept_files(plan.checkpoint.folder):
         copyfile(path, folder / name)
     for name, values in sentence_files(embedding, plan.config.d_model, plan.config.max_positions).items():

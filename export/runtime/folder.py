@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,12 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     return OnnxFolder(path, request, graphs, listed, precision, activations, standard)
 
 
+def has_row_per_token(path: Path) -> bool:
+    """Whether the folder's encoder alone is target cpu's."""
+    place = path.parent if path.name == "onnx" and not _has_config(path) and _has_config(path.parent) else path
+    return (place / SPEC).is_file() and _described(place, "float32")[0].by_token
+
+
 def verify_export(path: Path) -> None:
     """Compare all files of a folder with its manifests, or one file with the manifest beside it."""
     if path.is_file():
@@ -194,6 +201,17 @@ def verify_export(path: Path) -> None:
         verify_files(path)
         if (path / "onnx").is_dir():
             verify_files(path / "onnx")
+
+
+def copy_export(path: Path, out: Path) -> Path:
+    """Copy a folder, whole or not at all, in the place of an earlier one of its kind."""
+    from mlx_transformer.system.durable import check_free, replace_folder  # few need it: the rest runs without
+
+    verify_export(path)
+    check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), True, path)
+    with replace_folder(out, "ONNX folder") as temporary:
+        shutil.copytree(path, temporary, dirs_exist_ok=True)
+    return out
 
 
 def precisions(path: str | Path) -> list[str]:

@@ -31,12 +31,12 @@ from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
+from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import fast_cores
-from mlx_transformer.system.page import table
 
 from . import sessions as opening
-from .folder import OnnxFolder, open_folder
+from .folder import OnnxFolder, copy_export, open_folder
 from .sessions import Opener
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class OnnxTransformer(TextVerbs):
         alone = lambda: of_cpu(self._open(1), 1)  # noqa: E731
         return of_cpu(self.sessions, threads, threads=cores, single_threaded=alone)
 
+    def __repr__(self) -> str:
+        facts = self.config.architecture, f"{parameter_count(self.config):,} parameters", self.folder.precision
+        return f"OnnxTransformer({self.where!r}): {', '.join(facts)}"
+
     def _repr_html_(self) -> str:
         """For notebooks: what the folder holds, sizes and choices."""
         size = sum(file.stat().st_size for file in self.folder.files)
@@ -95,6 +99,11 @@ class OnnxTransformer(TextVerbs):
         facts |= {"graphs": ", ".join(self.folder.graphs), "files": f"{size / 1e6:,.1f} MB"}
         count = parameter_count(self.config)
         return table(f"OnnxTransformer: {count:,} parameters", {**facts, **self.config.summary()}.items())
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the model's folder, compared with its manifests, and return the copy's path. An earlier ONNX folder of
+        that name is replaced once the new one is complete. `UserError` for a folder that holds something else."""
+        return copy_export(self.folder.path, Path(folder))
 
     @property
     def depends_on_batch(self) -> bool:
@@ -149,7 +158,8 @@ class OnnxTransformer(TextVerbs):
         if (made := self.folder.request.embedding) is None:
             return None
         graphs = self._of(EncoderGraphs)
-        return GraphVectors(made, lambda ids, mask: graphs.vectors(*self._source(ids, mask)))
+        compute = lambda ids, mask: graphs.vectors(*self._source(ids, mask))  # noqa: E731
+        return GraphVectors(made, compute, self.folder.request.by_token)
 
     @property
     def place(self) -> Path:

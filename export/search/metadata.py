@@ -28,6 +28,8 @@ GENERATION = "mlx_transformer.generation"
 """Likewise: how the model generates unless told otherwise, where it says so: fields of `Options` as JSON."""
 ATTENTION = "mlx_transformer.cross_attention"
 """Likewise: the decoder layer whose cross-attention is an output, where one is."""
+VECTOR = "mlx_transformer.embedding"
+"""Likewise: how a text's vector is made, as in embedding.json, in a file that takes text and gives vectors."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
 LATER = (

@@ -183,7 +183,7 @@ class PieceOps:
         return op.ScatterND(places, index, chosen)
 
     def _spelling(self) -> list[bytes]:
-        """Of each id inside a text, and of each as its first token; and then of `code_texts`."""
+        """The text of each id inside a text, of each as its first token, and then of `code_texts`."""
         texts = [*self.spelled, *[""] * (self.size + 1 - len(self.spelled))]
         texts = ["" if silent else text for text, silent in zip(texts, self.silent, strict=True)]
         inside = [text.replace(SPACE, " ") for text in texts]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +15,9 @@ import numpy as np
 
 from export.interface import GRAPHS, SEARCH, Request
 from export.precision.table import PRECISIONS
-from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
-from export.targets.coreml.trial import with_options
 from export.targets.portable.runtime import SOURCE_MULTIPLE
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources
+from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.candidates import check_candidates
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
@@ -45,16 +41,23 @@ from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
-from mlx_transformer.system.lazy import needs
-from mlx_transformer.system.manifest import verify_file
 
-from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, LATER, PRECISION, TEXT_DOMAIN, TOKENIZER, inputs_of
+from .metadata import (
+    ACTIVATIONS,
+    ATTENTION,
+    GENERATION,
+    LATER,
+    PRECISION,
+    TOKENIZER,
+    VECTOR,
+    inputs_of,
+)
+from .opening import OneFile, opened
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
-EXTENSIONS = "onnxruntime_extensions"
 REPLACEMENT = "\ufffd"  # of a character that was cut
 MOST_TOKENS = 8
 """More than a byte of text becomes: one, or where SentencePiece replaces a character by a phrase, several."""
@@ -80,32 +83,30 @@ class SearchModel(TextVerbs):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         verify: bool = True,
+        file: OneFile | None = None,
     ):
         """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU. verify:
-        compare the file with its digest where a manifest beside it has one."""
-        self.path, self.where = Path(path), str(path)
-        if verify:
-            verify_file(self.path)
-        self.session = _opened(self.path, threads, providers)
-        self.metadata: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
+        compare the file with its digest where a manifest beside it has one. file: the same, opened already."""
+        file = file or OneFile.open(path, threads, providers, verify)
+        self.path, self.where, self.session, self.metadata = file.path, str(path), file.session, file.metadata
         metadata = self.metadata
-        if CONFIG not in metadata:
-            raise UserError(f"{path}: isn't a search graph of this project: write one with export --search")
+        if VECTOR in metadata:
+            raise UserError(f"{path}: gives vectors of texts, no translations: it is for embed")
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
         if metadata.get(ACTIVATIONS) == "float32":
-            self.session = _opened(self.path, threads, providers, "float32")
+            self.session = opened(self.path, threads, providers, "float32")
         settings = self.session.get_overridable_initializers()  # inputs with a default
         sides = [*self.session.get_inputs(), *settings], self.session.get_outputs()
         names = [[entry.name for entry in side] for side in sides]
-        try:
-            self.config = TransformerConfig.from_json(metadata[CONFIG])
-        except UserError as error:
-            raise UserError(f"{path}: {error}; write it again with export --search") from error
+        self.config = file.config
         layer = int(metadata[ATTENTION]) if self.shows_attention else None
         of_text = Request(config=self.config, text=True)
         self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names[0]
         request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
         self.ports = GRAPHS[SEARCH](request).among(*names)
+
+    def __repr__(self) -> str:
+        return f"SearchModel({self.where!r}): {self.config.architecture}, {parameter_count(self.config):,} parameters"
 
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         check_single(options, "generate", "search")
@@ -306,7 +307,7 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
-        chosen = Options(**resolved(self.generation, options))
+        chosen = Options.of(resolved(self.generation, options))
         check_options(chosen, self.config)
         usual, known = Options(), self.ports.input_names
         for name in LATER:
@@ -345,22 +346,6 @@ class SearchModel(TextVerbs):
 
 def _places(share: SharedSearch, count: int) -> np.ndarray:
     return np.arange(count) if share.row_numbers is None else np.asarray(share.row_numbers, np.int64)
-
-
-def _opened(
-    path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None
-) -> Session:
-    options = session_options(threads or None, activations=activations)
-    if find_spec(EXTENSIONS):
-        options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-    arguments: dict[str, Any] = {"providers": with_options(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
-    try:
-        return Session(path, options, **arguments)
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        reason = str(error).splitlines()[0]
-        if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
-            reason = f"its text operators need: {needs('text')}"
-        raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
 
 
 def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:

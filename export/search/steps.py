@@ -130,7 +130,7 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
         }
         return op.Cast(op.Size(keep), to=ir.DataType.BOOL), {**moved, **results, **going}, []
 
-    results, _ = _loop(op, "phases", strategy.steps, carried, body)
+    results, _ = looped(op, "phases", strategy.steps, carried, body)
     return {name: results[f"all.{name}"] for name in strategy.result_names}, {name: results[name] for name in nothing}
 
 
@@ -183,7 +183,7 @@ def _phase(
         return op.Greater(open_count, enough), {**chosen, **decoded}, kept
 
     types = {WRITTEN: ir.DataType.INT64} | ({} if decoder.shown is None else {READ: ir.DataType.FLOAT})
-    after, kept = _loop(op, STEPS, op.Sub(steps, t0), carried, body, types)
+    after, kept = looped(op, STEPS, op.Sub(steps, t0), carried, body, types)
     return after, dict(zip(types, kept, strict=True))
 
 
@@ -191,7 +191,7 @@ Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]
 """Carried values by name, and `iteration` -> whether to go on, the values for the next iteration, values to stack."""
 
 
-def _loop(
+def looped(
     op: Op,
     name: str,
     most: ir.Value,

@@ -95,7 +95,7 @@ class Lines:
     def of(
         cls, op: Op, tokens: ir.Value, start: ir.Value, count: ir.Value, pad: int, positions: int, blank: ir.Value
     ) -> Lines:
-        """Of a list (N,): line i has the `count[i]` tokens from `start[i]` on (B,)."""
+        """Cut a list (N,) into lines: line i has the `count[i]` tokens from `start[i]` on (B,)."""
         longest = op.ReduceMax(count, keepdims=0)
         ids, column = rows_of(op, tokens, start, count, pad, padded_width(op, longest, positions))
         mask = op.Cast(op.Less(column, op.Unsqueeze(count, [1])), to=ir.DataType.INT64)

@@ -13,7 +13,6 @@ import onnx
 import onnx_ir as ir
 
 from export.graph.protos import metadata_of, read_model
-from export.interface import MODEL
 from export.package import export_onnx
 from export.package.fixed_scales import settled
 from export.package.plan import Plan
@@ -24,11 +23,10 @@ from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
-from export.request import SENTENCE_EMBEDDING
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
-from mlx_transformer.core.text_embedding import EMBEDDING
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files
@@ -40,6 +38,7 @@ from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SCALES, SOURCE, TOKENIZ
 from .pieces import has_pieces
 from .placement import move_inside
 from .steps import STEPS
+from .vectors import vector_model
 from .vocabulary import ALL_LOGITS
 
 EVERYTHING_INSIDE = 1 << 62
@@ -58,7 +57,8 @@ def export_search(
     watch: Watch = unwatched,
     **changes: Any,
 ) -> Path:
-    """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
+    """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations; of
+    an encoder of texts, with `text`, one that takes strings and returns their vectors, with ONNX Runtime's operators.
 
     `settings` and `changes` are as in `export_onnx`, but for what one file can't have: several precisions, a fixed
     shape, vectors. target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster
@@ -85,7 +85,11 @@ def export_search(
     named = {} if text else {f"{out.stem}.{name}": file for name, file in plan.named.items()}
     if named:
         (generation[SHORTLIST],) = named
-    model = search_model(request, plan.target.name, inside, generation, precision)
+    of_vectors = text and not plan.config.has_decoder
+    if of_vectors:
+        model = vector_model(request, str(inside), _embedding(plan))
+    else:
+        model = search_model(request, plan.target.name, inside, generation, precision)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
@@ -106,7 +110,7 @@ def export_search(
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
         fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
-        for inner in (ALL_LOGITS, STEPS):
+        for inner in () if of_vectors else (ALL_LOGITS, STEPS):
             move_inside(model, inner)
         for name, path in named.items():
             shutil.copyfile(path, temporary / name)
@@ -132,12 +136,6 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
 def _check_text(plan: Plan, out: Path) -> None:
     """`UserError` unless text can go in and come out."""
     folder = plan.checkpoint.folder
-    if not plan.config.has_decoder:
-        # onnxruntime-extensions 0.15: its BertTokenizer cuts 2,120 of CLDR's 7,500 names otherwise than WordPiece does.
-        raise UserError(
-            f"{out}: text in and a vector out isn't written as one file, for no operator gives an encoder's own ids:"
-            f" export a folder, whose {MODEL}.onnx takes ids and, with {EMBEDDING}, gives {SENTENCE_EMBEDDING}"
-        )
     if plan.tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
     if side_texts(plan.tokenizer) is not None and not has_pieces(plan.tokenizer):
@@ -147,6 +145,15 @@ def _check_text(plan: Plan, out: Path) -> None:
         )
     if plan.request.attention_layer is not None:
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --attention")
+
+
+def _embedding(plan: Plan) -> TextEmbedding:
+    """How the model's folder says that a vector is made. `UserError` if it doesn't."""
+    folder = plan.checkpoint.folder
+    embedding = read_embedding(folder, plan.config.d_model)
+    if embedding is None:
+        raise UserError(f"{folder}: has no {EMBEDDING}, which says how a text's vector is made: export a folder")
+    return embedding
 
 
 def _source(file: Path) -> str | None:

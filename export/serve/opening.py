@@ -26,10 +26,10 @@ Open = Callable[..., "TextVerbs"]
 def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify: bool) -> TextVerbs:
     """Open a folder or a file for ONNX Runtime."""
     from export.runtime import OnnxTransformer
-    from export.search import SearchModel
+    from export.search import open_file
 
     if path.is_file():
-        return SearchModel(path, threads=threads, verify=verify)
+        return open_file(path, threads=threads, verify=verify)
     return OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
 
 
@@ -65,6 +65,8 @@ def takes_text(model: Any) -> bool:
 def warmed(model: Any) -> Model:
     """The model after a first run, so that no request pays for what is set up then."""
     if model.config.architecture == "encoder":
+        if not model.has_steps:
+            raise UserError(f"{model.where}: takes text alone, and the server batches ids: export a folder")
         model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):

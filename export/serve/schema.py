@@ -11,12 +11,12 @@ from typing import Any, get_args
 
 from export.settings import ServeSettings
 from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong, RerankOptions
+from mlx_transformer.page import card, data_table, page
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
-from mlx_transformer.system.page import card, data_table, page
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
-from .label_endpoints import FLAGS, PREDICT_EXAMPLE, RERANK_EXAMPLE
+from .label_forms import FLAGS, PREDICT_EXAMPLE, RERANK_EXAMPLE
 from .openai_embeddings import EMBEDDINGS_EXAMPLE, FORMATS, OPTIONS
 from .requests import EXAMPLE, LANGUAGES, LIMITS, SETTINGS
 

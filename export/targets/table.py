@@ -35,8 +35,8 @@ class Target:
     `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
     `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
-    operators. `vectors`: encoders can read vectors in place of ids. `precisions`: those it takes. `tags`: of a model
-    card, libraries that load its folders besides ONNX Runtime.
+    operators. `vectors`: encoders can read vectors in place of ids. `by_token`: encoders alone have a row a token.
+    `precisions`: those it takes. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Target:
     fixed_shape: bool = False
     search: bool = False
     vectors: bool = True
+    by_token: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
     tags: tuple[str, ...] = ()
 
@@ -132,10 +133,11 @@ TARGETS: dict[str, Target] = {
         Target(
             "cpu",
             "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer",
-            {"encoder-decoder": cpu_graphs.BUILDERS},
+            cpu_graphs.BUILDERS,
             Lowering(ONNXRUNTIME, ONNXRUNTIME, computes_in=()),
             otherwise="portable",
             search=True,
+            by_token=True,
         ),
         Target(
             "web",

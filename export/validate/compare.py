@@ -155,7 +155,7 @@ def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
         return None
     from .origin.check import open_origin
 
-    return open_origin(settings.against, settings.original, checkpoint.config)
+    return open_origin(settings.against, settings.original, checkpoint)
 
 
 @one_blas_thread()

@@ -1,10 +1,19 @@
-"""The files of onnxruntime-web, from an npm package: one that is there, or the pinned version, installed once."""
+"""The files of onnxruntime-web, from an npm package: one that is there, or the pinned version, installed once.
+
+By npm, or without it from the package's file, compared with the pinned digest.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
+import os
 import shutil
 import subprocess
+import tarfile
+import urllib.request
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -19,14 +28,23 @@ WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threade
 """The file of its folder `dist` that runs models on the processor, 14 MB."""
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
 """What runs them on WebGPU, 27 MB; a browser fetches one of both."""
+KEPT = ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU))
 INSTALL = ["install", "--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
 SECONDS = 900
+REGISTRY = ("npm_config_registry", "NPM_CONFIG_REGISTRY")
+"""Where npm too reads the address of the registry that it asks."""
+LARGEST = 200_000_000  # bytes of the package's file, which has 30 million
 
 
 def find_package(assets: Path | None, told: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself; by default in the
-    node_modules of this folder, else in the user's cache, where npm puts the pinned version if it isn't there.
-    `UserError` says what is missing."""
+    """The folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself, or what the package's
+    file (.tgz) holds; by default in the node_modules of this folder, else in the user's cache, where the pinned version
+    is put if it isn't there. `UserError` says what is missing."""
+    if assets is not None and assets.is_file():
+        folder = _kept()
+        if not _is_package(folder):
+            _unpack(assets.read_bytes(), str(assets), folder)
+        return folder
     if assets is not None:
         for folder in (assets, assets / PACKAGE, assets / "node_modules" / PACKAGE):
             if _is_package(folder):
@@ -58,6 +76,11 @@ def pinned_version() -> str:
     return json.loads(_package_json())["dependencies"][PACKAGE]
 
 
+def pinned_digest() -> str:
+    """The same of the package's file: its algorithm and digest, as npm's lock files write them."""
+    return json.loads(_package_json())["integrity"][PACKAGE]
+
+
 def version_of(package: Path) -> str:
     """`UserError` for a damaged package."""
     values = read_json(package / "package.json")
@@ -79,13 +102,19 @@ def _is_package(folder: Path) -> bool:
 
 
 def _install(folder: Path) -> None:
-    """By npm, of which only the files that sites need are kept."""
+    """By npm, or without it from the registry that the environment names. Only the files that sites need are kept."""
     npm = shutil.which("npm")
     if npm is None:
-        raise UserError(
-            f"{PACKAGE} is not here, and there is no npm to install it: install Node.js (https://nodejs.org), or name a"
-            " node_modules that has it by --assets"
-        )
+        registry = next((os.environ[name] for name in REGISTRY if os.environ.get(name)), None)
+        if registry is None:
+            raise UserError(
+                f"{PACKAGE} is not here, and there is no npm to install it: install Node.js (https://nodejs.org), set"
+                f" {REGISTRY[0]} to the address of npm's registry, or name by --assets a node_modules that has it, or"
+                f" the file of its version {pinned_version()}"
+            )
+        address = f"{registry.rstrip('/')}/{PACKAGE}/-/{PACKAGE}-{pinned_version()}.tgz"
+        _unpack(_fetched(address), address, folder)
+        return
     with TemporaryDirectory() as temporary:
         (Path(temporary) / "package.json").write_text(_package_json(), encoding="utf-8")
         try:
@@ -100,5 +129,29 @@ def _install(folder: Path) -> None:
             raise UserError(f"npm could not install {PACKAGE} ({problem}); or name a node_modules by --assets")
         with replace_folder(folder, PACKAGE, made_by_any=True) as kept:
             (kept / "dist").mkdir()
-            for name in ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU)):
+            for name in KEPT:
                 shutil.copyfile(installed / name, kept / name)
+
+
+def _fetched(address: str) -> bytes:
+    if not address.startswith(("https://", "http://")):
+        raise UserError(f"{address}: {REGISTRY[0]} must be an address that begins with https://")
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return answer.read(LARGEST)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{address}: could not be fetched ({error}); or name its file by --assets") from error
+
+
+def _unpack(file: bytes, where: str, folder: Path) -> None:
+    """Put what sites need of the package's file in its place, once its digest is the pinned one."""
+    algorithm, _, digest = pinned_digest().partition("-")
+    if base64.b64encode(hashlib.new(algorithm, file).digest()).decode() != digest:
+        wanted = f"the file of {PACKAGE} {pinned_version()}"
+        raise UserError(f"{where}: isn't {wanted} (its {algorithm} differs); fetch it again")
+    with tarfile.open(fileobj=io.BytesIO(file)) as archive, replace_folder(folder, PACKAGE, made_by_any=True) as kept:
+        (kept / "dist").mkdir()
+        for name in KEPT:
+            member = archive.extractfile(f"package/{name}")
+            assert member is not None  # that file's digest says so
+            (kept / name).write_bytes(member.read())

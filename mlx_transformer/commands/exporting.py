@@ -20,7 +20,7 @@ class FormSettings:
     search: bool = False
     """Write one file, OUT.onnx, that holds the search too: ids in, n best out."""
     embed_tokenizer: bool = False
-    """As --search, with the tokenizer inside: strings in, strings out."""
+    """As --search, with the tokenizer inside: strings in, strings out; of an encoder of texts, their vectors."""
     triton: bool = False
     """Write such a file as a model of Triton's: OUT/config.pbtxt and OUT/1/model.onnx."""
 

@@ -40,7 +40,7 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
 
 
 def _file(path: Path, graph_facts: Facts) -> RenderableType:
-    from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER
+    from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER, VECTOR
 
     if path.suffix != ".onnx":
         raise UserError(f"{path}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
@@ -53,7 +53,7 @@ def _file(path: Path, graph_facts: Facts) -> RenderableType:
     if CONFIG not in metadata:
         return Group(_table({**facts, **sizes}), *_graphs(graphs))
     takes_text = "text" in {name for name, *_ in graph["inputs"]}
-    facts["kind"] = "search in one ONNX file"
+    facts["kind"] = "vectors of texts in one ONNX file" if VECTOR in metadata else "search in one ONNX file"
     facts["takes"] = "text" if takes_text else "ids; text by the tokenizer in it" if TOKENIZER in metadata else "ids"
     facts["precision"] = metadata.get(PRECISION, "float32")
     if ACTIVATIONS in metadata:

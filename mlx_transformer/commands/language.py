@@ -13,8 +13,8 @@ import typer
 from mlx_transformer.generation.options import EmbedOptions, Options
 from mlx_transformer.system.errors import UserError
 
-from .models import facts_of, open_folder
-from .settings import Folder, Input, Resume, RuntimeSettings, Shown, Texts, chosen
+from .models import facts_of, open_folder, open_model
+from .settings import Embedding, Folder, Input, Resume, RuntimeSettings, Shown, Texts, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
@@ -69,7 +69,7 @@ def fill(
 
 
 def embed(
-    model: Folder,
+    model: Embedding,
     text: Texts = None,
     *,
     input: Input = None,
@@ -89,7 +89,7 @@ def embed(
     """Turn text into vectors, with an encoder: one line in, one vector out."""
     from mlx_transformer.generation.embed_files import embed_stream
 
-    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    opened, facts = open_model(model, **vars(runtime)), facts_of(model, runtime)
     embed_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
 
 

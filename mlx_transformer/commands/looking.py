@@ -39,7 +39,10 @@ Second = Annotated[Path, typer.Argument(help="Likewise, or the same folder with 
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="A checkpoint or run's folder, or an ONNX folder.")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A checkpoint or run's folder, or an ONNX folder; unset: three that ship."),
+    ] = None,
     texts: Annotated[
         list[str] | None, typer.Argument(help="The sentence, in quotes; for a decoder the prompt.", show_default=False)
     ] = None,
@@ -47,7 +50,7 @@ def explain(
     settings: ExplainSettings,
     search: Annotated[Options, Shown("Search", EXPLAINED)],
 ) -> None:
-    """Show what a model does with a sentence, on a page: attention, predictions, and how it searches."""
+    """Follow a word through a model on a page: every vector and sum, attention, predictions, and how it searches."""
     from export.explain.command import explain as run
 
     print(run(model, texts or [], settings, search))

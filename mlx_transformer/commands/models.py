@@ -14,7 +14,9 @@ from mlx_transformer.system.lazy import needs
 
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
+    from export.search.vector_model import VectorModel
     from mlx_transformer import Transformer
+    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.verbs import TextVerbs
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
@@ -30,9 +32,9 @@ def open_model(
     precision: str | None = None,
     verify: bool = True,
     shortlist: str | Path | None = None,
-) -> Transformer | OnnxTransformer | SearchModel:
-    """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
-    `generation.verbs.TextVerbs`.
+) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
+    """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file (`export_search`); all have the verbs
+    of `generation.verbs.TextVerbs`.
 
     path: or where there is none of that name, a name on the Hugging Face Hub, of such a folder or of a published model
     that `import` takes. runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has
@@ -45,13 +47,23 @@ def open_model(
     return opened
 
 
+def load(path: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:
+    """Open a model of any form, as `open_model` does, and its tokenizer, if it has one.
+
+    revision: of a name on the Hugging Face Hub: a branch, tag or commit. Type checkers see the network in MLX, which a
+    checkpoint is; for ONNX models, which share its verbs, `open_model` has the exact types.
+    """
+    model: Any = open_model(path, verify=verify) if revision is None else _checkpoint(Path(path), verify, revision)
+    return model, model.tokenizer
+
+
 def _opened_by(
     path: str | Path,
     runtime: Literal["mlx", "onnx"] | None,
     threads: int | None,
     precision: str | None,
     verify: bool,
-) -> Transformer | OnnxTransformer | SearchModel:
+) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
     check_name(path)
     path = Path(path)
     if not path.exists():
@@ -62,13 +74,13 @@ def _opened_by(
             return _checkpoint(path, verify)  # which knows published models too
         path = found.folder
     if path.is_file():
-        from export import SearchModel
+        from export.search import open_file
         from export.search.metadata import check_file
 
         check_file(path, precision)
         if runtime == "mlx":
             raise UserError(f"{path}: runs with --runtime onnx; MLX needs the checkpoint folder")
-        return SearchModel(path, threads=threads, verify=verify)
+        return open_file(path, threads=threads, verify=verify)
     if _is_onnx(path, runtime, threads, precision):
         from export import OnnxTransformer
 
@@ -100,10 +112,7 @@ def compare(
     a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
 ) -> Comparison:
     """Compare two models of any form on the same lines: scores and whether they differ by chance, the lines that
-    differ, speed, memory; see `report.comparing.compare` for the options.
-
-    Each runs in a process of its own, which imports the caller's main module: a script keeps the call under
-    `if __name__ == "__main__"`.
+    differ, speed, memory; see `report.comparing.compare` for the options. Each runs in a process of its own.
     """
     from mlx_transformer.report.comparing import compare
 
@@ -187,7 +196,7 @@ def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: s
     return onnx
 
 
-def _checkpoint(model: Path, verify: bool) -> Transformer:
+def _checkpoint(model: Path, verify: bool, revision: str | None = None) -> Transformer:
     try:
         from mlx_transformer.runtime.transformer import load
     except ModuleNotFoundError as error:
@@ -197,4 +206,4 @@ def _checkpoint(model: Path, verify: bool) -> Transformer:
         raise UserError(
             f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
         ) from None
-    return load(model, verify)[0]
+    return load(model, verify, revision)[0]

@@ -207,3 +207,11 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
     program = "open" if sys.platform == "darwin" else "xdg-open"
     for page, shows in PAGES.items():
         console.print(f"{program} {summary['paths']['report']}/{page}  # {shows}", soft_wrap=True)
+    onnx_folder = summary["paths"]["onnx"]
+    console.print(f"{_as_called()} translate {onnx_folder} 'May 3, 2024'  # a phrase of your own", soft_wrap=True)
+
+
+def _as_called() -> str:
+    """This program as the user has typed it, or make for him: by a path from here, or by its name."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "mlx-transformer" and not called.is_absolute() else "mlx-transformer"

@@ -36,6 +36,9 @@ Model = Annotated[
     Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")
 ]
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
+Embedding = Annotated[
+    Path, typer.Argument(help="A checkpoint folder, an ONNX folder, or one file of an encoder (--embed-tokenizer).")
+]
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
 Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]

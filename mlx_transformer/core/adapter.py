@@ -28,9 +28,11 @@ from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.front_matter import keys_of
 from mlx_transformer.system.manifest import read_manifest
 from mlx_transformer.system.tensors import read_tensors, write_tensors
 
+from .card import first_lines, put_card
 from .config import AdapterAlpha, AdapterKind, AdapterRank, Rate, TransformerConfig
 from .parameters import parameter_shapes
 
@@ -145,15 +147,37 @@ class Adapter:
         values = {"format": FORMAT, **asdict(self.config), "arrays": _digest(self.arrays)}
         return json.dumps(values, indent=2) + "\n"
 
-    def write(self, folder: Path) -> None:
-        """Write the folder durably, in the place of an adapter that is there."""
+    def write(self, folder: Path, card: str = "") -> None:
+        """Write the folder durably, in the place of an adapter that is there. card: front matter that is known."""
         with replace_folder(folder, "adapter") as temporary:
             self.save(temporary)
+            put_card(temporary, self._card(keys_of(card)), folder)
 
     def save(self, folder: Path) -> None:
         """Its two files."""
         (folder / ADAPTER).write_text(self.json(), encoding="utf-8")
         write_tensors(folder / ARRAYS, self.arrays)
+
+    def _card(self, known: dict[str, str]) -> str:
+        """The model card of the adapter's own folder."""
+        c, size = self.config, sum(array.size for array in self.arrays.values())
+        made = {
+            "library_name": "mlx-transformer",
+            "tags": ["mlx", "transformer", c.kind],
+            "base_model_relation": "adapter",
+        }
+        of_the_base = ("base_model", "pipeline_tag")
+        return f"""{first_lines(made, {key: lines for key, lines in known.items() if key not in of_the_base})}
+# An adapter: {"LoRA" if c.kind == "lora" else "DoRA"} of rank {c.rank}
+
+What was learned on top of a model: a change of {len(c.targets)} of its matrices, {size:,} numbers. It means nothing
+without that model, whose `model.safetensors` has the SHA-256 `{c.base}`. If it is on the Hub, name it above:
+`base_model: ORG/NAME`.
+
+```sh
+mlx-transformer merge BASE ADAPTER --out MODEL
+```
+"""
 
     @cached_property
     def _targets(self) -> frozenset[str]:

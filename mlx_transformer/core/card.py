@@ -7,6 +7,7 @@ changed stays as it is, but for the lines between the marks of the proof; its la
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,13 +93,21 @@ def write_card(
 ) -> None:
     """Write the card of a folder whose other files are there.
 
-    begin: front matter that is known already, which wins. replaced: the folder in whose place this one comes; a
-    README.md there that a person wrote or changed is kept, with no proof in it.
+    begin: front matter that is known already, which wins. replaced: as of `put_card`.
+    """
+    put_card(folder, _card(folder, config, form, keys_of(begin)), replaced)
+
+
+def put_card(folder: Path, text: str, replaced: Path | None = None) -> None:
+    """Write this as the card of a folder.
+
+    replaced: the folder in whose place this one comes; a README.md there that a person wrote or changed is kept, with
+    no proof in it.
     """
     if replaced is not None and (replaced / CARD).is_file() and not _is_ours(old := _text(replaced / CARD)):
         text = _with_proof(old, UNPROVEN)
     else:
-        text = _signed(_card(folder, config, form, keys_of(begin)))
+        text = _signed(text)
     (folder / CARD).write_bytes(text.encode("utf-8", "surrogateescape"))
 
 
@@ -118,13 +127,10 @@ def note_proof(folder: Path, proof: str) -> None:
 
 def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str]) -> str:
     kind = kind_of(folder, c)
-    pipeline = yaml_of("pipeline_tag", kind.pipeline)
-    made = {"pipeline_tag": pipeline, "library_name": yaml_of("library_name", form.library)}
-    keys = {**made, "tags": yaml_of("tags", list(form.tags)), **known}
-    missing = "" if any(key in keys for key in LEGAL) else LICENSE
+    made = {"pipeline_tag": kind.pipeline, "library_name": form.library, "tags": list(form.tags)}
     return "\n".join(
         [
-            f"{front_matter(keys, missing)}",
+            first_lines(made, known),
             f"# A Transformer: {kind.title}",
             "",
             form.use or _use(folder, kind),
@@ -141,6 +147,12 @@ def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str])
             "",
         ]
     )
+
+
+def first_lines(made: Mapping[str, object], known: dict[str, str]) -> str:
+    """Return the front matter of a card; what is `known` wins, and a license that isn't is asked for."""
+    keys = {key: yaml_of(key, value) for key, value in made.items()} | known
+    return front_matter(keys, "" if any(key in keys for key in LEGAL) else LICENSE)
 
 
 def kind_of(folder: Path, c: TransformerConfig) -> Kind:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
+from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields, kinds_of, unknown_keys
 from mlx_transformer.system.files import parse_json
-from mlx_transformer.system.page import table
 
 from .heads import VOCABULARY, Head
 from .presets import PRESETS

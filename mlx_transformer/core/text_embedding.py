@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,8 +146,11 @@ class TextEmbedding:
         """
         places = [np.flatnonzero(row) for row in np.asarray(mask)]
         kept = [row if self.prompt_counts else row[skipped:] for row in places]
-        rows = [self._vector(each, row) for each, row in zip(memory, kept, strict=True)]
-        return np.stack([self._cut(row, dimensions) for row in rows]).astype(np.float32)
+        return self.shortened([self._vector(each, row) for each, row in zip(memory, kept, strict=True)], dimensions)
+
+    def shortened(self, vectors: Sequence[NDArray], dimensions: int | None) -> NDArray[np.float32]:
+        """Return the first numbers of vectors (B, W) of any length, of unit length where vectors are."""
+        return np.stack([self._cut(row.astype(np.float64), dimensions) for row in vectors]).astype(np.float32)
 
     def _vector(self, memory: NDArray, places: NDArray[np.intp]) -> NDArray[np.float64]:
         """(L, D) and the places of its tokens -> (W,), of whatever length."""
@@ -187,7 +190,13 @@ def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
     path = folder / EMBEDDING
     if not path.is_file():
         return None
-    values = read_json(path)
+    embedding = parse_embedding(read_json(path), path, lambda: _weights(folder))
+    embedding.check_fits(d_model, str(folder / DENSE))
+    return embedding
+
+
+def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, NDArray]] = dict) -> TextEmbedding:
+    """Make it of what the file says. `UserError` for what is no such thing; weights: called if it has dense layers."""
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else type(values).__name__
         raise UserError(f"{path}: format {found!r} is not known to this version (it reads format {FORMAT})")
@@ -200,13 +209,11 @@ def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
         problems += [problem for layer in layers for problem in unknown_keys(layer, Dense)]
     if problems:
         raise UserError(f"{path}: {'; '.join(problems)}")
-    weights = _weights(folder) if layers else {}
+    given = {**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights() if layers else {}}
     try:
-        embedding = TextEmbedding(**{**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights})
+        return TextEmbedding(**given)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    embedding.check_fits(d_model, str(folder / DENSE))
-    return embedding
 
 
 def _weights(folder: Path) -> Mapping[str, NDArray]:

@@ -13,8 +13,7 @@ from .keys import ACTIVATIONS, Architectures, Fixed, Heads, Key, Special
 LAYER, QKV = "bert.encoder.layer.*", "(query|key|value)"
 HEADS = {
     "BertModel": dict(kind="pooled", activation="tanh"),
-    "BertForMaskedLM": dict(activation="@activation", norm=True),
-    "BertForPreTraining": dict(activation="@activation", norm=True),
+    **{key: dict(activation="@activation", norm=True) for key in ("BertForMaskedLM", "BertForPreTraining")},
     "BertForSequenceClassification": dict(kind="classes", activation="tanh"),
     "BertForTokenClassification": dict(kind="token-classes"),
     "BertForQuestionAnswering": dict(kind="spans"),
@@ -58,8 +57,7 @@ SIZES = (
     Key("layer_norm_eps", "norm_epsilon", 1e-12),
     Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "none"}),
     Fixed("position_embedding_type", "absolute"),
-    Fixed("is_decoder", False),
-    Fixed("add_cross_attention", False),
+    *(Fixed(key, False) for key in ("is_decoder", "add_cross_attention")),
 )
 BERT = Family(
     name="BERT",

@@ -25,12 +25,15 @@ from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model
+from .origin import place_of
 from .sentence_folder import SentenceFolder, is_sentence_folder, read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import target_stands_in_source, with_ends
+from .weights import FORMS
 
 ORIGIN = "origin.json"
-"""The file of a checkpoint that says which repository of the Hub it was made of, and which commit."""
+"""The file of a checkpoint that says what it was made of: a repository of the Hub and its commit, or a folder, from the
+checkpoint on, and the digests of its config and weights."""
 
 
 class Imported(NamedTuple):
@@ -111,13 +114,18 @@ def import_huggingface(
     found = find_model(folder, revision)
     ours = read_published(found.folder, keep_float16)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
-    if found.origin:
-        texts[ORIGIN] = json.dumps(found.origin, indent=2) + "\n"
+    texts[ORIGIN] = json.dumps(found.origin or place_of(found.folder, sources(found.folder), out), indent=2) + "\n"
     texts[CARD] = _card(found, ours.settings)
     texts |= {} if vectors is None else vectors.texts()
     tensors = {} if vectors is None else vectors.tensors()
     save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
     return ours.notes
+
+
+def sources(folder: Path) -> list[Path]:
+    """The config and the weights of a published folder."""
+    names = (CONFIG, *(part for form in FORMS for part in (form.name, form.index, form.name.replace(".", "-*."))))
+    return sorted(file for name in names for file in folder.glob(name))
 
 
 def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None = None, force: bool = False) -> Path:

@@ -123,8 +123,11 @@ def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict
     }
 
 
-def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any]:
-    """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is."""
+def tokenizer_config(
+    config: TransformerConfig, tokenizer: str, embedding: TextEmbedding | None = None
+) -> dict[str, Any]:
+    """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is. embedding:
+    of a model whose texts end where that says."""
     contents = {entry["id"]: entry["content"] for entry in json.loads(tokenizer).get("added_tokens", [])}
     known, told = {content: id for id, content in contents.items()}, roles_of(json.loads(tokenizer))
     roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
@@ -137,7 +140,7 @@ def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
         "model_input_names": [SOURCE_IDS.published, *(entry.published for entry in companions(config)), MASK],
-        "model_max_length": config.max_positions,
+        "model_max_length": min(config.max_positions, (embedding and embedding.max_length) or config.max_positions),
         "padding_side": "left" if config.architecture == "decoder" else "right",
         "clean_up_tokenization_spaces": False,
         # "</s>" in a text is text, but <mask> is what an encoder is to fill in.
@@ -163,7 +166,7 @@ def write_folder(
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-            texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer)
+            texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding)
         if embedding is not None:
             texts |= sentence_files(embedding, model_config.d_model, model_config.max_positions)
             for name, arrays in dense_weights(embedding):

@@ -98,6 +98,15 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
     return folder
 
 
+def cached_model(name: str, revision: str) -> Path:
+    """The folder of a commit that was fetched before; `UserError` where it isn't in the cache."""
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise UserError(f"{name}: is on the Hugging Face Hub: {needs('hub')}") from error
+    return _cached(huggingface_hub, name, revision, LookupError("nobody was asked"))
+
+
 def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:
     """The model as it was fetched before."""
     try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlx_transformer.core.adapter import ADAPTER
+from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.card import LEGAL
-from mlx_transformer.core.checkpoint import holds_theirs, open_checkpoint, resolve
+from mlx_transformer.core.checkpoint import CONFIG, holds_theirs, open_checkpoint, resolve
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import check_name, read_bytes
@@ -41,8 +41,8 @@ class Shipment(NamedTuple):
 
 
 def shipment(folder: str | Path) -> Shipment:
-    """Choose what is sent of a checkpoint's folder (or a run's, which holds one), an ONNX folder, or one that
-    `to-huggingface` or `to-marian` wrote: all its files but hidden ones.
+    """Choose what is sent of a checkpoint's folder (or a run's, which holds one), an adapter's, an ONNX folder, or
+    one that `to-huggingface` or `to-marian` wrote: all its files but hidden ones.
 
     `UserError` for any other folder, and for one that is damaged.
     """
@@ -51,6 +51,8 @@ def shipment(folder: str | Path) -> Shipment:
     if (folder / SPEC).is_file():
         verify_files(folder)
         verify_files(folder / GRAPHS)
+    elif (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+        read_adapter(folder)
     elif (folder / ADAPTER).is_file() or not (holds_theirs(folder) or holds_marian(folder)):
         folder = resolve(folder)
         open_checkpoint(folder)

@@ -14,7 +14,7 @@ from typing import Any
 from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.published_ids import laid_out, roles_of
-from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
+from mlx_transformer.core.sentencepiece import UNKNOWN, SentencePiece, read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT, join_texts
@@ -75,6 +75,21 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
         raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
     pad = ids.get(_token(settings, "pad_token", "<pad>"), -1)
     return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
+
+
+def _pegasus(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """In front of the model's pieces stand as many tokens as `offset` says: padding, the end, and masks."""
+    model, offset = read_sentencepiece(path / PIECES), settings.get("offset", 103)
+    if type(offset) is not int or not 4 <= offset < config.vocab_size:
+        raise UserError(f"{path / SETTINGS}: offset {offset!r:.20} is none that a model of {config.vocab_size} ids has")
+    if [piece.text for piece in model.pieces[:2]] != ["<pad>", "</s>"] or model.ids_of(UNKNOWN) != [2]:
+        raise UserError(f"{path / PIECES}: its first pieces are not <pad>, </s> and the unknown one")
+    masks = ["<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, offset))]
+    tokens = ["<pad>", "</s>", *masks, "<unk>", *(piece.text for piece in model.pieces[3:])]
+    if len(tokens) > config.vocab_size:
+        raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size} ids")
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    return _by_vocabulary(model, vocabulary, config, control=masks, lookup=False)
 
 
 def _bart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -224,6 +239,7 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "t5": ((PIECES,), _t5),
     "mt5": ((PIECES,), _t5),
     "umt5": ((PIECES,), _t5),
+    "pegasus": ((PIECES,), _pegasus),
     "bart": ((VOCABULARY, MERGES), _bart),
     "mbart": ((FAIRSEQ,), _mbart),
     "m2m_100": ((FAIRSEQ,), _m2m100),

@@ -25,6 +25,9 @@ from .translate import as_lines, fitting_tokenizer
 
 MULTIPLE = 4
 """A row is padded to a multiple of it; why is said at `SOURCE_MULTIPLE` in `export/targets/portable/runtime.py`."""
+SHORT, ALIKE = 64, 2
+"""Texts of a batch with a row for each token: all of them short, or the longest no more than so many times as long as
+the shortest, for attention computes padding all the same."""
 BATCH_TOKENS = 4096
 """Tokens computed together, padding included; a longer row is computed alone."""
 
@@ -34,6 +37,8 @@ class GraphVectors(NamedTuple):
 
     embedding: TextEmbedding
     compute: Callable[[NDArray, NDArray], NDArray]
+    by_token: bool = False
+    """It has a row for each token: texts of several lengths are computed together for less than in turn."""
 
 
 class Embedder:
@@ -109,7 +114,9 @@ class Embedder:
             raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
         skipped = self._prompt_tokens() if of_text and self.prompt and not self.embedding.prompt_counts else 0
         computed = 0
-        for part in _batches(sources.lengths, self.config.max_positions):
+        by_token = self._graph is not None and self._graph.by_token
+        batches = _mixed(sources.lengths) if by_token else _batches(sources.lengths, self.config.max_positions)
+        for part in batches:
             arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
             compute = self.token_vectors if self._graph is None else self._graph.compute
             given = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
@@ -140,3 +147,15 @@ def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
     groups = np.split(order, np.flatnonzero(np.diff(padded[order])) + 1)
     sizes = [max(1, BATCH_TOKENS // int(padded[group[0]])) for group in groups]
     return [group[i : i + size] for group, size in zip(groups, sizes, strict=True) for i in range(0, len(group), size)]
+
+
+def _mixed(lengths: NDArray) -> list[NDArray[np.intp]]:
+    """The same where padding costs little: of lengths that are alike, the longest first."""
+    order = np.argsort(-lengths, kind="stable")
+    parts, first, tokens = [], 0, 0
+    for i, length in enumerate(lengths[order].tolist()):
+        tokens += length
+        if i > first and (tokens > BATCH_TOKENS or lengths[order[first]] > max(SHORT, ALIKE * length)):
+            parts.append(order[first:i])
+            first, tokens = i, length
+    return [*parts, order[first:]]

@@ -63,6 +63,23 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Progress | 
     return found
 
 
+def score(
+    tokenizer: Tokenizer,
+    log_p: Callable[[Ids, Ids], list[np.ndarray]],
+    lines: str | Sequence[str],
+    translations: str | Sequence[str],
+) -> list[float]:
+    """Return log p of each line's translation, its end counted. log_p: `log_probabilities` of a model. `UserError` for
+    what isn't text, or is longer than the model takes."""
+    from .translate import as_lines  # with the tokenizer, which who has ids does without
+
+    source, target = as_lines(lines), as_lines(translations)
+    if len(source) != len(target):
+        raise UserError(f"{len(source)} lines but {len(target)} translations: they must be equally many")
+    found = log_p(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target))
+    return [math.fsum(values.tolist()) for values in found]
+
+
 def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndarray:
     """(B, longest target); what is beyond the end of a target means nothing."""
     xp = model.arrays

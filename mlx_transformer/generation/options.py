@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields
+from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,6 +104,13 @@ class Options:
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
     """Most rows * beam * (source + new tokens) of one batch, which bounds the memory of its caches, where translations
     are as long as their sources; of a decoder alone, as long as they may become."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """The settings of these names; `UserError` for a name that none has."""
+        if problems := unknown_keys(given, cls, "there is no option {!r}"):
+            raise UserError("; ".join(problems))
+        return cls(**given)
 
     def __post_init__(self) -> None:
         problems = [*check_fields(self), *(p for name in ID_FIELDS for p in self._check_ids(name))]

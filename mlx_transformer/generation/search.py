@@ -105,7 +105,7 @@ def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], O
     """What the model reads, by argument, and how it searches."""
     others = {entry.argument for entry in INPUTS.values()} - {"ids"}
     given = {name: value for name, value in options.items() if name in others}
-    chosen = Options(**{name: value for name, value in options.items() if name not in others})
+    chosen = Options.of({name: value for name, value in options.items() if name not in others})
     return {"ids": ids, **given}, chosen
 
 

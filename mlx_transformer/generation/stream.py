@@ -37,7 +37,7 @@ def stream_ids(
     ids, prefix, candidates, options: as for `search`, of one input. row: its place in a list of several, on which a
     drawn token depends. Wrong input and options raise `UserError` at the call, not at the first token.
     """
-    chosen = Options(**options)
+    chosen = Options.of(options)
     if chosen.beam > 1:
         raise UserError(f"beam={chosen.beam} has no token that is sure before the end: stream with beam=1")
     sources, forced, limits = checked(model, {"ids": [ids]}, [prefix], chosen)

@@ -141,6 +141,18 @@ class TextVerbs:
         with self.decoding() as model:
             return log_probabilities(model, ids, targets, **options)
 
+    @overload
+    def score(self, lines: str, translations: str) -> float: ...
+    @overload
+    def score(self, lines: list[str], translations: list[str]) -> list[float]: ...
+    def score(self, lines: str | list[str], translations: str | list[str]) -> float | list[float]:
+        """Return log p of the translation of a line, or of each of several: the sum over its tokens, the end token's
+        among them."""
+        from .likelihood import score
+
+        found = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
+        return found[0] if isinstance(lines, str) else found
+
     def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids

@@ -23,8 +23,8 @@ from mlx_transformer.core.parameters import (
     source_embedding_name,
     target_embedding_name,
 )
+from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.page import table
 
 from .attention import Attention, MakeAttention
 from .cache import Cache, empty_layers

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from html import escape
 from itertools import groupby
 
-from mlx_transformer.system import page as kit
+from mlx_transformer import page as kit
 from mlx_transformer.system.chart import Curve, colour, figure
 
 from .result import NONE, Comparison, Sentence, Side, rows, sentence_of

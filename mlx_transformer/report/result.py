@@ -128,7 +128,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Show the figures in a notebook; the sentences are on the page."""
-        from mlx_transformer.system.page import table
+        from mlx_transformer.page import table
 
         heads = ("", self.a.name, self.b.name, "")
         return table(sentence_of(self), [heads, *rows(self)], head=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
-from mlx_transformer.system import page as kit
+from mlx_transformer import page as kit
 from mlx_transformer.system.chart import Curve, colour, figure
 from mlx_transformer.training.run_folder import flat
 

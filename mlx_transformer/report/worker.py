@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Worker:
         self.name = name
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, opened), daemon=True)
-        with _held():
+        with _held(), _script_left_alone():
             self.process.start()
         theirs.close()
 
@@ -85,6 +86,18 @@ def _held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _script_left_alone() -> Iterator[None]:
+    """Keep a process that starts now from running the user's script again, which `spawn` does for what is defined in
+    it: a script of three lines has no `if __name__ == "__main__"`, and would start processes in its processes."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _serve(connection: Connection, opened: Callable[[], Served]) -> None:

@@ -164,9 +164,13 @@ def _as_float(value: float) -> float:
         return math.inf
 
 
-def _shown(value: Any) -> str:
+class _Short(reprlib.Repr):
     """In one line of bounded length."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python writes no number of more than 4300 digits
-        return f"a number of {value.bit_length()} bits"
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 14_000:  # Python writes no number of more than 4300 digits, later versions say so at length
+            return f"a number of {x.bit_length()} bits"
+        return super().repr_int(x, level)
+
+
+_shown = _Short().repr

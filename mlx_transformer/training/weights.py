@@ -127,7 +127,7 @@ class AdapterWeights(Weights):
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
         """Write OUT/adapter, unless a new head belongs to it, and OUT/model with both."""
         if not self.head:
-            self._adapter(arrays).write(out / ADAPTER_FOLDER)
+            self._adapter(arrays).write(out / ADAPTER_FOLDER, card)
         return super().write(out, arrays, tokenizer_json, card)
 
     def _adapter(self, arrays: Mapping[str, NDArray] | None) -> Adapter:

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from claims import drawing, table
+from claims import drawing, index, table
 from claims.row import RECORDED, Row, above, below, dotted, equal
 from drawn import exchanged, exchanged_cells, panels_of
 from drawn_claims import CHECKS
@@ -54,6 +54,10 @@ def test_every_figure(name: str, model) -> None:
             assert {len(row) for row in figure.rows} == {len(figure.head)}
             figure = drawing.as_figure(figure)
         text = drawing.inline_svg(figure, "f1", "a < b")
+        for number, label in PICTURED.items():
+            if table.ROWS[number].picture == name:
+                committed = (index.PICTURES / f"{number:02}.svg").read_text(encoding="utf-8")
+                assert moved(committed, drawing.both_palettes(figure, label)) <= TOLERANCE
     root = ElementTree.fromstring(text)
     assert root.get("role") == "img"
     assert root.get("aria-label") == "a < b"
@@ -62,6 +66,46 @@ def test_every_figure(name: str, model) -> None:
     assert set(re.findall(r'\bid="([^-"]+)', text)) == {"f1"}
     assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= set(re.findall(r'\bid="([^"]+)', text))
     assert len(text) < 120_000
+
+
+PICTURED = index.shown()
+TOLERANCE = 1.0
+"""Points of 1/72 inch: what other machines' last digits move."""
+
+
+def moved(committed: str, fresh: str) -> float:
+    """How far the outline of any path of a picture lies from where it is drawn now. The words must be the same."""
+    old, new = (ElementTree.fromstring(text) for text in (committed, fresh))
+    words = [["".join(node.itertext()) for node in root.iter(f"{SVG}text")] for root in (old, new)]
+    assert words[0] == words[1]
+    boxes = [[_box(path.get("d", "")) for path in root.iter(f"{SVG}path")] for root in (old, new)]
+    assert [len(box) for box in boxes[0]] == [len(box) for box in boxes[1]]
+    return max((abs(a - b) for old, new in zip(*boxes, strict=True) for a, b in zip(old, new, strict=True)), default=0)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _box(d: str) -> list[float]:
+    """Left, right, top and bottom of a path without curves; nothing for one with them."""
+    if re.search("[CQAS]", d):
+        return []
+    numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", d)]
+    return [min(numbers[0::2]), max(numbers[0::2]), min(numbers[1::2]), max(numbers[1::2])] if numbers else []
+
+
+def test_a_picture_that_changed_is_seen() -> None:
+    old = (index.PICTURES / "10.svg").read_text(encoding="utf-8")
+    assert moved(old, old) == 0
+    place = re.search(r'<path d="M ([\d.]+) ', old[old.index("line2d") :])
+    assert place is not None
+    assert moved(old, old.replace(place[1], f"{float(place[1]) + 3}")) > TOLERANCE
+    with pytest.raises(AssertionError):
+        moved(old, old.replace("249.10", "249.20"))
+
+
+def test_every_picture_is_shown_and_no_other() -> None:
+    assert sorted(int(path.stem) for path in index.PICTURES.glob("*.svg")) == sorted(PICTURED)
 
 
 @cache

@@ -30,7 +30,7 @@ COMMANDS = {
     "chromium": ["node", str(HERE / "node" / "with_chromium.mjs")],
 }
 # What only one of them can be asked, by the beginning of a task's name. transformers.js reads the merged layout alone.
-ONLY = {"split": "optimum", "wasm": "transformers.js"}
+ONLY = {"split": "optimum", "wasm": "transformers.js", "text": "transformers.js", "sentence": "optimum"}
 SECONDS = 900  # for all that one consumer is asked
 
 PHRASES, NEW_TOKENS, BATCH = 200, 80, 32

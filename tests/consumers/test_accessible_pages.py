@@ -18,8 +18,9 @@ from mlx_transformer.cli import main
 pytestmark = pytest.mark.consumers
 
 ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
-OPENED = (".chip", ".map", "dialog summary")  # a word is kept, a head enlarged, its numbers shown
-SCREENS = 4  # light and dark, wide and narrow
+WALKED = (".gl", "#norm .numbers summary", "#tour-start")  # a word of the glossary, numbers as a table, the tour
+OPENED = (*WALKED, "#tour [data-tour=stop]", "#more .chip", "#more .map", "dialog summary")  # and a head enlarged
+SCREENS = 6  # light and dark, of a screen, a tablet and a phone
 
 
 def asked(pages: list[tuple[Path, tuple[str, ...]]], folder: Path) -> list[dict[str, Any]]:
@@ -45,6 +46,13 @@ def test_explain(tmp_path: Path) -> None:
         assert found["checks"] == SCREENS * (1 + len(OPENED))
         assert found["violations"] == [], architecture
         assert found["problems"] == [], architecture
+
+
+def test_the_walk(tmp_path: Path) -> None:
+    page = tmp_path / "walk.html"
+    explain(out=page)
+    [found] = asked([(page, WALKED)], tmp_path / "asked")
+    assert (found["checks"], found["violations"], found["problems"]) == (SCREENS * (1 + len(WALKED)), [], [])
 
 
 def test_claims(tmp_path: Path) -> None:

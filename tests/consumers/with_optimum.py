@@ -23,7 +23,13 @@ def no_network(*_):
 socket.socket.connect = no_network
 
 import torch  # noqa: E402
-from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForMaskedLM, ORTModelForSeq2SeqLM, pipeline  # noqa: E402
+from optimum.onnxruntime import (  # noqa: E402
+    ORTModelForCausalLM,
+    ORTModelForFeatureExtraction,
+    ORTModelForMaskedLM,
+    ORTModelForSeq2SeqLM,
+    pipeline,
+)
 from transformers import AutoTokenizer  # noqa: E402
 
 KINDS = {"encoder-decoder": ORTModelForSeq2SeqLM, "decoder": ORTModelForCausalLM, "encoder": ORTModelForMaskedLM}
@@ -73,12 +79,30 @@ def logits(folder, ids, mask):
     return model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).logits.tolist()
 
 
+def vectors(folder, texts):
+    """Unit vectors of the mean of a text's tokens, all texts in one batch."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), ORTModelForFeatureExtraction.from_pretrained(folder)
+    encoded = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    mask = encoded["attention_mask"][:, :, None]
+    found = (model(**encoded).last_hidden_state * mask).sum(1) / mask.sum(1)
+    return torch.nn.functional.normalize(found).tolist()
+
+
+def sentence_vectors(folder, texts):
+    """The same by sentence-transformers, which the folder tells how, with its backend for ONNX."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(folder, backend="onnx", device="cpu").encode(texts).tolist()
+
+
 def decode(tokenizer, rows):
     return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 def main(tasks: str, answers: str) -> None:
-    kinds = {f.__name__: f for f in (tokenize, translate, translation_pipeline, generate, logits)}
+    kinds = {
+        f.__name__: f for f in (tokenize, translate, translation_pipeline, generate, logits, vectors, sentence_vectors)
+    }
     found = {}
     for task in json.loads(Path(tasks).read_text(encoding="utf-8")):
         name, kind = task.pop("name"), task.pop("kind")

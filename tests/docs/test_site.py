@@ -140,7 +140,7 @@ def test_figures_are_those_that_pages_ask_for(
     assert figures.draw(ROOT, tmp_path) == tmp_path
     [(name, rows, page, folder, force)] = asked
     assert (name, page, folder, force) == ("claims.command", None, str(tmp_path), True)
-    assert {"2", "18", "21"} <= set(rows)
+    assert {"30", "36", "53"} <= set(rows)
 
 
 def test_a_figure_is_shown_where_there_is_one(tmp_path: Path) -> None:
@@ -149,12 +149,15 @@ def test_a_figure_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert shown.strip() == "![A curve](18.svg){ .figure }"
     folder = tmp_path / "figures"
     folder.mkdir()
-    for name in ("18-scale.svg", "row-02.svg", "notes.txt", "18-scale.png"):
+    for name in ("36-words.svg", "row-30.svg", "notes.txt", "36-words.png"):
         (folder / name).write_text("<svg/>")
     Build(ROOT, tmp_path / "out", folder).write()
-    assert "(../figures/18-scale.svg)" in (tmp_path / "out/pages/guide/attention.md").read_text(encoding="utf-8")
-    assert "(../figures/row-02.svg)" in (tmp_path / "out/pages/guide/positions.md").read_text(encoding="utf-8")
-    assert sorted(file.name for file in (tmp_path / "out/pages/figures").iterdir()) == ["18-scale.svg", "row-02.svg"]
+    pages = tmp_path / "out/pages"
+    assert "(../figures/36-words.svg)" in (pages / "guide/embedding.md").read_text(encoding="utf-8")
+    assert "(../figures/row-30.svg)" in (pages / "guide/heads.md").read_text(encoding="utf-8")
+    assert sorted(file.name for file in (pages / "figures").iterdir()) == ["36-words.svg", "row-30.svg"]
+    assert "(../pictures/18.svg)" in (pages / "guide/attention.md").read_text(encoding="utf-8")
+    assert (pages / "pictures/18.svg").is_file()
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ def image(panel: Panel) -> np.ndarray:
 
 @check
 def heat_maps(panels: list[Panel], computed: Computed, model: Any) -> None:
-    position, feature = np.arange(80.0)[:, None], np.arange(32)
-    paper, other = position * 10000.0 ** (-feature / 32), position * 10000.0 ** (-feature / 31)
+    position, feature = np.arange(80.0)[:, None], np.arange(256)
+    paper, other = position * 10000.0 ** (-feature / 256), position * 10000.0 ** (-feature / 255)
     shown = by_title(panels)
-    pairs = np.stack([np.sin(paper), np.cos(paper)], axis=2).reshape(80, 64)
+    pairs = np.stack([np.sin(paper), np.cos(paper)], axis=2).reshape(80, 512)
     halves = np.concatenate([np.sin(other), np.cos(other)], axis=1)
     np.testing.assert_allclose(image(shown["pairs side by side (paper)"]), pairs, atol=1e-6)
     np.testing.assert_allclose(image(shown["halves (tensor2tensor)"]), halves, atol=1e-6)
@@ -93,11 +93,11 @@ def rotation(panels: list[Panel], computed: Computed, model: Any) -> None:
 def counter(panels: list[Panel], computed: Computed, model: Any) -> None:
     shown = by_title(panels)
     bits, waves = (
-        shown["a counter: the last digit is the fastest"],
+        shown["a counter, its last digit first: the fastest"],
         shown["sines of 16 features: the first is the fastest"],
     )
-    assert ["".join(row) for row in bits.cells()] == "000 001 010 011 100 101 110 111".split()
-    assert [int(n) for n in np.abs(np.diff(image(bits), axis=0)).sum(axis=0)] == list(
+    assert ["".join(row[::-1]) for row in bits.cells()] == "000 001 010 011 100 101 110 111".split()
+    assert [int(n) for n in np.abs(np.diff(image(bits), axis=0)).sum(axis=0)][::-1] == list(
         computed(12)["changes of each digit, 000 to 111"]
     )
     position, feature = np.arange(33.0)[:, None], np.arange(8)
@@ -180,9 +180,9 @@ def normalised_together(panels: list[Panel], computed: Computed, model: Any) -> 
     ):
         shared, strips = panels[2 * k : 2 * k + 2]
         assert shared.title == f"{name}: one mean"
-        across = np.ones(16) if name == "layer norm" else np.eye(16)[0]
-        assert np.array_equal(image(shared)[1], across if name == "batch norm" else np.zeros(16))
-        assert np.array_equal(image(shared)[0], across)
+        first, others = (np.ones(16), np.zeros(16)) if name == "layer norm" else (np.eye(16)[0],) * 2
+        assert np.array_equal(image(shared), [first, *[others] * 23])
+        assert shared.rows == ["1", "2", "3", "4"]
         assert strips.title == f"its change: {found[number][0]:.2g}"
         norm = norms.LayerNorm(16, norms.EPSILON) if name == "layer norm" else norms.nn.BatchNorm(16)
         before, after = (np.array(each[0]) for each in norms.among_mates(norm))

@@ -10,13 +10,15 @@ from typing import Any
 
 import minilm
 import numpy as np
+import onnxruntime as ort
 import pytest
 import tokenizers
 from hard_text import hard_lines
 from numpy.typing import NDArray
 
-from export import OnnxTransformer, export_onnx
+from export import OnnxTransformer, export_onnx, export_search
 from export.package.quality import nearest, recorded
+from export.search import open_file
 from export.validate.rule import budget_for
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface
@@ -83,6 +85,19 @@ def test_each_target(checkpoint: Path, target: str, tmp_path: Path) -> None:
     check(vectors)
     for i in range(0, len(vectors), 20):
         np.testing.assert_array_equal(model.embed(minilm.LINES[i]), vectors[i])
+
+
+@pytest.fixture(scope="module")
+def one_file(checkpoint: Path) -> Path:
+    return export_search(checkpoint, checkpoint.parent / "minilm.onnx", text=True)
+
+
+def test_one_file_by_onnx_runtime_as_it_is(one_file: Path) -> None:
+    session = ort.InferenceSession(one_file, providers=["CPUExecutionProvider"])
+    parts = (minilm.LINES[i : i + 16] for i in range(0, len(minilm.LINES), 16))
+    given = [session.run(["sentence_embedding"], {"text": np.array(part, object)})[0] for part in parts]
+    check(np.concatenate([np.asarray(part) for part in given]))
+    check(open_file(one_file).embed(minilm.LINES))
 
 
 def test_what_must_not_pass(checkpoint: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_a_whole_run(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[1:3] for line in lines[2:8]] == [[str(b), str(t)] for t in (1, 2) for b in (1, 8, 64)]
     assert lines[-1].startswith("Geometric mean of the ratios: ")
-    assert json.loads((tmp_path / "out" / "embedding.json").read_text())["max_length"] == 20
+    assert json.loads((tmp_path / "out" / "cpu" / "embedding.json").read_text())["max_length"] == 20
 
 
 def test_a_ratio_is_the_median_of_those_of_the_rounds() -> None:
@@ -51,6 +52,6 @@ def test_engines_take_turns() -> None:
     def engine(name: str) -> benchmark.Engine:
         return lambda texts: [calls.append(f"{name}{len(texts)}"), np.zeros(1)][1]  # type: ignore[return-value]
 
-    found = benchmark.measure({"ours": engine("a"), "plain": engine("b")}, ["x"] * 3, 2, 2)
+    found = benchmark.measure({"ours": engine("a"), "plain": engine("b")}, ["x"] * 3, 2, 2, time.perf_counter)
     assert calls == ["a2", "b2", *["a2", "a1", "b2", "b1"] * 2]
     assert [len(each) for each in found.values()] == [2, 2]

@@ -19,9 +19,9 @@ ONNX = ("onnx", "onnx_ir", "onnxscript")
 RUNTIME = ("onnxruntime",)
 
 # A room imports only rooms before it, and itself. Names: a package, or a module beside the packages.
-MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
+MLX_SIDE = ["page", "system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
-SHARED = ["system", "core", "data", "generation", "families"]
+SHARED = ["page", "system", "core", "data", "generation", "families"]
 ONNX_SIDE = ["settings", "nn", "search_inputs", "request", "interface", "graph", "precision", "targets", "runtime"]
 ONNX_SIDE += ["package", "search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")

@@ -36,7 +36,7 @@ def test_no_line_is_printed_twice():
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-@pytest.mark.parametrize(("stamp", "extras"), [(".installed", "train,export"), (".installed-dev", "dev")])
+@pytest.mark.parametrize(("stamp", "extras"), [(".installed", "train,export,serve"), (".installed-dev", "dev")])
 def test_the_environment_gets_the_extras(stamp, extras):
     """As make expands it: a comma in an argument of `call` ends that argument."""
     command = ["make", "--dry-run", "--always-make", f".venv/{stamp}"]

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,9 +45,10 @@ def test_each_task_takes_one_import_and_at_most_three_lines():
         assert not any("import" in line for line in lines), task.__name__
 
 
-@pytest.mark.parametrize(
-    "task", [task for task in TASKS if task is not ten_tasks.serve], ids=lambda task: task.__name__
-)
+IN_A_PROCESS = (ten_tasks.compare, ten_tasks.serve)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task not in IN_A_PROCESS], ids=lambda task: task.__name__)
 def test_a_task(task, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     task()
@@ -69,6 +71,16 @@ def test_type_checkers_see_no_any_in_a_users_file(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     users.write_text(users.read_text() + "\n\ndef wrong() -> None:\n    print(mt.load('run')[0].token_logits([[1]]))\n")
     assert 'Expression has type "Any"' in check().stdout
+
+
+def test_comparing_in_a_plain_script(place):
+    """It starts processes, which must not run the script again."""
+    script = place / "script.py"
+    script.write_text(f"{IMPORT}\n{inspect.getsource(ten_tasks.compare)}\nprint('once')\ncompare()\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"once\n2 [0-2]\n", done.stdout)
 
 
 def test_serving(place):
@@ -115,6 +127,54 @@ def test_both_runtimes_have_the_same_verbs(place):
             model.complete("one")
         with pytest.raises(UserError, match="fill needs an encoder; architecture='encoder-decoder' is for translate"):
             model.fill("one")
+
+
+def test_load_takes_every_form(place):
+    file = mt.export_search(place / "run", place / "loaded.onnx")
+    kinds = {"run": mt.Transformer, "onnx": mt.OnnxTransformer, file.name: mt.SearchModel}
+    models = []
+    for name, kind in kinds.items():
+        model, tokenizer = mt.load(place / name)
+        assert isinstance(model, kind)
+        assert tokenizer is model.tokenizer
+        models.append(model)
+    assert len({model.translate(LINES[0], max_new_tokens=8) for model in models}) == 1
+    assert repr(models[1]).startswith(f"OnnxTransformer({str(place / 'onnx')!r}): encoder-decoder, ")
+    assert repr(models[2]).startswith(f"SearchModel({str(file)!r}): encoder-decoder, ")
+    for model in models:
+        with pytest.raises(UserError, match="there is no option 'num_beams'"):
+            model.translate("one", num_beams=2)
+    with pytest.raises(UserError, match=r"no option 'beams' \(did you mean 'beam'\?\)"):
+        models[1].stream("one", beams=2)
+    with pytest.raises(UserError, match="no name on the Hub, which alone has revisions"):
+        mt.load(place / "run", revision="main")
+
+
+def test_scores_of_texts(place):
+    models = [mt.open_model(place / "run"), mt.open_model(place / "onnx")]
+    best = [model.n_best(LINES[0], beam=2, length_penalty=0.0, max_new_tokens=40)[0] for model in models]
+    for model, one in zip(models, best, strict=True):
+        [row] = model.tokenizer.source.encode_batch([LINES[0]])
+        [wanted] = model.tokenizer.encode_batch([one.text])
+        [tokens] = model.log_probabilities([row], [wanted])
+        assert model.score(LINES[0], one.text) == float(sum(map(float, tokens)))
+        assert model.score(LINES, ["x", one.text])[0] == model.score(LINES[0], "x")
+        with pytest.raises(UserError, match="2 lines but 1 translations"):
+            model.score(LINES, "x")
+        with pytest.raises(UserError, match="line 1: must be text, not int"):
+            model.score(LINES[0], [3])
+
+
+def test_an_onnx_folder_is_saved_as_it_is(place):
+    for _ in range(2):  # the second time in the place of the first
+        saved = mt.OnnxTransformer(place / "onnx").save(place / "again")
+    files = [{path.relative_to(folder) for path in folder.rglob("*")} for folder in (saved, place / "onnx")]
+    assert files[0] == files[1]
+    mt.OnnxTransformer(saved)
+    with pytest.raises(UserError, match="is the folder that is read"):
+        mt.OnnxTransformer(place / "onnx").save(place / "onnx")
+    with pytest.raises(UserError, match="holds files that are no ONNX folder"):
+        mt.OnnxTransformer(place / "onnx").save(place / "run")
 
 
 def test_one_file(place):

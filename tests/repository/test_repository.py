@@ -30,8 +30,8 @@ DISTRIBUTION = "mlx-transformer"
 EXTRAS = {
     f"export.serve.{name}": "serve"
     for name in (
-        *("access", "answers", "app", "bodies", "connections", "metrics", "openai_endpoints", "server", "service"),
-        *("site", "translating"),
+        *("access", "answers", "app", "bodies", "connections", "label_endpoints", "metrics", "openai_endpoints"),
+        *("server", "service", "site", "translating"),
     )
 }
 

@@ -2,7 +2,7 @@
 
     python tests/soak/load.py PLAN
 
-PLAN: JSON {"port", "seconds", "seed", "bodies", "answers"}. The result is one line of JSON on standard output.
+PLAN: JSON {"port", "seconds", "seed", "questions"}. The result is one line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import time
 from collections import Counter
 from typing import Any
 
-from mix import KEYS, head, in_their_form, odd, translations
+from mix import COMPLETIONS, KEYS, head, is_right, may_stream, odd
 
 CLOSED_LOOP = 16  # clients that ask one request after the other, by whom the capacity is found
 MEASURED = 5.0  # seconds, for that
 OVERLOAD = 2.0  # times the capacity
 MOST_OPEN = 1500  # requests at the same time; beyond it one is not sent
 PATIENCE = 120.0
-THEIRS = 0.25  # of the requests are in LibreTranslate's form
 KINDS = {"plain": 82, "leaves": 6, "slow": 4, "stalls": 2, "odd": 4, "stream": 2}
 
 
@@ -31,7 +30,11 @@ class Load:
     """`results`: the counts; `cut`: the times at which a connection broke before its answer."""
 
     def __init__(self, plan: dict[str, Any]):
-        self.port, self.bodies, self.answers = plan["port"], plan["bodies"], plan["answers"]
+        self.port, self.questions = plan["port"], plan["questions"]
+        self.streamed: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])  # translations, completions
+        for each in self.questions:
+            if may_stream(each["body"]):
+                self.streamed[each["path"] == COMPLETIONS].append(each)
         self.rng, self.odd = random.Random(plan["seed"]), odd()
         self.counts: Counter[str] = Counter()
         self.seconds: list[float] = []
@@ -107,11 +110,11 @@ class Load:
         except TimeoutError:
             self.wrong.append(f"{kind}: no answer in {PATIENCE:.0f} s")
 
-    def _request(self, path: str = "/translate") -> tuple[int, bytes, bytes]:
-        number = self.rng.randrange(len(self.bodies))
-        given = self.bodies[number]
-        body = json.dumps(in_their_form(given) if self.rng.random() < THEIRS else given).encode()
-        return number, head(body, path, self.rng.choice(KEYS)), body
+    def _request(self) -> tuple[dict[str, Any], bytes, bytes]:
+        question = self.rng.choice(self.questions)
+        self.counts[question["path"]] += 1
+        body = json.dumps(question["body"]).encode()
+        return question, head(body, question["path"], self.rng.choice(KEYS)), body
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self.idle:
@@ -121,7 +124,7 @@ class Load:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def _plain(self) -> None:
-        number, start, body = self._request()
+        question, start, body = self._request()
         for attempt in range(3):
             began = time.monotonic()
             reader, writer = await self._open()
@@ -133,21 +136,23 @@ class Load:
                 writer.close()
                 if attempt == 2 or not self.idle:  # one that was kept may have been closed meanwhile
                     raise
-        self._judge(number, status, headers, found, time.monotonic() - began)
+        self._judge(question, status, headers, found, time.monotonic() - began)
         if headers.get("connection") == "close" or len(self.idle) > 200:
             writer.close()
         else:
             self.idle.append((reader, writer))
 
-    def _judge(self, number: int, status: int, headers: dict[str, str], found: bytes, seconds: float | None) -> None:
+    def _judge(
+        self, question: dict[str, Any], status: int, headers: dict[str, str], found: bytes, seconds: float | None
+    ) -> None:
         if status == 503 and headers.get("retry-after", "").isdigit() and "error" in json.loads(found):
             self.counts["refused"] += 1
-        elif status == 200 and translations(json.loads(found)) == self.answers[number]:
+        elif status == 200 and is_right(question["path"], json.loads(found), question["answer"]):
             self.counts["accepted"] += 1
             if seconds is not None:
                 self.seconds.append(seconds)
         else:
-            self.wrong.append(f"{json.dumps(self.bodies[number])[:80]}: {status} {found[:200]!r}")
+            self.wrong.append(f"{json.dumps(question['body'])[:80]}: {status} {found[:200]!r}")
 
     async def _leaves(self) -> None:
         _, start, body = self._request()
@@ -157,14 +162,14 @@ class Load:
         writer.close()
 
     async def _slow(self) -> None:
-        number, start, body = self._request()
+        question, start, body = self._request()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         whole = start + body
         for first in range(0, len(whole), 64):
             writer.write(whole[first : first + 64])
             await asyncio.sleep(self.rng.random() * 0.2)
         status, headers, found = await answer(reader)
-        self._judge(number, status, headers, found, None)
+        self._judge(question, status, headers, found, None)
         writer.close()
 
     async def _stalls(self) -> None:
@@ -187,24 +192,20 @@ class Load:
         writer.close()
 
     async def _stream(self) -> None:
-        number, _, _ = self._request()
-        given = self.bodies[number]
-        if not isinstance(given["text"], str) or given.get("beam", 1) > 1:
-            given = {"text": given["text"] if isinstance(given["text"], str) else given["text"][0]}
-            expected = None
-        else:
-            expected = self.answers[number][0]
-        body = json.dumps(given).encode()
+        """A translation, or as often a completion, in pieces."""
+        question = self.rng.choice(self.streamed[self.rng.random() < 0.5])
+        completes = question["path"] == COMPLETIONS
+        body = json.dumps({**question["body"], "stream": True} if completes else question["body"]).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(head(body, "/translate/stream", self.rng.choice(KEYS)) + body)
+        writer.write(head(body, question["path"] + "/stream" * (not completes), self.rng.choice(KEYS)) + body)
         status, _, found = await answer(reader)
         if status == 200:
-            *pieces, done = found.decode().split("\n\n")[:-1]
-            text = "".join(json.loads(piece.removeprefix("data: "))["text"] for piece in pieces)
-            if json.loads(done.removeprefix("event: done\ndata: ")) != {"text": text}:
-                self.wrong.append(f"stream: its pieces are not its text: {found[-200:]!r}")
-            elif expected not in (None, text):
-                self.wrong.append(f"stream: {text!r}, not {expected!r}")
+            *pieces, end = found.decode().split("\n\n")[:-1]
+            values = [json.loads(piece.removeprefix("data: ")) for piece in pieces]
+            text = "".join(each["choices"][0]["text"] if completes else each["text"] for each in values)
+            whole = text if completes else json.loads(end.removeprefix("event: done\ndata: "))["text"]
+            if not text == whole == question["answer"][0] or completes != (end == "data: [DONE]"):
+                self.wrong.append(f"stream: {text!r}, not {question['answer'][0]!r}: {found[-200:]!r}")
         elif status != 503:
             self.wrong.append(f"stream: {status}")
         writer.close()

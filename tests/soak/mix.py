@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from small_models import DECODER, write_text_model
+
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 
 WORDS = "one two three. four five six! größer 東京 x".split()
 SETTINGS: list[dict[str, Any]] = [
@@ -16,6 +22,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 4, "n_best": 2},
     {"sample": True, "seed": 3, "temperature": 0.9},
 ]
+COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
+STOPS: list[dict[str, Any]] = [{}, {"stop": ["o"]}, {"n": 2, "temperature": 1, "seed": 4, "top_p": 0.9}]
 KEYS = [f"key-of-client-{i}" for i in range(8)]
 
 
@@ -42,6 +50,43 @@ def answers(model: Any, bodies: list[dict[str, Any]]) -> list[list[str]]:
     return found
 
 
+def models(folder: Path, translator: Path | None) -> dict[str, Path]:
+    """Names and ONNX folders of what is served: a translator, random weights by default, a decoder and an encoder."""
+    encoder = write_text_model(folder / "encoder", architecture="encoder", decoder_layers=0) / "onnx"
+    (encoder / EMBEDDING).write_text(TextEmbedding(normalize=True).json())
+    return {
+        "en-de": translator or write_text_model(folder / "translator") / "onnx",
+        "stories": write_text_model(folder / "decoder", **DECODER) / "onnx",
+        "mini": encoder,
+    }
+
+
+def questions(opened: dict[str, Any], count: int, seed: int) -> list[dict[str, Any]]:
+    """{path, body, answer} in each form that is served, with the right answer of each, computed alone: `count`
+    translations, and a part of them in LibreTranslate's form, completions and vectors."""
+    bodies = requests(count, seed)
+    right = answers(opened["en-de"], bodies)
+    found = [{"path": "/translate", "body": body, "answer": each} for body, each in zip(bodies, right, strict=True)]
+    theirs = [{**each, "body": in_their_form(each["body"])} for each in found[::3]]
+    for number, body in enumerate(bodies[::4]):
+        lines = [body["text"]] if isinstance(body["text"], str) else body["text"]
+        asked = {"model": "stories", "prompt": lines[0], "max_tokens": 12, "temperature": 0}
+        asked |= STOPS[number % len(STOPS)]
+        theirs.append({"path": COMPLETIONS, "body": asked, "answer": continued(opened["stories"], asked)})
+        vectors = [opened["mini"].embed([line])[0].tolist() for line in lines]
+        asked = {"model": "mini", "input": lines, "encoding_format": "float"}
+        theirs.append({"path": EMBEDDINGS, "body": asked, "answer": vectors})
+    return found + theirs
+
+
+def continued(model: Any, asked: dict[str, Any]) -> list[str]:
+    """What a decoder alone answers to a completion."""
+    given = {"max_new_tokens": asked["max_tokens"], "stop": asked.get("stop", ())}
+    if asked["temperature"]:
+        given |= {"sample": True, "seed": asked["seed"], "top_p": asked["top_p"]}
+    return model.complete([asked["prompt"]] * asked.get("n", 1), **given)
+
+
 def in_their_form(body: dict[str, Any]) -> dict[str, Any]:
     """The same request as LibreTranslate's clients make it; the best translation alone is asked for."""
     rest = {name: value for name, value in body.items() if name not in ("text", "n_best")}
@@ -52,6 +97,21 @@ def translations(answer: dict[str, Any]) -> list[str]:
     """The translations of an answer in either form."""
     found = answer["translatedText"] if "translatedText" in answer else answer["translations"]
     return [found] if isinstance(found, str) else found
+
+
+def is_right(path: str, found: dict[str, Any], answer: list[Any]) -> bool:
+    """Whether this is the answer to a request of that path."""
+    if path == COMPLETIONS:
+        return [choice["text"] for choice in found["choices"]] == answer
+    if path == EMBEDDINGS:
+        return np.array_equal(np.array([each["embedding"] for each in found["data"]], np.float32), answer)
+    return translations(found) == answer
+
+
+def may_stream(body: dict[str, Any]) -> bool:
+    """Whether what a request asks for is one text, whose tokens are sure one by one, and in no client's own form."""
+    one = isinstance(body.get("text"), str) or "prompt" in body
+    return one and body.get("beam", 1) == 1 and body.get("n", 1) == 1
 
 
 def head(body: bytes, path: str = "/translate", key: str = KEYS[0], method: str = "POST", more: str = "") -> bytes:
@@ -87,6 +147,9 @@ def odd() -> list[tuple[bytes, int]]:
         (post(b"[]", path="/detect"), 400),
         (post(b"{}", path="/v1/completions"), 400),
         (post(b'{"model": "gpt", "prompt": "x"}', path="/v1/completions"), 404),
+        (post(b'{"model": "stories", "prompt": "x", "max_tokens": -1}', path="/v1/completions"), 400),
+        (post(b'{"model": "mini", "input": [[9999999]]}', path="/v1/embeddings"), 400),
+        (post(b'{"model": "stories", "input": "x"}', path="/v1/embeddings"), 400),
         (post(b"{}", path="/nowhere"), 404),
         (post(b"{}", method="DELETE"), 405),
         (post(b"{}", key="wrong"), 401),

@@ -2,9 +2,10 @@
 
     python tests/soak/soak.py [--minutes 30] [--model ONNX] [--seed 1] [--kills 3]
 
-Clients leave, stall, send slowly and send nonsense. Every answer is compared with the one computed alone. A table at
-the end; exit 1 on a wrong answer, on a connection that broke while nothing was killed, and where memory grows: from the
-first to the last quarter of the last life of the server, which is the second half of the run.
+A translator, in our form and LibreTranslate's, a decoder and an encoder, in OpenAI's, are served together. Clients
+leave, stall, send slowly and send nonsense. Every answer is compared with the one computed alone. A table at the end;
+exit 1 on a wrong answer, on a connection that broke while nothing was killed, and where memory grows: from the first to
+the last quarter of the last life of the server, which is the second half of the run.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mix import KEYS, answers, requests
-from small_models import write_text_model
+from mix import COMPLETIONS, EMBEDDINGS, KEYS, models, questions
+from waiting import PATIENCE
 
 from export import OnnxTransformer
 
@@ -37,13 +38,14 @@ AROUND = 2.0  # seconds around a kill in which a connection may break
 class Server:
     """The process, and what was seen of it. lives: of each, when it was ready and MB at each second since."""
 
-    def __init__(self, model: Path, folder: Path):
+    def __init__(self, models: dict[str, Path], folder: Path):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         keys = folder / "keys"
         keys.write_text("\n".join(KEYS) + "\n")
         given = ["--port", str(self.port), "--threads", "1", "--max-queue", "256", "--api-key-file", str(keys)]
-        self.command = [sys.executable, "-m", "export", "serve", f"en-de={model}", *given]
+        named = [f"{name}={path}" for name, path in models.items()]
+        self.command = [sys.executable, "-m", "export", "serve", *named, *given]
         self.lives: list[list[float]] = []
         self.down: list[tuple[float, float]] = []
         self.said: list[str] = []
@@ -55,7 +57,7 @@ class Server:
         self.process = subprocess.Popen(self.command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lives.append([])
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
-        if not self.ready.wait(60):
+        if not self.ready.wait(PATIENCE):
             raise SystemExit(f"the server is not ready: {self.said[-3:]}")
         self.down.append((began, time.time()))
 
@@ -85,16 +87,16 @@ class Server:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--model", type=Path, help="an ONNX folder that translates text (default: random weights)")
+    parser.add_argument("--model", type=Path, help="an ONNX folder that translates (default: random weights)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=3, help="with SIGKILL, in the first half")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = chosen.model or write_text_model(folder / "model") / "onnx"
-        bodies = requests(60, chosen.seed)
-        plan = {"bodies": bodies, "answers": answers(OnnxTransformer(model, threads=1), bodies)}
-        server = Server(model, folder)
+        served = models(folder, chosen.model)
+        opened = {name: OnnxTransformer(path, threads=1) for name, path in served.items()}
+        plan = {"questions": questions(opened, 60, chosen.seed)}
+        server = Server(served, folder)
         server.start()
         try:
             result = loaded(server, {**plan, "port": server.port, "seed": chosen.seed}, chosen, folder)
@@ -135,6 +137,8 @@ def loaded(server: Server, plan: dict[str, Any], chosen: argparse.Namespace, fol
 def report(server: Server, result: dict[str, Any], status: int) -> int:
     """Print the table; the exit status."""
     counts, memory = result["counts"], server.lives[-1]
+    if not memory:
+        raise SystemExit("the last life of the server was too short to be seen: give it more --minutes")
     quarter = max(1, len(memory) // 4)
     first, last = statistics.median(memory[:quarter]), statistics.median(memory[-quarter:])
     unexplained = [moment for moment in result["cut"] if not server.excused(moment)]
@@ -153,6 +157,7 @@ def report(server: Server, result: dict[str, Any], status: int) -> int:
     rows = [
         ("capacity, closed loop", f"{result['capacity']:.0f} requests/s"),
         ("requests", f"{asked}: {counts.get('plain', 0)} plain, {sent}"),
+        ("of them", ", ".join(f"{counts.get(path, 0)} {path}" for path in ("/translate", COMPLETIONS, EMBEDDINGS))),
         ("accepted", str(counts.get("accepted", 0))),
         ("refused (503)", str(counts.get("refused", 0))),
         ("wrong answers", str(len(result["wrong"]))),

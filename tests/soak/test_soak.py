@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import mix
 import pytest
 import soak
-from serving import client, pairs
+from serving import client
+
+from export import OnnxTransformer
+from export.serve.models import Named
 
 GOOD = {
     "capacity": 9.0,
@@ -49,18 +53,26 @@ def test_what_is_not(result, memory, said, capsys):
 
 
 def test_when_a_connection_may_break(tmp_path):
-    server = soak.Server(tmp_path, tmp_path)
+    server = soak.Server({"en-de": tmp_path}, tmp_path)
     server.down.append((1000.0, 1005.0))
     assert [server.excused(moment) for moment in (990.0, 999.0, 1003.0, 1006.0, 1010.0)] == [0, 1, 1, 1, 0]
 
 
-def test_requests_have_right_answers_and_odd_ones_are_odd(text_model):
-    bodies = mix.requests(14, seed=2)
-    assert bodies == mix.requests(14, seed=2)
-    with client(pairs(en_de=text_model), max_queue=600) as (http_, _):
-        for body, expected in zip(bodies, mix.answers(text_model, bodies), strict=True):
-            for given in (body, mix.in_their_form(body)):
-                assert mix.translations(http_.post("/translate", json=given).json()) == expected
+def test_requests_have_right_answers_and_odd_ones_are_odd(text_model, tmp_path):
+    served = mix.models(tmp_path, Path(text_model.where))
+    opened = {name: OnnxTransformer(path, threads=1) for name, path in served.items()}
+    asked = mix.questions(opened, 14, seed=2)
+    assert asked == mix.questions(opened, 14, seed=2)
+    assert {each["path"] for each in asked} == {"/translate", mix.COMPLETIONS, mix.EMBEDDINGS}
+    assert any("q" in each["body"] for each in asked)
+    streamed = [each["path"] for each in asked if mix.may_stream(each["body"])]
+    assert set(streamed) == {"/translate", mix.COMPLETIONS}
+    loaded = dict(zip(Named.of([f"{name}=DIR" for name in opened]), opened.values(), strict=True))
+    with client(loaded, max_queue=600) as (http_, _):
+        for each in asked:
+            found = http_.post(each["path"], json=each["body"]).json()
+            assert mix.is_right(each["path"], found, each["answer"])
+            assert not mix.is_right(each["path"], found, each["answer"][1:])
         for whole, status in mix.odd():
             start, _, body = whole.partition(b"\r\n\r\n")
             if start.startswith((b"POST", b"DELETE")) and status not in (401, 431):

@@ -1,5 +1,7 @@
-"""The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place.
+"""The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place; or an
+encoder alone.
 
+    model                 of an encoder alone, with the inputs and outputs of target portable's
     encoder_cpu           once a batch
     decoder_cpu           once a token, with every buffer bound as input and as output
     classifier_rows_cpu   once a batch, and
@@ -13,13 +15,16 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
-from export.interface import BIASES, DECODER_CPU, ENCODER_CPU, LISTED_CPU, ROWS, ROWS_CPU, Ports, Request
+from export.interface import BIASES, DECODER_CPU, ENCODER_CPU, LISTED_CPU, MODEL, ROWS, ROWS_CPU, Ports, Request
 from export.nn.cache import LayerCache
+from export.nn.masks import pooling_weights
 from export.nn.model import Among
 from export.nn.primitives import Op, branch
 from export.nn.rows import Rows, mark
 from export.nn.ssru import LayerState, OneStep
 from export.targets.attention import AttentionTap
+from export.targets.heads import head_outputs
+from export.targets.sentence_embedding import vector_outputs
 from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
 
@@ -55,6 +60,30 @@ def encoder_cpu(request: Request) -> GraphBuilder:
     memory = model.encode_rows(g.op, source, tap=g.tap)
     cross = model.cross_keys_values(g.op, memory)
     g.give(cross=cross, source_mask=sources.mask, memory=sources.padded(g.op, memory))
+    return g
+
+
+def encoder_alone(request: Request) -> GraphBuilder:
+    """
+    input_ids (B, S) ------> tokens --> embedding --> Encoder --> head --> last_hidden_state, logits, ... (B, S, ...)
+    attention_mask (B, S) ----^  ------------------------^
+
+    Inputs and outputs are those of `encoder_only_model` of target portable.
+    """
+    g = CpuGraphBuilder.declared(MODEL, request)
+    config, source = request.config, g.source()
+    tokens = source.pop("source_mask")
+    sources = Sources.of(g.op, tokens, config.of("encoder").heads)
+    model = CpuTransformer(config, sources)
+    rows = model.encode_rows(g.op, source, tap=g.tap)
+    memory = sources.padded(g.op, rows)
+    if config.head.per_row:
+        weights = pooling_weights(g.op, tokens, config.head.pooling)
+        given = head_outputs(g.op, model, memory, weights, g.tap)
+    else:
+        given = head_outputs(g.op, model, rows, None, g.tap, lambda y: sources.padded(g.op, y))
+    g.give(memory=memory, **given)
+    g.give(**vector_outputs(g.op, request, memory, tokens))
     return g
 
 
@@ -171,8 +200,11 @@ class Chooser:
 
 
 BUILDERS = {
-    ENCODER_CPU: encoder_cpu,
-    DECODER_CPU: decoder_cpu,
-    ROWS_CPU: classifier_rows_cpu,
-    LISTED_CPU: decoder_listed_cpu,
+    "encoder-decoder": {
+        ENCODER_CPU: encoder_cpu,
+        DECODER_CPU: decoder_cpu,
+        ROWS_CPU: classifier_rows_cpu,
+        LISTED_CPU: decoder_listed_cpu,
+    },
+    "encoder": {MODEL: encoder_alone},
 }

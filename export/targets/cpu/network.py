@@ -253,7 +253,7 @@ def typed(y: ir.Value, *extents: int, rank: int = 3) -> ir.Value:
 
 
 class CpuTransformer(Transformer):
-    """An encoder-decoder over rows; the same parameters by the same names. `sources`: of the encoder's graph."""
+    """The network over rows; the same parameters by the same names. `sources`: of the encoder's graph."""
 
     def __init__(self, config: TransformerConfig, sources: Sources | None = None):
         super().__init__(config, partial(CpuAttention, sources=sources))

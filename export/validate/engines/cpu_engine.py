@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.interface import DECODER_CPU, ENCODER_CPU, LISTED_CPU, ROWS_CPU
+from export.interface import DECODER_CPU, ENCODER_CPU, LISTED_CPU, MODEL, ROWS_CPU
 from export.runtime.transformer import graphs_of
 from export.targets.cpu.runtime import CpuModel
 from export.validate.cases import Case, search_inputs
@@ -101,6 +101,24 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
     def _logits_of(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
         return graphs.logits(case.inputs, case.source_mask, case.target_ids)
+
+
+class CpuEncoderEngine(CpuEngine):
+    """ONNX Runtime on the CPU over an encoder alone."""
+
+    def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
+        if self.config.head.per_row and not name.startswith("encoder."):
+            return runs[0]
+        return super()._joined(f"encoder.{name}", runs, case)
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        self._observed = {}
+        self._logits_of(graphs_of(self.folder.request, {MODEL: self._showing(MODEL, names)}), case)
+        of_rows = {name: not name.endswith(".weights") for name in self._observed}
+        return {n: self._joined(n, runs, case) if of_rows[n] else runs[0] for n, runs in self._observed.items()}
+
+    def _logits_of(self, graphs: Any, case: Case) -> Array:
+        return graphs.logits(case.inputs, case.source_mask)
 
 
 def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:

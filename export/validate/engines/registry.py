@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from export.interface import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
-from export.runtime.folder import has_graph
+from export.runtime.folder import has_graph, has_row_per_token
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 
@@ -49,6 +49,10 @@ def _of_folder(folder: Path, runtime: str) -> Any:
         from .cpu_engine import CpuEngine
 
         return CpuEngine
+    if runtime == "onnxruntime" and has_row_per_token(folder):
+        from .cpu_engine import CpuEncoderEngine
+
+        return CpuEncoderEngine
     from .coreml_engine import fixed
 
     module, _, name = GRAPH_ENGINES[runtime].partition(":")
@@ -67,7 +71,7 @@ def _needed(onnx: Path | None, runtime: str) -> Path:
         raise UserError(f"{runtime} needs the folder of an exported model")
     if runtime != "onnxruntime" and onnx.is_file():
         raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
-    if runtime != "onnxruntime" and has_graph(onnx, ENCODER_CPU):
+    if runtime != "onnxruntime" and (has_graph(onnx, ENCODER_CPU) or has_row_per_token(onnx)):
         raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
     return onnx
 

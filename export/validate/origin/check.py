@@ -28,7 +28,6 @@ from export.validate.reference import Reference
 from export.validate.reference.search import beam_search, greedy_scores
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
@@ -37,6 +36,7 @@ from .hugging_face import HuggingFace
 from .kernel import EXACT, integer_kernel
 from .marian import Marian
 from .protocol import Array, Origin
+from .recorded import recorded
 
 CHECKPOINT = "checkpoint"
 """The name that the reference of the imported weights has in a report."""
@@ -52,13 +52,14 @@ class Compared:
     checkpoint: Engine
 
 
-def open_origin(against: str, original: Path | str | None, config: TransformerConfig) -> Origin:
-    """Open the network that a model was imported from; `UserError` if it can't be."""
+def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoint) -> Origin:
+    """Open the network that a checkpoint was imported from, by default what it says itself; `UserError` if it can't
+    be."""
     if original is None:
-        raise UserError(f"--against {against}: give --original, the file or folder that was imported")
+        original = recorded(against, checkpoint.folder)
     if not Path(original).exists():
         raise UserError(f"{original}: no such file or folder")
-    return {HuggingFace.name: HuggingFace, Marian.name: Marian}[against](Path(original), config)
+    return {HuggingFace.name: HuggingFace, Marian.name: Marian}[against](Path(original), checkpoint.config)
 
 
 def compare_with_origin(

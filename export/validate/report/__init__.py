@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mlx_transformer.page import table
 from mlx_transformer.system import terminal
 from mlx_transformer.system.durable import write_text
-from mlx_transformer.system.page import table
 
 from .data import ReportData, summary
 from .html import page

@@ -8,7 +8,7 @@ from html import escape
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.explain import explain
 from export.validate.findings import Point, Tokens
-from mlx_transformer.system import page as kit
+from mlx_transformer import page as kit
 from mlx_transformer.system.chart import colour
 
 from .data import ReportData

@@ -10,7 +10,7 @@ function top(entries, n) {
     .slice(0, n).map(([entry]) => entry);
 }
 
-/** Of each hypothesis the C best extensions; of all of them the C best: [{score, parent, token}]. */
+/** The C best extensions of each hypothesis, and the C best of them all: [{score, parent, token}]. */
 function extensions(logits, live, C, rules) {
   const found = [];
   for (let parent = 0; parent < live.length; parent++) {
@@ -34,9 +34,11 @@ function extensions(logits, live, C, rules) {
   return top(found, C);
 }
 
-/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far. */
+/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far, `seen`
+ * with what each step weighs: {t, candidates, ending, going}, each [{score, parent, token}], parent a place in the last
+ * `going`. */
 export async function beamSearch(model, source, options) {
-  const { beam: K, lengthPenalty: alpha, prefix = [], forced = [], stopped, heard } = options;
+  const { beam: K, lengthPenalty: alpha, prefix = [], forced = [], stopped, heard, seen = () => {} } = options;
   const { config } = model;
   const { generation } = config;
   const rules = new Rules(config, forced);
@@ -60,6 +62,7 @@ export async function beamSearch(model, source, options) {
       const weighed = ending.map((each) => ({ score: each.score / weigh(t + 1), ids: grown(each) }));
       finished = top([...finished, ...weighed], K);
       const going = candidates.filter(({ token }) => !rules.ends.has(token)).slice(0, K);
+      seen({ t, candidates, ending, going: last ? [] : going });
       const next = going.map((each) => ({ score: each.score, ids: grown(each) }));
       if (last || !next.length || decided(finished, K, next[0].score, t + 1, { limit, alpha, weigh, ...generation })) break;
       await decoder.reorder(going.map(({ parent }) => parent));

@@ -19,6 +19,7 @@ from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.shortlist import read_shortlist
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.families.origin import place_of
 from mlx_transformer.generation.settings import SHORTLIST, Settings, checked_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError, first_of
@@ -69,7 +70,7 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
     if files.shortlist is not None and files.uses_shortlist:
         settings[SHORTLIST] = files.shortlist.name
     notes += left
-    texts = {ORIGIN: _origin(files, original.options), **settings_text(settings)}
+    texts = {ORIGIN: _origin(files, original.options, out), **settings_text(settings)}
     texts[CARD] = carried(files.model.parent, results=True)
     if scales := read_scales(original):
         texts[INT8_SCALES] = scales.json()
@@ -167,10 +168,12 @@ def _check_shortlist(path: Path, sizes: tuple[int, int]) -> None:
         raise UserError(f"{path}: is no shortlist of vocabularies of {sizes[0]} and {sizes[1]} pieces")
 
 
-def _origin(files: MarianFiles, options: str) -> str:
+def _origin(files: MarianFiles, options: str, out: Path) -> str:
     named = {"model": files.model, "shortlist": files.shortlist, "settings": files.settings}
     values = {key: file.name for key, file in named.items() if file is not None}
     values |= {"vocabularies": [file.name for file in files.vocabularies]}
+    if files.model.suffix != ".bin":  # of which a copy is kept
+        values |= place_of(files.model, [files.model], out)
     return (
         json.dumps({"format": FORMAT, **values, "generation": files.generation or {}, "options": options}, indent=2)
         + "\n"

@@ -1,4 +1,5 @@
-// Asks axe-core what keeps people from using pages: in headless Chromium, light and dark, on a screen and on a phone's.
+// Asks axe-core what keeps people from using pages: in headless Chromium, light and dark, on a screen, a
+// tablet's and a phone's.
 //
 //     CHROMIUM=/usr/bin/chromium node with_axe.mjs TASKS.json ANSWERS.json
 //
@@ -15,7 +16,7 @@ import { chromium } from 'playwright-core';
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf-8');
 const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking'];
-const SCREENS = { screen: 1000, phone: 390 };
+const SCREENS = { screen: 1280, tablet: 768, phone: 360 };
 
 const [tasksFile, answersFile] = process.argv.slice(2);
 const out = dirname(answersFile);

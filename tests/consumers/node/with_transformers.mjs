@@ -81,6 +81,20 @@ const KINDS = {
     return (await model({ input_ids: int64(ids), attention_mask: int64(mask) })).logits.tolist();
   },
 
+  /** Unit vectors of the mean of a text's tokens, as its caller names them. */
+  async vectors({ folder, texts }) {
+    const extractor = await load((name) => pipeline('feature-extraction', name, OPTIONS), folder);
+    return (await extractor(texts, { pooling: 'mean', normalize: true })).tolist();
+  },
+
+  /** The same by one file that takes text, on ONNX Runtime's WebAssembly build. */
+  async text_vectors({ file, texts }) {
+    const session = await web.InferenceSession.create(readFileSync(file), { executionProviders: ['wasm'] });
+    const { sentence_embedding: found } = await session.run({ text: new web.Tensor('string', texts, [texts.length]) });
+    const width = found.dims[1];
+    return texts.map((_, i) => Array.from(found.data.slice(i * width, (i + 1) * width)));
+  },
+
   /** Open every graph ({name: whose data file it uses}), run the first one on {name: [type, data, dims]}. */
   async wasm({ folder, graphs, inputs, output }) {
     const sessions = [];

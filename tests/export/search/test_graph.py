@@ -249,12 +249,6 @@ def test_errors_say_what_to_do(tmp_path):
     save_checkpoint(tmp_path / "alone", *_decoder_only())
     with pytest.raises(UserError, match="needs an encoder-decoder, not architecture='decoder'"):
         export_search(tmp_path / "alone", tmp_path / "a.onnx")
-    from small_models import alone, random_weights
-
-    encoder = alone("paper", "encoder")
-    save_checkpoint(tmp_path / "encoder", encoder, random_weights(encoder))
-    with pytest.raises(UserError, match="text in and a vector out isn't written as one file, for no operator gives"):
-        export_search(tmp_path / "encoder", tmp_path / "a.onnx", text=True)
     assert not list(tmp_path.glob("*.onnx"))
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match="ONNX Runtime can't open it"):

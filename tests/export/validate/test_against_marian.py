@@ -41,7 +41,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("pre-norm", "unt
 @pytest.mark.parametrize("kind", ["student", "two vocabularies", *SLOW])
 def test_what_was_imported_is_the_original(kind: str, tmp_path: Path) -> None:
     original, checkpoint, package = imported(tmp_path, KINDS[kind], integers=kind == "student")
-    report = compare(checkpoint, package, seed=1, threads=1, longest=12, against="marian", original=original)
+    report = compare(checkpoint, package, seed=1, threads=1, longest=12, against="marian")
     assert report.equal, report.failures()
     assert report.against[0].startswith(f"against Marian {read_marian(model_file(original))[1].get('version', 'of')}")
     judged = {point.runtime for point in report.points if point.path == "against marian"}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import http.server
 import json
 import os
+import shutil
 import sys
+import tarfile
+import threading
+from pathlib import Path
 
 import pytest
 from imports import ROOT
 from web_package import write_web_package
 
 from export.web import assets
-from export.web.assets import PACKAGE, WASM, WEBGPU, find_package, pinned_version, version_of
+from export.web.assets import KEPT, PACKAGE, WASM, WEBGPU, find_package, pinned_version, version_of
 from mlx_transformer.system.errors import UserError
 
 
@@ -89,10 +96,65 @@ def test_what_went_wrong_is_said_in_one_line(script, said, cache, tmp_path, monk
     write_npm(tmp_path / "bin", monkeypatch, script or "")
     if script is None:
         (tmp_path / "bin/npm").unlink()
+        for name in assets.REGISTRY:
+            monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match=said) as found:
         find_package(None)
     assert "\n" not in str(found.value)
     assert not cache.exists() or not list(cache.iterdir())
+
+
+@pytest.fixture
+def file(cache, tmp_path, monkeypatch):
+    """The package's file as npm's registry has it, whose digest is the pinned one; no npm."""
+    package = write_web_package(tmp_path / "node_modules", pinned_version())
+    with tarfile.open(tmp_path / "package.tgz", "w:gz") as archive:
+        archive.add(package, "package")
+    digest = hashlib.sha512((tmp_path / "package.tgz").read_bytes()).digest()
+    monkeypatch.setattr(assets, "pinned_digest", lambda: f"sha512-{base64.b64encode(digest).decode()}")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    return tmp_path / "package.tgz"
+
+
+def test_without_npm_the_packages_file_does(file, cache):
+    package = find_package(file)
+    assert package == cache / f"{PACKAGE}-{pinned_version()}"
+    assert {str(path.relative_to(package)) for path in package.rglob("*.*")} == {str(Path(name)) for name in KEPT}
+    assert find_package(None) == package
+    other = file.with_name("other.tgz")
+    other.write_bytes(file.read_bytes() + b"x")
+    shutil.rmtree(package)
+    with pytest.raises(UserError, match=r"other\.tgz: isn't the file of onnxruntime-web .* \(its sha512 differs\)"):
+        find_package(other)
+    assert not package.exists()
+
+
+def test_without_npm_the_registry_of_its_setting_is_asked(file, cache, monkeypatch, tmp_path):
+    asked = []
+
+    class Registry(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            there = len(asked) > 1
+            self.send_response(200 if there else 404)
+            self.end_headers()
+            self.wfile.write(file.read_bytes() if there else b"")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{server.server_port}/npm/")
+        with pytest.raises(UserError, match=r"could not be fetched \(HTTP Error 404.*; or name its file by --assets"):
+            find_package(None)
+        assert version_of(find_package(None)) == pinned_version()
+        server.shutdown()
+    assert set(asked) == {f"/npm/{PACKAGE}/-/{PACKAGE}-{pinned_version()}.tgz"}
+    shutil.rmtree(cache)
+    monkeypatch.setenv("npm_config_registry", "file:///etc")
+    with pytest.raises(UserError, match="must be an address that begins with https://"):
+        find_package(None)
 
 
 def test_a_user_without_a_home_names_a_folder(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -32,6 +33,16 @@ def test_explain_writes_a_page(call, made, tmp_path):
     )
     assert again[0] == 0
     assert data_of(page)["text"] == "one"
+
+
+def test_without_a_model_the_three_that_ship_are_explained(call, tmp_path):
+    page = tmp_path / "page.html"
+    assert call("explain", "--out", page) == (0, f"{page}: {page.stat().st_size / 1e6:.2f} MB\n", "")
+    shown = json.loads(re.search(r'id="walk-data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)[1])
+    assert [model["config"]["architecture"] for model in shown["models"]] == ["encoder-decoder", "decoder", "encoder"]
+    assert page.stat().st_size < 1_900_000
+    refused(call("explain", "--beam", 2, "--out", page, "--force"), "name a model and a sentence")
+    refused(call("explain", "--out", page), "--force to replace it")
 
 
 def test_explain_refuses_in_one_line(call, made, tmp_path):

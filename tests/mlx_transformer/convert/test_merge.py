@@ -14,9 +14,11 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
+from mlx_transformer.core.card import given
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.core.quantization import Scheme, tensors_of
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.front_matter import keys_of
 
 KINDS = ["lora", "dora"]
 
@@ -44,6 +46,23 @@ def test_merged_weights_are_the_papers(base, kind, tmp_path):
         magnitude = adapter.arrays[f"{changed}.magnitude"]
         expected = np.stack([m * row / np.sqrt((row**2).sum()) for m, row in zip(magnitude, expected, strict=True)])
     np.testing.assert_allclose(after[f"{changed}.weight"], expected, rtol=2**-23, atol=1e-12)
+
+
+def test_an_adapters_card_names_its_base_and_stays_as_a_person_has_it(base, tmp_path):
+    known = given(language=["en", "de"], license="mit", base_model="org/of-the-base")
+    made(base, "dora").write(tmp_path / "adapter", known)
+    card = tmp_path / "adapter" / "README.md"
+    text = card.read_text(encoding="utf-8")
+    assert set(keys_of(text)) == {"library_name", "tags", "base_model_relation", "language", "license"}
+    assert "# An adapter: DoRA of rank 3\n" in text
+    assert f"`{weights_digest(base)}`" in text
+    assert merge_adapter(base, tmp_path / "adapter", tmp_path / "out") is None
+    made(base, "lora").write(tmp_path / "adapter")
+    text = card.read_text(encoding="utf-8")
+    assert "# An adapter: LoRA of rank 3\n" in text
+    card.write_text(mine := text.replace("---\n#", "---\nbase_model: org/base\n#", 1), encoding="utf-8")
+    made(base, "dora").write(tmp_path / "adapter")
+    assert card.read_text(encoding="utf-8") == mine
 
 
 @pytest.mark.parametrize("name", ["untied", "odd widths, decoder", "modern, encoder"])

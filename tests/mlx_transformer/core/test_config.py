@@ -127,6 +127,8 @@ def test_what_is_no_config_is_refused(text, message):
 def test_a_number_that_python_does_not_write():
     with pytest.raises(UserError, match="heads=a number of 33220 bits must be a whole number"):
         TransformerConfig(vocab_size=9, heads=10**10_000)
+    with pytest.raises(UserError, match=r"heads=\[a number of 33220 bits\] must be a whole number"):
+        TransformerConfig(vocab_size=9, heads=[10**10_000])  # type: ignore[arg-type]
 
 
 @settings(max_examples=50)

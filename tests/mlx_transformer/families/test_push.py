@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from adapter_models import made
 from hub_server import COMMIT, TOKEN, hub
 from random_models import write_model
 from small_checkpoint import CONFIG, weights
@@ -103,10 +104,15 @@ def test_every_kind_of_folder_is_sent_whole(tmp_path):
     theirs = to_huggingface(checkpoint, tmp_path / "theirs")
     for folder in (onnx, theirs):
         assert list(shipment(folder).files) == sorted(files(folder))
+    made(checkpoint).write(adapter := tmp_path / "adapter")
+    assert list(shipment(adapter).files) == ["README.md", "adapter.json", "adapter.safetensors"]
     data = onnx / "onnx" / "model.onnx_data"
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"model\.onnx_data: damaged"):
         shipment(onnx)
+    (adapter / "adapter.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"adapter\.safetensors"):
+        shipment(adapter)
 
 
 def test_what_is_no_model_is_not_sent(checkpoint, tmp_path):

@@ -102,6 +102,23 @@ def test_madlad_pads_with_the_beginning_and_has_languages_among_its_pieces(count
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.vocab_size) == (1, 0, len(judge) + count)
 
 
+@pytest.mark.parametrize("offset", [103, 7])
+def test_pegasus_has_masks_in_front_of_its_pieces(offset, tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    judge = judge_of(model)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    config = {"model_type": "pegasus", **STACKS, **ids, "vocab_size": len(judge) + offset + 1}
+    settings = {} if offset == 103 else {"tokenizer_config__json": {"offset": offset}}
+    write_model(tmp_path / "theirs", config, spiece__model=model, **settings)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), [*lines()[::3], "<mask_1> a", "<unk_5>"]
+    assert tokenizer.encode_batch(texts) == [[*(id + offset for id in row), 1] for row in judge.encode(texts)]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 0, 1, offset + 2)
+    assert tokenizer.decode([2, 3, offset - 1, *tokenizer.encode("Germany")]) == judge.decode(judge.encode("Germany"))
+    (text,) = Transformer.load(tmp_path / "ours").translate(["Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
 def test_a_vocabulary_larger_than_the_model_stays_behind(tmp_path):
     model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     config = {**t5_config(judge_of(model), 0), "vocab_size": 300}

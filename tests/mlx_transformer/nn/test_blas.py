@@ -89,7 +89,7 @@ def test_threads_can_be_set():
         ("blas._openblas = lambda: None", "mlx (scipy-openblas32 is not installed)"),
         ("blas._loaded = lambda library: None", "mlx (libmlx.so not found in this process)"),
         ("blas._jump_slots = lambda *a: {}", "mlx (libmlx.so imports no cblas_*gemm)"),
-        ("blas.sys.platform = 'darwin'", "mlx (darwin x86_64)"),
+        ("blas.sys.platform = 'darwin'; blas.platform.machine = lambda: 'arm64'", "mlx (darwin arm64)"),
         ("blas.platform.machine = lambda: 'riscv64'", "mlx (linux riscv64)"),
     ],
 )

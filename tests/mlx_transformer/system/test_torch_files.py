@@ -214,7 +214,8 @@ def test_damage(tmp_path):
             np.asarray(stored_torch_tensors(path)["a"])
     moved = data.copy()
     place = moved.index(b"PK\1\2", moved.index(b"PK\1\2", moved.index(b"PK\1\2") + 1) + 1) + 42
-    moved[place : place + 4] = struct.pack("<I", 3)
+    [offset] = struct.unpack("<I", moved[place : place + 4])
+    moved[place : place + 4] = struct.pack("<I", offset + 1)
     path.write_bytes(moved)
     with pytest.raises(UserError, match="is not where its list says"):
         stored_torch_tensors(path)

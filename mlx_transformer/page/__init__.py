@@ -29,7 +29,7 @@ def texts_beside(file: str, *names: str) -> str:
     """Return the text of the style sheets or scripts that lie beside a module, `file`, one after the other."""
     from pathlib import Path
 
-    return "".join(Path(file).with_name(name).read_text(encoding="utf-8") for name in names)
+    return "".join(Path(file).parent.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def data_table(

@@ -9,7 +9,7 @@ from standalone_page import read
 from waiting import PATIENCE
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.system.page import table
+from mlx_transformer.page import table
 
 
 def test_a_table_escapes_all_text():

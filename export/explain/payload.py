@@ -1,0 +1,199 @@
+"""What the walk through a model is drawn from, as JSON: a model that the page computes itself, its weights and
+tokenizer in the page, or the points of one pass that was recorded."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.validate.findings import inner_names
+from export.web.models import facts_of
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
+from mlx_transformer.core.tokenizer import SPLIT_PATTERN
+from mlx_transformer.system.errors import UserError
+
+from .content import pieces, token_text
+from .opening import Opened
+from .sentence import ExplainedSentence
+
+MOST_PARAMETERS = 1_500_000
+"""The most that a page computes: 4 MB of weights in float16."""
+ROOM = 2_800_000
+"""Characters of the numbers of a page, which stays under 3 MB, unless it holds a model."""
+COMPUTED = {
+    "positions": (*SINUSOIDS, "learned", "none"),
+    "query_key_norm": (False,),
+    "decoder_self_attention": ("attention",),
+}
+UNKNOWN = ("window", "token_types", "head", "decoder", "layer_pattern")
+"""What live/twin.js doesn't compute, unless it is as it is by default."""
+LIKELIEST = 50
+"""Tokens of each position whose texts a recorded pass holds."""
+LEFT_OUT = (".query_proj", ".key_proj", ".value_proj", ".gate_proj", ".query_norm", ".key_norm")
+"""Points that a recorded pass does without: the same numbers by heads, or steps to them."""
+
+
+def computed_live(config: TransformerConfig, parameters: int) -> bool:
+    """Whether the page's own engine, live/twin.js, computes such a model."""
+    defaults = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    known = all(getattr(config, name) in values for name, values in COMPUTED.items())
+    plain = all(getattr(config, name) == defaults[name] for name in UNKNOWN)
+    return known and plain and parameters <= MOST_PARAMETERS
+
+
+def page_tokenizer(text: str) -> dict[str, Any] | None:
+    """What the page's tokenizer reads of a tokenizer.json; None if it is none that this project trains."""
+    values = json.loads(text)
+    if not isinstance(values.get("model"), dict):
+        return None
+    before = (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
+    if values["model"].get("type") != "BPE" or not before or before[0].get("pattern") != {"Regex": SPLIT_PATTERN}:
+        return None
+    return {
+        "model": {name: values["model"][name] for name in ("vocab", "merges")},
+        "added_tokens": [{"id": each["id"], "content": each["content"]} for each in values["added_tokens"]],
+        "pre_tokenizer": {"pretokenizers": [{"pattern": {"Regex": SPLIT_PATTERN}}]},
+    }
+
+
+def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, Any]:
+    """Return the model as the page computes it, where it can and the sentence's output is the model's own; else this
+    pass of it, in so many characters. `UserError` where it doesn't fit."""
+    config = model.config
+    weights = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters()}
+    whole = {name: array.shape for name, array in weights.items()} == parameter_shapes(config)
+    tokenizer = None if model.tokenizer.separate else page_tokenizer(model.tokenizer.own_json())
+    own = sentence.given < len(sentence.written) or config.architecture == "encoder"
+    count = sum(array.size for array in weights.values())
+    at, name = _chosen(config, sentence), model.folder.resolve().name
+    if whole and own and tokenizer and computed_live(config, count):
+        how = "Computed in this page, in float64; type, and everything moves."
+        said = f"{name}: {config.architecture}, {count:,} numbers. {how}"
+        return live(config, weights, tokenizer, name, said, [{"text": sentence.text, "at": at}])
+    return recorded(model, sentence, at, room)
+
+
+def live(
+    config: TransformerConfig,
+    weights: Mapping[str, NDArray],
+    tokenizer: Mapping[str, Any],
+    title: str,
+    said: str,
+    examples: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return a model that the page runs. `examples`: {"text": what is typed, "at": where one looks then}."""
+    return {
+        "title": title,
+        "said": said,
+        "examples": list(examples),
+        "config": config.to_dict(),
+        "classifier": output_weight_name(config),
+        "generation": facts_of(config, {})["generation"],
+        "tokenizer": tokenizer,
+        "weights": _text(_safetensors(weights)),
+    }
+
+
+def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """Return one pass of a model as it was computed: all positions where they fit, else those `at` which one looks.
+    `UserError` where not even that fits."""
+    config = model.config
+    names = [name for name in inner_names(config) if not name.endswith(LEFT_OUT)]
+    shown = model.engine.points(sentence.case, names)
+    values = {name: np.asarray(shown[name], np.float32)[0] for name in names if name in shown}
+    values = {name: value for name, value in values.items() if value.ndim > 1}
+    arrays, equal = _points(config, values, at, room)
+    norms = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters() if "norm" in name}
+    source = model.tokenizer.source
+    likely = np.unique(np.argsort(-values["logits"], axis=-1)[:, :LIKELIEST])
+    return {
+        "title": model.folder.resolve().name,
+        "said": f"{model.folder.resolve().name}, {model.label}: one pass, recorded.",
+        "examples": [{"text": sentence.text, "at": at}],
+        "config": config.to_dict(),
+        "classifier": output_weight_name(config),
+        "text": sentence.text,
+        "output": sentence.output,
+        "given": sentence.given,
+        "tokens": {"source": sentence.source, "target": sentence.target, "written": sentence.written},
+        "pieces": {
+            "source": pieces(source, sentence.source),
+            "target": pieces(model.tokenizer, sentence.target),
+            "written": pieces(model.tokenizer, sentence.written),
+        },
+        "texts": {int(id): token_text(model.tokenizer, int(id)) for id in {*likely.tolist(), *sentence.written}},
+        "points": {"arrays": arrays, "equal": equal},
+        "parameters": {name: _array(array, 32) for name, array in norms.items()},
+    }
+
+
+def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str, Any]:
+    """Return where one looks at first: the last word but the end of what is read, the first that the model chose."""
+    word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.given, len(sentence.written) - 1))
+    return {"word": word, "step": step, "stack": "encoder" if config.has_encoder else "decoder"}
+
+
+def _points(
+    config: TransformerConfig, values: Mapping[str, NDArray], at: Mapping[str, Any], room: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays in as many bits and positions as fit, and names that are others': {name: [other, shape]}."""
+    equal = {}
+    for name in values:
+        last = f"{name}.feed_forward_norm"
+        if config.norm_placement == "post" and last in values:
+            equal[name] = [last, list(values[name].shape)]
+    own = {name: value for name, value in values.items() if name not in equal}
+    one = {
+        name: value
+        if name.endswith((".keys", ".values"))
+        else np.take(value, [at["word" if name.startswith("encoder") or not config.has_decoder else "step"]], axis=-2)
+        for name, value in own.items()
+    }
+    for bits, kept in ((32, own), (16, own), (32, one), (16, one)):
+        if sum(value.size for value in kept.values()) * bits // 6 <= room:
+            rows = {name: kept[name].shape != own[name].shape for name in own}
+            arrays = {name: _array(value, bits) for name, value in kept.items()}
+            for name, few in rows.items():
+                if few:
+                    side = "word" if name.startswith("encoder") or not config.has_decoder else "step"
+                    arrays[name] |= {"rows": [at[side]], "shape": list(own[name].shape)}
+            return arrays, equal
+    tokens = max(value.shape[-2] for value in own.values())
+    most = int(tokens * (room / (sum(value.size for value in one.values()) * 16 / 6)))
+    raise UserError(
+        f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
+    )
+
+
+def _array(value: NDArray, bits: int) -> dict[str, Any]:
+    return {
+        "shape": list(value.shape),
+        "bits": bits,
+        "values": _text(value.astype("<f4" if bits == 32 else "<f2").tobytes()),
+    }
+
+
+def _safetensors(weights: Mapping[str, NDArray]) -> bytes:
+    """In float16 where nothing is lost or all else is too large, else in float32."""
+    exact = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
+    small = exact or sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2
+    kind, dtype = ("F16", "<f2") if small else ("F32", "<f4")
+    header, parts, at = {}, [], 0
+    for name, array in weights.items():
+        data = np.ascontiguousarray(array.astype(dtype)).tobytes()
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(data)]}
+        parts.append(data)
+        at += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,182 @@
+// Attention, one head of one layer: queries, keys and values; one cell; the weighted sum; the heads side by side.
+
+import { bar, derived, escaped, map, mapKey, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
+import { bits, dot, mostOf, softmax } from './pass.js';
+import { words } from './words.js';
+
+const column = (matrix, width, c) => matrix.subarray(c * width, (c + 1) * width); // of x W^T: row c of W
+
+/** Where one attention stands: names of its points, its rows and columns, what is asked and what is looked at. */
+export function attentionOf(v, part) {
+  const name = `${v.shape.layer(v.l)}.${part}`;
+  const cross = part === 'cross_attention';
+  const group = v.shape.heads / v.shape.kvHeads;
+  const looked = cross ? v.source : v.labels;
+  return {
+    name,
+    cross,
+    shape: v.shape,
+    kv: Math.floor(v.h / group), // the head of keys and values that this head of queries reads
+    looked,
+    keyName: (j) => `<span class="tok">${escaped(looked[j])}</span>${!cross && v.stack === 'decoder' ? `<small>has read ‹${escaped(v.read[j])}›</small>` : ''}`,
+    allowed: (j) => cross || v.stack === 'encoder' || v.off.mask || j <= v.i,
+  };
+}
+
+/** The sentence of a row of weights. */
+export function looksAt(v, a) {
+  const weights = v.pass.row(`${a.name}.weights`, v.h, v.i);
+  const most = mostOf(weights);
+  return `${v.who} looks most at ‹${a.looked[most]}›, ${short(weights[most])}`;
+}
+
+/** The chosen key of a row, or the one that is looked at most. */
+const keyOf = (v, a) => {
+  const n = v.pass.shape(`${a.name}.weights`).at(-1);
+  return v.key !== null && v.key < n ? v.key : mostOf(v.pass.row(`${a.name}.weights`, v.h, v.i));
+};
+
+function qkvBody(v, part) {
+  const a = attentionOf(v, part);
+  const { dk, dv, d } = v.shape;
+  const input = v.shape.input(v.l, part);
+  const x = v.pass.row(input, v.i);
+  const q = v.pass.row(`${a.name}.queries`, v.h, v.i);
+  const j = a.cross ? keyOf(v, a) : v.i;
+  const of = a.cross ? ` of ‹${escaped(a.looked[j])}›` : '';
+  const place = (width) => ({ lit: v.c % width });
+  const out = [
+    strip('x, what goes in', x, { point: input, index: v.i }),
+    strip('query: what I look for', q, { point: `${a.name}.queries`, index: `${v.h},${v.i}`, ...place(dk), kind: 'q' }),
+    strip(`key${of}: what I am found by`, v.pass.row(`${a.name}.keys`, a.kv, j), { point: `${a.name}.keys`, index: `${a.kv},${j}`, ...place(dk), kind: 'k' }),
+    strip(`value${of}: what I hand over`, v.pass.row(`${a.name}.values`, a.kv, j), { point: `${a.name}.values`, index: `${a.kv},${j}`, ...place(dv), kind: 'v' }),
+  ];
+  if (v.weights && v.pass.has(`${a.name}.query_proj`)) {
+    const c = v.h * dk + (v.c % dk);
+    const w = column(v.weights[`${a.name}.query_proj.weight`], d, c);
+    const bias = v.weights[`${a.name}.query_proj.bias`];
+    const terms = [...products(x, w), ...(bias ? [['bias', bias[c]]] : [])];
+    out.push(`<p class="cell">number ${v.c % dk} of the query is column ${c} of x W<sup>Q</sup>: each number of x times one of W, added up.</p>`
+      + sum(terms, number(v.pass.at(`${a.name}.query_proj`, v.i, c), `${a.name}.query_proj`, `${v.i},${c}`)));
+  }
+  return out.join('');
+}
+
+export const qkv = {
+  id: 'qkv',
+  formula: (v) => `q = x W<sup>Q</sup>, k = x W<sup>K</sup>, v = x W<sup>V</sup>; ${v.shape.heads} heads of ${v.shape.dk} numbers`,
+  body: (v) => qkvBody(v, 'self_attention'),
+};
+
+/** The notes' two words: 112 and 96. */
+function thinkingMachines() {
+  const [a, b] = [112, 96].map((score) => score / 8);
+  const [p, q] = softmax([a, b]);
+  return '<details><summary>First by hand: two words, “Thinking Machines”, d<sub>k</sub> = 64</summary>'
+    + table(['', 'q · k', '÷ √64 = 8', 'softmax'], [['Thinking', '112', short(a), short(p, 6)], ['Machines', '96', short(b), short(q, 6)]], { label: 'the worked example' })
+    + `<p>e<sup>14</sup> / (e<sup>14</sup> + e<sup>12</sup>) = ${short(p, 6)}. Without the division it would be ${short(1 - softmax([112, 96])[1], 9)}: Machines would be gone.</p></details>`;
+}
+
+export function cellBody(v, part) {
+  const a = attentionOf(v, part);
+  const j = keyOf(v, a);
+  const q = v.pass.row(`${a.name}.queries`, v.h, v.i);
+  const k = v.pass.row(`${a.name}.keys`, a.kv, j);
+  const scores = v.pass.row(`${a.name}.scores`, v.h, v.i);
+  const weights = v.pass.row(`${a.name}.weights`, v.h, v.i);
+  const scale = v.off.scale ? 1 : v.pass.config.attention_scale ?? 1 / Math.sqrt(v.shape.dk);
+  const product = q.map((x, c) => x * k[c]);
+  const most = Math.log(Math.max(...weights));
+  // exp(s - max) is w / max w: where a relative position was added to the score, that is in it.
+  const e = Array.from(weights, (w) => Math.exp(Math.log(w) - most));
+  const total = e.reduce((x, y) => x + y, 0);
+  const place = (c) => `${v.h},${v.i},${c}`;
+  const rows = Array.from(weights, (w, c) => [
+    a.keyName(c),
+    number(scores[c], `${a.name}.scores`, place(c)),
+    a.allowed(c) ? '+ 0' : '+ −∞',
+    derived(e[c]),
+    `${number(w, `${a.name}.weights`, place(c))} ${bar(w)}`,
+  ]);
+  const times = `${scale === 1 ? ' × 1' : ` ÷ √${v.shape.dk}`}`;
+  return `<p class="cell">${escaped(v.who)}: how much goes to ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
+    + strip('query', q, { point: `${a.name}.queries`, index: `${v.h},${v.i}`, kind: 'q' })
+    + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: `${a.name}.keys`, index: `${a.kv},${j}`, kind: 'k' })
+    + strip('products', product)
+    + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], `${a.name}.scores`, place(j))}`, { open: true })
+    + `<p class="cell">Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`
+    + table(['looked at', 'score', 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
+    + `<p class="said"><b>${escaped(looksAt(v, a))}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0))}, spread ${short(bits(weights), 2)} bits</p>`;
+}
+
+export const cell = {
+  id: 'cell',
+  formula: () => 'weight = softmax(q · k / √<i>d</i><sub>k</sub> + mask)',
+  body: (v) => thinkingMachines() + cellBody(v, 'self_attention'),
+};
+
+export function mixedBody(v, part) {
+  const a = attentionOf(v, part);
+  const weights = v.pass.row(`${a.name}.weights`, v.h, v.i);
+  const values = Array.from(weights, (_, j) => v.pass.row(`${a.name}.values`, a.kv, j));
+  const most = Math.max(...values.map((each) => each.reduce((x, y) => Math.max(x, Math.abs(y)), 0)));
+  const dv = v.shape.dv;
+  const c = v.c % dv;
+  const context = v.pass.row(`${a.name}.context`, v.i).subarray(v.h * dv, (v.h + 1) * dv);
+  const lines = values.map((each, j) => strip(`${short(weights[j])} × ‹${escaped(a.looked[j])}›`, each, {
+    point: `${a.name}.values`, index: `${a.kv},${j}`, most, fade: Math.max(0.06, weights[j]).toFixed(2), lit: c, kind: 'v',
+  }));
+  const off = v.headOff(part) ? '<p class="off">This head is switched off: 0 goes on in place of the sum.</p>' : '';
+  const terms = Array.from(weights, (w, j) => [`${short(w)}·${short(values[j][c])}`, w * values[j][c]]);
+  const total = number(context[c], `${a.name}.context`, `${v.i},${v.h * dv + c}`);
+  return `${off}${lines.join('')}${strip('= the sum', context, { point: `${a.name}.context`, index: v.i, from: v.h * dv, lit: c })}`
+    + `<p class="cell">number ${c}, down the column:</p>${off ? `<p>${total}</p>` : sum(terms, total, { open: true })}`;
+}
+
+export const mixed = {
+  id: 'mixed',
+  formula: () => 'z = Σ<sub>j</sub> weight<sub>j</sub> v<sub>j</sub>',
+  body: (v) => mixedBody(v, 'self_attention'),
+};
+
+export const heads = {
+  id: 'heads',
+  formula: () => 'MultiHead = Concat(z<sub>1</sub>, …, z<sub>h</sub>) W<sup>O</sup>',
+  body: (v) => headsBody(v, 'self_attention'),
+};
+
+export function headsBody(v, part) {
+  const a = attentionOf(v, part);
+  const all = v.pass.point(`${a.name}.weights`).rows;
+  const maps = Array.from({ length: v.shape.heads }, (_, h) => {
+    const weights = v.pass.row(`${a.name}.weights`, h, v.i);
+    const most = mostOf(weights);
+    const said = `looks most at ‹${a.looked[most]}›, ${short(weights[most])}`;
+    const drawn = map(`head ${h + 1}`, all ? all.map((r) => v.labels[r]) : v.labels, a.looked, (r, c) => v.pass.at(`${a.name}.weights`, h, all ? all[r] : r, c),
+      { point: `${a.name}.weights`, index: `${h},`, lit: all ? 0 : v.i, rows: all, said: `${v.who} ${said}` });
+    return `<div class="head${h === v.h ? ' on' : ''}"><button type="button" data-head="${h}">head ${h + 1}</button>${drawn}<small>${escaped(said)}</small></div>`;
+  });
+  const context = v.pass.row(`${a.name}.context`, v.i);
+  const d = v.shape.d;
+  const c = v.c % d;
+  const out = v.pass.has(a.name) ? v.pass.row(a.name, v.i) : null;
+  let worked = '';
+  if (v.weights && out && !v.sublayerOff(part)) {
+    const matrix = v.weights[`${a.name}.output_proj.weight`];
+    const bias = v.weights[`${a.name}.output_proj.bias`];
+    const terms = [...products(context, column(matrix, context.length, c)), ...(bias ? [['bias', bias[c]]] : [])];
+    worked = `<p class="cell">column ${c} of what comes out:</p>${sum(terms, number(out[c], a.name, `${v.i},${c}`))}`;
+  }
+  return `<p class="said">${escaped(v.who)}, in layer ${v.l + 1}:</p><div class="heads">${maps.join('')}</div>${mapKey()}`
+    + strip(`the ${v.shape.heads} sums, one after the other`, context, { point: `${a.name}.context`, index: v.i })
+    + (out ? strip('times W<sup>O</sup>', out, { point: a.name, index: v.i, lit: c }) : '') + worked;
+}
+
+export const cross = {
+  id: 'cross',
+  formula: () => 'q from the decoder; k, v from the encoder\'s output',
+  body(v) {
+    const word = v.at('decoder', v.step);
+    return qkvBody(word, 'cross_attention') + cellBody(word, 'cross_attention') + mixedBody(word, 'cross_attention') + headsBody(word, 'cross_attention');
+  },
+};

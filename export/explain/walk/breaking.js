@@ -1,0 +1,118 @@
+// Break it: parts that can be off, and what is seen then. All numbers are computed here.
+
+import { derived, escaped, short, table } from '../../../mlx_transformer/page/kit.js';
+import { bits } from './pass.js';
+
+const WHOLE = {
+  positions: ['positions', 'nothing is added for the place: a bag of words'],
+  mask: ['mask', 'the decoder sees what comes later'],
+  scale: ['scale', 'scores aren\'t divided by √d_k'],
+  residual: ['residuals', 'a sub-layer\'s output replaces the vector'],
+  norm: ['norms', 'sums go on as they are'],
+};
+const KINDS = { self_attention: 'self-attention', cross_attention: 'cross-attention', feed_forward: 'feed-forward' };
+
+/** All parts that may be off by themselves: [[stack, layer, kind, head]], head undefined for a sub-layer. */
+export function partsOf(config) {
+  const found = [];
+  for (const stack of ['encoder', 'decoder']) {
+    const kinds = ['self_attention', ...(stack === 'decoder' && config.architecture === 'encoder-decoder' ? ['cross_attention'] : [])];
+    for (let layer = 0; layer < (config[`${stack}_layers`] ?? 0); layer++) {
+      for (const kind of kinds) {
+        for (let head = 0; head < config.heads; head++) found.push([stack, layer, kind, head]);
+      }
+      for (const kind of [...kinds, 'feed_forward']) found.push([stack, layer, kind]);
+    }
+  }
+  return config.architecture === 'encoder' ? found.filter(([stack]) => stack === 'encoder')
+    : config.architecture === 'decoder' ? found.filter(([stack]) => stack === 'decoder') : found;
+}
+
+export const partName = ([stack, layer, kind, head]) => `${stack}, layer ${layer + 1}, ${KINDS[kind]}${head === undefined ? ', all of it' : `, head ${head + 1}`}`;
+
+/** As the engine takes it. off: {positions: true, ..., parts: [[...]]}. */
+export const switchesOf = ({ parts = [], ...whole }) => ({
+  ...whole, heads: parts.filter((part) => part.length === 4), sublayers: parts.filter((part) => part.length === 3),
+});
+
+export function controls(v) {
+  const boxes = Object.entries(WHOLE).filter(([name]) => name !== 'mask' || v.pass.config.architecture !== 'encoder')
+    .map(([name, [shown, said]]) => `<label class="switch"><input type="checkbox" data-off="${name}"${v.off[name] ? ' checked' : ''}> <b>${shown} off</b> <small>${said}</small></label>`);
+  const options = partsOf(v.pass.config).map((part) => `<option value="${part.join(',')}">${partName(part)}</option>`);
+  return `<fieldset class="switches"><legend>switched off</legend>${boxes.join('')}</fieldset>`
+    + `<label>one part off <select id="part"><option value="">none</option>${options.join('')}</select></label>`
+    + '<button type="button" id="all-on">all on again</button> <button type="button" id="try-all">each part off in turn</button>';
+}
+
+/** Mean spread in bits of the rows of each kind of attention. */
+function spreads(pass) {
+  const found = {};
+  for (const [name, { data, shape }] of Object.entries(pass.points)) {
+    if (!name.endsWith('.weights')) continue;
+    const kind = name.includes('cross') ? 'cross-attention' : name.startsWith('encoder') ? 'encoder' : 'decoder';
+    const width = shape.at(-1);
+    for (let at = 0; at < data.length; at += width) (found[kind] ??= []).push(bits(data.subarray(at, at + width)));
+  }
+  return Object.entries(found).map(([kind, all]) => [kind, all.reduce((a, b) => a + b, 0) / all.length]);
+}
+
+const apart = (a, b) => a.reduce((most, x, n) => Math.max(most, Math.abs(x - b[n])), 0);
+
+/** How far a word's memory moves when the others stand in another order: the source is turned round, but for its end. */
+function moved(model, pass, switches) {
+  const { source, written } = pass.tokens;
+  const turned = [...source.slice(0, -1).reverse(), source.at(-1)];
+  const name = model.config.norm_placement === 'pre' ? 'encoder.norm' : `encoder.layers.${model.config.encoder_layers - 1}`;
+  const [a, b] = [source, turned].map((ids) => model.pass({ source: ids, written }, switches, {}));
+  return apart(a.row(name, 0), b.row(name, source.length - 2));
+}
+
+/** How far earlier logits move with another last word. */
+function looksAhead(model, pass, switches) {
+  const { source, written } = pass.tokens;
+  if (written.length < 3) return null;
+  const other = [...written.slice(0, -2), written[0], written.at(-1)];
+  const [a, b] = [written, other].map((ids) => model.pass({ source, written: ids }, switches, {}));
+  const V = a.shape('logits').at(-1);
+  const end = (written.length - 2) * V; // rows that have not read the exchanged word
+  return apart(a.points.logits.data.subarray(0, end), b.points.logits.data.subarray(0, end));
+}
+
+/** What is seen: the output, log p of the right one, spread of heads, what moves; each whole and with the switches. */
+export async function seen(model, whole, off) {
+  const switches = switchesOf(off);
+  const rows = [];
+  const both = (name, first, second, key) => rows.push([name, first, second, key]);
+  if (model.config.architecture !== 'encoder') {
+    const now = await model.written(whole.text, switches);
+    both('writes', `‹${escaped(whole.output)}›`, `‹${escaped(now.output)}›`);
+    both('log p of that', derived(whole.logP, 'log-p'), derived(now.logP, 'log-p-off'));
+  }
+  both(model.config.architecture === 'encoder' ? 'log p of the first guess' : 'log p of the right output, read at once', derived(model.logP(whole, {}), 'right'), derived(model.logP(whole, switches), 'right-off'));
+  const broken = model.pass(whole.tokens, switches, {});
+  const [before, after] = [spreads(whole), spreads(broken)];
+  before.forEach(([kind, value], n) => both(`spread of ${kind} heads, bits`, derived(value, `bits-${kind}`), derived(after[n][1], `bits-${kind}-off`)));
+  if (model.twin.hasEncoder && whole.tokens.source.length > 2) {
+    both('a word moves with its place by', derived(moved(model, whole, {}), 'moved'), derived(moved(model, whole, switches), 'moved-off'));
+  }
+  if (model.config.architecture !== 'encoder') {
+    const ahead = looksAhead(model, whole, {});
+    if (ahead !== null) both('earlier logits move with a later word by', derived(ahead, 'ahead'), derived(looksAhead(model, whole, switches), 'ahead-off'));
+  }
+  return table(['', 'whole', 'with this off'], rows.map(([name, a, b]) => [name, a, b]), { label: 'what is seen' });
+}
+
+/** Each part off by itself: how far log p of the right output falls, worst first. */
+export function eachInTurn(model, whole) {
+  const right = model.logP(whole, {});
+  const found = partsOf(model.config).map((part) => [part, model.logP(whole, switchesOf({ parts: [part] })) - right]);
+  found.sort((a, b) => a[1] - b[1]);
+  return table(['part that is off', 'log p of the right output changes by'], found.map(([part, change]) => [partName(part), derived(change, part.join(','))]), { label: 'each part off in turn' });
+}
+
+export const breaking = {
+  id: 'break',
+  formula: () => 'the same weights, a part left out',
+  controls,
+  body: (v) => `<div id="seen">${v.seen ?? ''}</div><div id="turns">${v.turns ?? ''}</div>`,
+};

@@ -1,0 +1,151 @@
+// Models that the page can look into: one that it runs itself, whatever is typed, or the pass of one that was recorded.
+
+import { beamSearch } from '../../web/page/beam.js';
+import { ByteLevel } from '../../web/page/bytes.js';
+import { tokens } from '../../web/page/greedy.js';
+import { penalty } from '../../web/page/limits.js';
+import { logSumExp } from '../../web/page/sampling.js';
+import { readTensors } from '../live/safetensors.js';
+import { Twin } from '../live/twin.js';
+import { Pass } from './pass.js';
+import { marked, piecesOf, specialText } from './pieces.js';
+
+const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+/** {name: {data, shape, rows}} of what was recorded: [{shape, rows, bits, values}] by name, and the names of equal ones. */
+function recordedPoints({ arrays, equal }) {
+  const found = {};
+  for (const [name, { shape, rows, bits, values }] of Object.entries(arrays)) {
+    const raw = bytesOf(values);
+    const data = bits === 32 ? Float64Array.from(new Float32Array(raw.buffer)) : halves(raw);
+    found[name] = { data, shape, rows };
+  }
+  for (const [name, [other, shape]] of Object.entries(equal)) found[name] = { ...found[other], shape };
+  return found;
+}
+
+/** float16 as float64, by the reader of the weights. */
+function halves(raw) {
+  const header = new TextEncoder().encode(JSON.stringify({ x: { dtype: 'F16', shape: [raw.length / 2], data_offsets: [0, raw.length] } }));
+  const file = new Uint8Array(8 + header.length + raw.length);
+  new DataView(file.buffer).setBigUint64(0, BigInt(header.length), true);
+  file.set(header, 8);
+  file.set(raw, 8 + header.length);
+  return readTensors(file.buffer).x.data;
+}
+
+export class Recorded {
+  constructor(spec) {
+    Object.assign(this, { spec, config: spec.config, live: false, vocabulary: spec.config.vocab_size });
+    this.parameters = Object.fromEntries(Object.entries(recordedPoints({ arrays: spec.parameters, equal: {} })).map(([name, { data }]) => [name, data]));
+  }
+
+  text(id) {
+    return this.spec.texts[id] ?? `#${id}`;
+  }
+
+  async read() {
+    const { spec } = this;
+    return new Pass(this.config, recordedPoints(spec.points), spec.tokens, spec.pieces, { text: spec.text, output: spec.output, given: spec.given });
+  }
+}
+
+export class Live {
+  constructor(spec) {
+    Object.assign(this, { spec, config: spec.config, live: true, vocabulary: spec.config.vocab_size });
+    this.names = Object.fromEntries(spec.tokenizer.added_tokens.map(({ id, content }) => [id, content]));
+    this.tokenizer = new ByteLevel(spec.tokenizer, new Set(Object.keys(this.names).map(Number)));
+    this.maskId = spec.tokenizer.added_tokens.find(({ content }) => content === '<mask>')?.id;
+    this.twin = new Twin(spec.config, readTensors(bytesOf(spec.weights).buffer));
+    this.twin.config = { ...spec.config, generation: spec.generation }; // which the searches heed
+    this.weights = this.twin.weights;
+    this.parameters = this.weights;
+  }
+
+  text(id) {
+    if (id in this.names) return specialText(this.names[id]);
+    const text = this.tokenizer.text([id]);
+    return text.includes('\ufffd') ? 'a part of a character' : marked(text);
+  }
+
+  pieces(ids) {
+    return piecesOf(this.tokenizer, this.names, ids);
+  }
+
+  /** Ids of a text, with ▢ or <mask> as what is hidden. */
+  ids(text) {
+    const parts = this.maskId === undefined ? [text] : text.split(/ ?(?:▢|<mask>)/u);
+    return [...parts.flatMap((part, n) => [...(n ? [this.maskId] : []), ...this.tokenizer.cut(part.toWellFormed())]), this.config.eos_id];
+  }
+
+  /** What the model writes with these switches: {ids, logP}. */
+  async written(text, switches) {
+    const { source, prefix } = this.given(text);
+    const found = [];
+    let logP = 0;
+    for await (const { id, logProbability } of tokens(this.twin.with(switches), source, { prefix })) {
+      found.push(id);
+      if (found.length > prefix.length) logP += logProbability;
+    }
+    return { ids: found, logP, output: this.tokenizer.text(found.slice(prefix.length)).trim() };
+  }
+
+  given(text) {
+    const ids = this.ids(text);
+    return this.config.architecture === 'decoder' ? { source: [], prefix: ids.slice(0, -1) } : { source: ids, prefix: [] };
+  }
+
+  /** A pass over a text and what the whole model makes of it; with switches the same tokens are read by what is left. */
+  async read(text, switches = {}) {
+    if (this.config.architecture === 'encoder') return this.pass({ source: this.ids(text), written: this.ids(text) }, switches, { text, output: '' });
+    const { source, prefix } = this.given(text);
+    const { ids, logP, output } = await this.written(text, {});
+    return this.pass({ source, written: ids }, switches, { text, output, logP, given: prefix.length });
+  }
+
+  /** The points of one pass over these ids. */
+  pass({ source, written }, switches, rest) {
+    const { config, twin } = this;
+    const points = {};
+    const watch = (name, data, shape) => { points[name] = { data, shape }; };
+    const memory = twin.hasEncoder ? twin.encode(source, { switches, watch }).memory : null;
+    const target = config.architecture === 'encoder' ? [] : [config.bos_id, ...written.slice(0, -1)];
+    if (target.length) twin.decode(target, memory, { switches, watch });
+    const pieces = { source: this.pieces(source), target: this.pieces(target), written: this.pieces(written) };
+    return new Pass(config, points, { source, target, written }, pieces, rest);
+  }
+
+  /** log p of the written tokens, read at once, each given those before it; in an encoder of what is likeliest at ▢. */
+  logP(pass, switches) {
+    const { points } = this.pass(pass.tokens, switches, {});
+    const V = points.logits.shape.at(-1);
+    const row = (t) => points.logits.data.subarray(t * V, (t + 1) * V);
+    if (this.config.architecture === 'encoder') {
+      const at = Math.max(0, pass.tokens.source.indexOf(this.maskId));
+      const whole = pass.row('logits', at);
+      const best = whole.indexOf(Math.max(...whole));
+      return row(at)[best] - logSumExp(row(at));
+    }
+    return pass.tokens.written.reduce((sum, id, t) => (t < pass.given ? sum : sum + row(t)[id] - logSumExp(row(t))), 0);
+  }
+
+  /** The tree of a beam search: {nodes: [{step, parent, token, score, fate, final}], best, output, score}. */
+  async tree(text, switches, beam, lengthPenalty) {
+    const { source, prefix } = this.given(text);
+    const nodes = [];
+    let live = [-1];
+    const seen = ({ t, candidates, ending, going }) => {
+      const made = new Map();
+      for (const each of candidates) {
+        const fate = ending.includes(each) ? 'finished' : going.includes(each) ? 'kept' : 'dropped';
+        made.set(each, nodes.length);
+        const final = fate === 'finished' ? { final: each.score / penalty(t + 1, lengthPenalty, this.spec.generation) } : {};
+        nodes.push({ step: t - prefix.length, parent: live[each.parent], token: each.token, score: each.score, fate, ...final });
+      }
+      if (going.length) live = going.map((each) => made.get(each));
+    };
+    const [found] = await beamSearch(this.twin.with(switches), source, { beam, lengthPenalty, prefix, stopped: () => false, heard() {}, seen });
+    const best = nodes.reduce((at, { final }, n) => (final !== undefined && (at < 0 || final > nodes[at].final) ? n : at), -1);
+    return { nodes, best, output: this.tokenizer.text(found.ids.slice(prefix.length)).trim(), score: found.score };
+  }
+}

@@ -1,0 +1,31 @@
+// Tokens as people read them: never bytes. A part of a character is that character with its share, "’ 1/3".
+
+const SPECIAL = { '<s>': 'start', '</s>': 'end', '<pad>': 'padding', '<unk>': 'unknown', '<mask>': '▢' };
+export const specialText = (token) => SPECIAL[token] ?? token;
+
+/** Text as one line; a space at the front is a thin mark. */
+export const marked = (text) => text.replace(/^ +/, (spaces) => '·'.repeat(spaces.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥')
+  .replace(/[\0-\x1f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)));
+
+const lengthOf = (lead) => (lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1);
+
+/** The text of each id of a sequence. tokenizer: of the web page, with `bytes` by id; names: {id: special token}. */
+export function piecesOf(tokenizer, names, ids) {
+  const all = [];
+  ids.forEach((id, i) => (tokenizer.bytes[id] ?? []).forEach((byte) => all.push([byte, i])));
+  const found = ids.map((id) => (id in names ? specialText(names[id]) : ''));
+  for (let at = 0; at < all.length;) {
+    const bytes = all.slice(at, at + lengthOf(all[at][0]));
+    const letter = new TextDecoder().decode(Uint8Array.from(bytes, ([byte]) => byte));
+    const owners = new Set(bytes.map(([, owner]) => owner));
+    if (owners.size === 1) found[bytes[0][1]] += letter;
+    else {
+      for (const owner of owners) {
+        const share = bytes.filter(([, each]) => each === owner).length;
+        found[owner] += `${letter} ${share}/${bytes.length}`;
+      }
+    }
+    at += bytes.length;
+  }
+  return found.map(marked);
+}

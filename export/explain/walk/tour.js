@@ -1,0 +1,51 @@
+// Sixty seconds: eight captions over the live page. Space, a swipe or a button goes on; a click elsewhere stops it.
+
+import { escaped } from '../../../mlx_transformer/page/kit.js';
+
+export class Tour {
+  /** captions: [{station, said}]. go(station): bring it into view. */
+  constructor(place, captions, go) {
+    Object.assign(this, { place, captions, go, at: -1 });
+    place.addEventListener('click', ({ target }) => {
+      if (target.dataset.tour === 'next') this.next();
+      if (target.dataset.tour === 'stop') this.stop();
+    });
+    let from = null;
+    place.addEventListener('touchstart', ({ touches }) => { from = touches[0].clientX; }, { passive: true });
+    place.addEventListener('touchend', ({ changedTouches }) => { if (from - changedTouches[0].clientX > 40) this.next(); });
+    document.addEventListener('click', ({ target }) => {
+      if (this.at >= 0 && target.isConnected && !place.contains(target) && target.id !== 'tour-start') this.stop();
+    });
+    document.addEventListener('keydown', (event) => {
+      if (this.at < 0) return;
+      if (event.key === 'Escape') this.stop();
+      if (event.key === ' ' && !event.target.closest('button, input, select, summary')) {
+        event.preventDefault();
+        this.next();
+      }
+    });
+  }
+
+  start() {
+    this.at = -1;
+    this.next();
+  }
+
+  next() {
+    this.at += 1;
+    if (this.at >= this.captions.length) return this.stop();
+    const { station, said } = this.captions[this.at];
+    const last = this.at + 1 === this.captions.length;
+    this.place.hidden = false;
+    this.place.innerHTML = `<p aria-live="polite"><small>${this.at + 1} of ${this.captions.length}</small> ${escaped(said)}</p>`
+      + `<p><button type="button" data-tour="next">${last ? 'done' : 'next (space)'}</button> <button type="button" data-tour="stop">stop</button></p>`;
+    this.place.querySelector('button').focus({ preventScroll: true });
+    this.go(station);
+  }
+
+  stop() {
+    this.at = -1;
+    this.place.hidden = true;
+    document.getElementById('tour-start').focus({ preventScroll: true });
+  }
+}

@@ -1,0 +1,30 @@
+"""What opens a file of either kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .metadata import VECTOR
+from .opening import OneFile
+from .runtime import SearchModel
+
+if TYPE_CHECKING:
+    from .vector_model import VectorModel
+
+
+def open_file(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    providers: Sequence[str] | None = None,
+    verify: bool = True,
+) -> SearchModel | VectorModel:
+    """Open a file of either kind: of a translator, or of an encoder of texts; arguments as for `SearchModel`."""
+    file = OneFile.open(path, threads, providers, verify)
+    if VECTOR in file.metadata:
+        from .vector_model import VectorModel  # with the tokenizer's 7 MB
+
+        return VectorModel(file.path, file.session, file.metadata, file.config)
+    return SearchModel(path, threads=threads, providers=providers, file=file)

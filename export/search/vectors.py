@@ -1,0 +1,45 @@
+"""The whole of an encoder of texts in one graph: tokenizer, encoder, and what makes a text's vector of its output.
+
+Shapes: B texts, W numbers of a vector, L tokens of the longest text.
+"""
+
+from __future__ import annotations
+
+import json
+
+import onnx_ir as ir
+
+from export.graph.builder import GraphBuilder
+from export.interface import TEXT_VECTORS, Request
+from export.nn.model import Transformer
+from export.targets.sentence_embedding import vector_outputs
+from mlx_transformer.core.inputs import companions
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
+from mlx_transformer.system.errors import UserError
+
+from .metadata import CONFIG, VECTOR
+from .wordpiece import OPSETS, WordPieceOps
+
+
+def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> ir.Model:
+    r"""
+    text (B,) --> tokenizer --> ids (B, L) ------> encoder --> pooling, dense layers, unit length --> sentence_embedding
+                           \--> mask (B, L) --------^-------------^                                              (B, W)
+
+    tokenizer: the text of a tokenizer.json. embedding: how a vector is made; its default prompt stands before each
+    text. `UserError` for what the graph can't do as the folder says.
+    """
+    if request.embedding is None or embedding.lower_case:
+        what = "lower-cases text beforehand" if embedding.lower_case else "makes vectors as no graph does"
+        raise UserError(f"{EMBEDDING}: {what}: a file that takes text can't; export a folder")
+    g = GraphBuilder.declared(TEXT_VECTORS, request)
+    g.graph.opset_imports.update(OPSETS)
+    most = min(embedding.max_length or request.config.max_positions, request.config.max_positions)
+    lines = WordPieceOps(tokenizer, most, embedding.prompt()).encode(g.op, g.inputs["text"])
+    others = {entry.name: g.op.Mul(lines.mask, entry.fill(request.config)) for entry in companions(request.config)}
+    memory = Transformer(request.config).encode(g.op, lines.ids, lines.mask, **others, tap=g.tap)
+    g.give(**vector_outputs(g.op, request, memory, lines.mask))
+    model = g.model()
+    model.metadata_props[CONFIG] = json.dumps(request.config.to_dict())
+    model.metadata_props[VECTOR] = embedding.json()
+    return model

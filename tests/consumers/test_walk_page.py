@@ -1,0 +1,156 @@
+"""The walk through a model in headless Chromium: what is typed is translated, every number on the page is that of the
+reference, sums add up, switches break it, a link brings it back, and ten questions are answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import HERE, SECONDS
+
+from export.explain.command import explain
+from export.explain.shipped import FOLDER, MODELS
+from export.validate.reference import Reference
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.generation.fill import ids_with_masks
+
+pytestmark = pytest.mark.consumers
+
+TEXTS = {
+    "sentences": tuple(NOTES),
+    "sentences-decoder": ("YOUR CAT IS A LOVELY", "My fried chicken was very"),
+    "sentences-encoder": ("My ▢ chicken was very good", "YOUR ▢ IS A LOVELY CAT"),
+}
+QUESTIONS = {  # each question, and what its answer must hold
+    "What is a token?": "piece of text",
+    "Why is a word a vector?": "near",
+    "How does the model know the order?": "wave",
+    "What are q, k and v?": "looks for",
+    "Where does this number come from, and why divide by √d_k?": "products grows",
+    "What do four heads do that one can't?": "at once",
+    "Why is x added again, and what does the norm do?": "mean of each vector 0",
+    "How does the German side see the English?": "memory",
+    "Why this word?": "fits",
+    "What would a beam have done?": "best K beginnings",
+}
+SWITCHES = ["positions", "mask", "scale", "residual", "norm"]
+MOST_BYTES = 1_900_000
+MOST_CODE = 100_000
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("walk") / "walk.html"
+    explain(out=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def answers(page: Path) -> dict[str, dict[str, Any]]:
+    tasks = [
+        {"page": str(page), "model": n, "texts": TEXTS[name], "switches": SWITCHES if n == 0 else [], "width": width}
+        for (n, name), width in zip(enumerate(MODELS), (1100, 768, 360), strict=True)
+    ]
+    (page.parent / "tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
+    command = ["node", str(HERE / "node" / "with_walk.mjs"), str(page.parent / "tasks.json")]
+    done = subprocess.run(
+        [*command, str(page.parent / "answers.json")], capture_output=True, text=True, timeout=SECONDS, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((page.parent / "answers.json").read_text(encoding="utf-8"))
+    return dict(zip(MODELS, found, strict=True))
+
+
+def passed(name: str, text: str) -> tuple[dict[str, Any], str]:
+    """The points of the reference's own pass over a text, and what the model writes."""
+    checkpoint = open_checkpoint(FOLDER / name)
+    config = checkpoint.config
+    tokenizer = Tokenizer(str(checkpoint.tokenizer_json()), name)
+    reference = Reference(config, dict(checkpoint.tensors()), inner_points=True)
+    points: dict[str, Any] = {}
+
+    def tap(point: str, value: Any) -> None:
+        points[point] = value[0]
+
+    if config.architecture == "encoder":
+        reference([ids_with_masks(tokenizer, text.replace("▢", "<mask>"))], tap=tap)
+        return points, ""
+    source = tokenizer.encode(text)
+    given = [config.bos_id] if config.has_encoder else [config.bos_id, *source[:-1]]
+    limit, begin = (len(source) + 50 if config.has_encoder else 50), len(given)
+    while len(given) <= limit:
+        logits = reference([source], [given]) if config.has_encoder else reference([given])
+        best = logits[0, -1].copy()
+        best[[config.pad_id, config.bos_id]] = -np.inf
+        given.append(int(best.argmax()))
+        if given[-1] == config.eos_id:
+            break
+    if config.has_encoder:
+        reference([source], [given[:-1]], tap=tap)
+    else:
+        reference([given[:-1]], tap=tap)
+    return points, tokenizer.decode(given[begin:]).strip()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_number_is_the_references(answers: dict[str, Any], name: str) -> None:
+    answer = answers[name]
+    assert (answer["problems"], answer["requests"], answer["unknown"]) == ([], [], [])
+    assert answer["wide"] <= 0, "what is wider scrolls within its strip"
+    for shown in answer["texts"]:
+        points, output = passed(name, shown["text"])
+        assert shown["output"] == (f"→ {output}" if output else "")
+        compared = 0
+        for point, values in shown["numbers"].items():
+            for index, value in values.items():
+                expected = points[point][tuple(map(int, index.split(",")))]
+                assert abs(value - expected) <= 1e-6 * max(1, abs(expected)), (shown["text"], point, index)
+                compared += 1
+        assert compared > 3000
+        layers = {point for point in points if re.search(r"layers\.\d+$", point)}
+        assert layers <= set(shown["numbers"]), "each layer of each stack is shown"
+        assert max(abs(total - terms) for terms, total in shown["sums"]) < 1e-7
+
+
+def test_translations_are_right(answers: dict[str, Any]) -> None:
+    assert {each["text"]: each["output"] for each in answers["sentences"]["texts"]} == {
+        text: f"→ {translation}" for text, translation in NOTES.items()
+    }
+
+
+def test_switches_break_it_and_nothing_stays(answers: dict[str, Any]) -> None:
+    off = answers["sentences"]["off"]
+    assert off["positions"]["moved-off"] < 1e-12 < 0.1 < off["positions"]["moved"]
+    assert off["mask"]["ahead"] == 0 < 0.1 < off["mask"]["ahead-off"]
+    for name in ("encoder", "cross-attention"):
+        assert off["scale"][f"bits-{name}-off"] < off["scale"][f"bits-{name}"]
+    assert off["residual"]["right-off"] < off["residual"]["right"] - 3
+    assert all(each["right-off"] < each["right"] for each in off.values())
+    assert answers["sentences"]["same"], "on again, the same bits as before"
+    assert answers["sentences"]["linked"], "a copied link shows the same page"
+
+
+def test_ten_questions_have_an_answer(answers: dict[str, Any]) -> None:
+    found = {question: (answer, numbers) for question, answer, numbers in answers["sentences"]["questions"]}
+    for question, said in QUESTIONS.items():
+        assert said in found[question][0], question
+    assert sum(numbers > 0 for _, numbers in found.values()) > len(QUESTIONS)
+    assert answers["sentences"]["glossary"] >= 40
+
+
+def test_the_page_is_small_and_asks_for_nothing(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    code = re.findall(r"<style>.*?</style>|<script>.*?</script>", text, re.S)
+    assert len("".join(code).encode()) < MOST_CODE
+    assert not re.search(
+        r"\beval\(|new Function|\bfetch\(|XMLHttpRequest|https?://", "".join(code).replace("http://www.w3.org/", "")
+    )

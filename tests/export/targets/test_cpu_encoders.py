@@ -1,0 +1,89 @@
+"""`validate` on encoders alone of target cpu, whose graph has a row for each token: every choice and precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from combined import thinned
+from covering_configs import COVERING, config_of, name_of
+from random_models import write_model
+from small_models import alone
+
+from export import OnnxTransformer
+from export.interface import MODEL
+from export.validate import compare
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.generation.embed import BATCH_TOKENS, _mixed
+from mlx_transformer.system.errors import UserError
+
+ENCODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder"]
+PRECISIONS = ["float32", "float16", "bfloat16", "int8", "int8-weights", "int4"]
+
+
+def assert_equal(config: TransformerConfig, folder: Path, seed: int = 1) -> None:
+    checkpoint, cpu = write_model(config, folder, seed, target="cpu")
+    report = compare(checkpoint, cpu, ["onnxruntime"], seed=seed, threads=1)
+    assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
+
+
+@pytest.mark.parametrize("choice", thinned(ENCODERS, 2), ids=name_of)
+def test_every_choice(choice: tuple[int, ...], tmp_path: Path) -> None:
+    assert_equal(config_of(choice), tmp_path, sum(choice))
+
+
+def test_every_precision(tmp_path: Path) -> None:
+    config = alone("modern", "encoder")
+    checkpoint, cpu = write_model(config, tmp_path, 2, target="cpu", precision=PRECISIONS, accept_loss=True)
+    report = compare(checkpoint, cpu, [f"onnxruntime:cpu:all:{name}" for name in PRECISIONS], seed=2, threads=1)
+    assert report.equal, report.failures()
+
+
+def test_padding_and_neighbours_change_nothing(tmp_path: Path) -> None:
+    """To the bit, whatever the lengths in a batch and however far it is padded; on the left by rounding alone."""
+    config, rng = alone("paper", "encoder"), np.random.default_rng(0)
+    _, cpu = write_model(config, tmp_path, 3, target="cpu", embedding=TextEmbedding(normalize=True))
+    model = OnnxTransformer(cpu, threads=1)
+    rows = [rng.integers(3, 50, n).tolist() for n in (2, 3, 7, 12, 13, 20, 31, 32)]
+    embedder = model.embedder()
+    together = embedder.vectors(rows, of_text=False)
+    np.testing.assert_array_equal([embedder.vectors([row], of_text=False)[0] for row in rows], together)
+    ids, mask = np.zeros((2, 2, len(rows), 40), np.int64)
+    for i, row in enumerate(rows):  # the second time on the left
+        ids[0, i, : len(row)], mask[0, i, : len(row)] = row, 1
+        ids[1, i, -len(row) :], mask[1, i, -len(row) :] = row, 1
+    graph = model.graph_vectors
+    assert graph is not None
+    assert graph.by_token
+    np.testing.assert_array_equal(graph.compute(ids[0], mask[0]), together)
+    np.testing.assert_allclose(graph.compute(ids[1], mask[1]), together, rtol=0, atol=1e-6)
+
+
+def test_a_wrong_number_is_found(tmp_path: Path) -> None:
+    checkpoint, cpu = write_model(alone("paper", "encoder"), tmp_path, 3, target="cpu")
+    file = cpu / "onnx" / f"{MODEL}.onnx"
+    model = onnx.load(file, load_external_data=False)
+    (product,) = [node for node in model.graph.node if node.op_type == "FusedMatMul"][:1]
+    (alpha,) = [entry for entry in product.attribute if entry.name == "alpha"]
+    alpha.f *= 1.01
+    onnx.save(model, file)
+    report = compare(checkpoint, cpu, ["onnxruntime"], 1, threads=1)
+    assert not report.equal
+
+
+def test_its_operators_are_onnx_runtime_s(tmp_path: Path) -> None:
+    checkpoint, cpu = write_model(alone("paper", "encoder"), tmp_path, 3, target="cpu")
+    with pytest.raises(UserError, match="was exported for target cpu, whose operators only onnxruntime has"):
+        compare(checkpoint, cpu, ["evaluator"], 1)
+
+
+def test_batches_of_texts_that_are_alike() -> None:
+    lengths = np.array([3, 500, 70, 64, 120, 2, 30])
+    parts = [sorted(lengths[part].tolist()) for part in _mixed(lengths)]
+    assert parts == [[500], [64, 70, 120], [2, 3, 30]]
+    many = np.full(2000, 50)
+    assert next(len(part) for part in _mixed(many)) == BATCH_TOKENS // 50
+    assert sorted(np.concatenate(_mixed(many))) == list(range(2000))
