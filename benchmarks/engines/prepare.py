@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,15 @@ def of_family(size: str, out: str) -> None:
         for side in ("encoder", "decoder"):
             fields |= {f"{side}_layers": layers, f"{side}_attention_heads": heads, f"{side}_ffn_dim": d_ff}
         fields |= {"forced_eos_token_id": None}
+        if family == "Bart":  # CTranslate2's converter asks for these
+            fields |= {"normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False}
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForConditionalGeneration")(
         getattr(transformers, f"{family}Config")(**fields)
     )
     if family == "T5":
+        with torch.no_grad():
+            model.shared.weight[0] = 0  # padding starts the decoder, and would follow itself
         model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 0
     model.save_pretrained(out)
 
@@ -119,6 +124,11 @@ def ct2(folder: str, out: str, precision: str) -> None:
         """A vocabulary of the ids' decimal numbers. The loader of Opus models drops the last token, "<pad>"."""
 
         eos_token, unk_token = str(config.eos_token_id), str(config.eos_token_id + 1)
+        bos_token, pad_token = str(config.decoder_start_token_id), str(config.pad_token_id)
+        special_tokens_map: Mapping[str, Any] = {}
+
+        def convert_ids_to_tokens(self, id: int) -> str:
+            return str(id)
 
         def get_vocab(self) -> dict[str, int]:
             padding = config.pad_token_id if as_opus else None
