@@ -3,13 +3,16 @@
     python benchmarks/translate.py --peers-python .venv-peers/bin/python >> benchmarks/RESULTS.md
     python benchmarks/translate.py --engines ct2:int8 ours:cpu:int8 --sizes base --cells b1 b8x4
     python benchmarks/translate.py --trained runs/multi30k/model --text test.en --reference test.de
+    python benchmarks/translate.py --peers-python PEERS --sizes bart-base t5-base nllb-600m --cells b1 b8 b1x4 b8x4 \\
+        --rounds 2 --engines ct2:float32 ct2:float32:2x1 ct2:int8 ct2:int8:2x1 optimum:float32 optimum:int8 \\
+        ours:cpu:float32 ours:cpu:int8
 
 Each engine is a process of its own, stopped while another one works; they take turns cell by cell and round by round,
-and ratios are medians over rounds of the ratio within a round. Without `--trained`: Marian models with random weights,
-64 sources of 8 to 30 tokens, outputs forced to 32 tokens, of which a cell of small batches translates fewer. With it:
-a trained checkpoint on real text, which ends its outputs itself. The peers (ctranslate2, torch, transformers,
-optimum-onnx, onnxruntime) are in an interpreter of their own. An engine that can't be run is named, and the exit status
-is then 1.
+and ratios are medians over rounds of the ratio within a round. Without `--trained`: models with random weights, those
+of Marian or in the published sizes of BART, T5 and NLLB, 64 sources of 8 to 30 tokens, outputs forced to 32 tokens, of
+which a cell of small batches translates fewer. With it: a trained checkpoint on real text, which ends its outputs
+itself. The peers (ctranslate2, torch, transformers, optimum-onnx, onnxruntime) are in an interpreter of their own. An
+engine that can't be run is named, and the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -30,9 +33,12 @@ from engines import DEFAULTS, Spec, parse, tables
 from engines.floor import BYTES, Shape
 from engines.measure import Cell, Measured, Task, measure, teach
 from engines.models import Preparation, PreparationError
+from engines.prepare import PUBLISHED
 from engines.process import EngineError, Worker
 
 SENTENCES = {1: 12, 8: 32, 32: 64}
+OF_PUBLISHED = {1: 2, 8: 8, 32: 32}
+"""How many sentences a cell translates, by the size of its batches; of models in published sizes, which are larger."""
 LENGTH = 32
 
 
@@ -61,7 +67,7 @@ def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argpa
         task = Task(text.sources, None, {1: min(100, len(text.sources))})
     else:
         preparation.random(size)
-        task = Task(random_sources(preparation.marian), LENGTH, SENTENCES)
+        task = Task(random_sources(preparation.published), LENGTH, OF_PUBLISHED if size in PUBLISHED else SENTENCES)
     workers: dict[str, Worker] = {}
     failed: dict[str, str] = {}
     try:
@@ -94,9 +100,9 @@ def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argpa
 
 
 def report(results, reference, cells, specs, preparation, task, text, options) -> None:  # type: ignore[no-untyped-def]
-    shape = Shape.of(preparation.marian)
+    shape = Shape.of(preparation.published)
     precisions = sorted({specs[name].precision for name in results} & set(BYTES))
-    rates = {precision: floor_rates(preparation.marian, options.threads, precision) for precision in precisions}
+    rates = {precision: floor_rates(preparation.published, options.threads, precision) for precision in precisions}
     bleu = (
         {name: text.bleu(result, cells, task) for name, result in results.items()} if text and text.references else None
     )
@@ -113,8 +119,8 @@ def report(results, reference, cells, specs, preparation, task, text, options) -
     print()
 
 
-def floor_rates(marian: Path, threads: int, precision: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "engines.floor", str(marian), str(threads), precision]
+def floor_rates(published: Path, threads: int, precision: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "engines.floor", str(published), str(threads), precision]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
@@ -146,8 +152,8 @@ class Text:
         return found
 
 
-def random_sources(marian: Path) -> list[list[int]]:
-    config = json.loads((marian / "config.json").read_text())
+def random_sources(published: Path) -> list[list[int]]:
+    config = json.loads((published / "config.json").read_text())
     rng = np.random.default_rng(0)
     lengths = rng.integers(8, 31, max(SENTENCES.values()))
     return [[*rng.integers(3, config["vocab_size"] - 1, n - 1).tolist(), config["eos_token_id"]] for n in lengths]
@@ -167,7 +173,7 @@ def as_json(results: dict[str, Measured]) -> dict[str, object]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engines", nargs="+", default=DEFAULTS, help=f"default: {' '.join(DEFAULTS)}")
-    parser.add_argument("--sizes", nargs="+", choices=("small", "base"), default=["small", "base"])
+    parser.add_argument("--sizes", nargs="+", choices=("small", "base", *PUBLISHED), default=["small", "base"])
     cells = ["b1", "b8", "b32", "b1x4", "b8x4", "b32x4"]
     parser.add_argument("--cells", nargs="+", default=cells, help="b8: batches of 8; b8x4: with 4 beams")
     parser.add_argument("--rounds", type=int, default=3)

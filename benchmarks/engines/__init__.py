@@ -79,7 +79,7 @@ class Spec:
     def folder(self, models: Path) -> Path:
         """Where `prepare.py` puts what this engine loads."""
         if self.family == "torch":
-            return models / "marian"
+            return models / "published"
         family = "optimum" if self.family == "optimum-numpy" else self.family
         return models / "-".join([family, *self.parts[1 : 4 if family in OURS else 2]])
 

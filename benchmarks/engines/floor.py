@@ -1,6 +1,6 @@
 """What the machine allows: GEMM speed and read bandwidth, measured, and the time a model's work needs at that speed.
 
-    python -m engines.floor MARIAN THREADS PRECISION        prints {"gemm": operations/s, "bandwidth": bytes/s}
+    python -m engines.floor FOLDER THREADS PRECISION        prints {"gemm": operations/s, "bandwidth": bytes/s}
 
 Shapes: B sentences, S source tokens, T target tokens, M rows of a product, D model, F feed-forward, V vocabulary.
 """
@@ -30,9 +30,11 @@ class Shape:
     vocab_size: int
 
     @classmethod
-    def of(cls, marian: Path) -> Shape:
-        config = json.loads((marian / "config.json").read_text())
-        return cls(*(config[key] for key in ("encoder_layers", "d_model", "encoder_ffn_dim", "vocab_size")))
+    def of(cls, published: Path) -> Shape:
+        config = json.loads((published / "config.json").read_text())
+        of_t5 = config["model_type"] == "t5"
+        layers, d_ff = ("num_layers", "d_ff") if of_t5 else ("encoder_layers", "encoder_ffn_dim")
+        return cls(*(config[key] for key in (layers, "d_model", d_ff, "vocab_size")))
 
     def weights(self) -> tuple[int, int]:
         """Weights of the encoder's pass, and of one decoder step (the logits' included): products' matrices alone.

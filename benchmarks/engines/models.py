@@ -1,6 +1,6 @@
 """The models that the engines load, kept in one folder and made when missing.
 
-FOLDER/marian                 the Hugging Face folder that everything is made from
+FOLDER/published              the Hugging Face folder that everything is made from
 FOLDER/checkpoint             the same as our checkpoint
 FOLDER/ct2-*, optimum-*       for the peers, made by `prepare.py` in their interpreter
 FOLDER/ours-TARGET-PRECISION[-CHOICE]  our exports, made anew in every run
@@ -26,17 +26,17 @@ class Preparation:
     def __init__(self, models: Path, peers_python: str):
         self.models = models
         self.python = peers_python
-        self.marian = models / "marian"
+        self.published = models / "published"
         self.checkpoint = models / "checkpoint"
         models.mkdir(parents=True, exist_ok=True)
 
     def random(self, size: str) -> None:
         from mlx_transformer.convert import import_huggingface
 
-        if not self.marian.exists():
-            self._peers("random", size, self.marian)
+        if not self.published.exists():
+            self._peers("random", size, self.published)
         if not self.checkpoint.exists():
-            import_huggingface(self.marian, self.checkpoint)
+            import_huggingface(self.published, self.checkpoint)
 
     def from_checkpoint(self, checkpoint: Path) -> None:
         """Everything is made anew: the checkpoint may be another one than before."""
@@ -44,8 +44,8 @@ class Preparation:
 
         shutil.rmtree(self.models)
         self.models.mkdir(parents=True)
-        to_huggingface(checkpoint, self.marian)
-        (self.marian / "tokenizer.json").unlink(missing_ok=True)  # no peer needs it
+        to_huggingface(checkpoint, self.published)
+        (self.published / "tokenizer.json").unlink(missing_ok=True)  # no peer needs it
         self.checkpoint = checkpoint
 
     def folder(self, spec: Spec) -> Path:
@@ -55,9 +55,9 @@ class Preparation:
             self._export(spec, folder)
         elif not folder.exists():
             if spec.family == "ct2":
-                self._peers("ct2", self.marian, folder, spec.precision)
+                self._peers("ct2", self.published, folder, spec.precision)
             elif spec.precision == "float32":
-                self._peers("optimum", self.marian, folder)
+                self._peers("optimum", self.published, folder)
             else:
                 exported = self.folder(Spec("", ["optimum", "float32"]))
                 self._peers("quantise", exported, folder)

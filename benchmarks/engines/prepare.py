@@ -1,9 +1,9 @@
 """What the peers load, made in their interpreter: `python -m engines.prepare STEP ...`.
 
-random SIZE OUT            a Marian model with seeded random weights
-ct2 MARIAN OUT PRECISION   CTranslate2's conversion, of a Pegasus model (norms before each sub-layer) as well
-optimum MARIAN OUT         Optimum's export, four graphs
-quantise OPTIMUM OUT       its dynamic quantisation for AVX2
+random SIZE OUT             a Marian model with seeded random weights, or one of another family in a published size
+ct2 FOLDER OUT PRECISION    CTranslate2's conversion, of a Pegasus model (norms before each sub-layer) as well
+optimum FOLDER OUT          Optimum's export, four graphs
+quantise OPTIMUM OUT        its dynamic quantisation for AVX2
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from typing import Any
 SIZES = {"small": (3, 256, 1024, 4), "base": (6, 512, 2048, 8)}  # layers of each stack, width, feed-forward, heads
 VOCABULARY = 8000
 POSITIONS = 512
+PUBLISHED = {
+    "bart-base": ("Bart", {"d_model": 768, "vocab_size": 50265, "max_position_embeddings": 1024}, (6, 12, 3072)),
+    "t5-base": ("T5", {"d_model": 768, "d_kv": 64, "vocab_size": 32128, "dropout_rate": 0.0}, (12, 12, 3072)),
+    "nllb-600m": ("M2M100", {"d_model": 1024, "vocab_size": 256206, "max_position_embeddings": 1024}, (12, 16, 4096)),
+}
+"""Family, fields of its config, and layers of each stack, heads, feed-forward. No end is forced at the length limit."""
 
 
 def random(size: str, out: str) -> None:
@@ -28,6 +34,9 @@ def random(size: str, out: str) -> None:
     import torch  # type: ignore[import-not-found]
     from transformers import MarianConfig, MarianMTModel  # type: ignore[import-not-found]
 
+    if size in PUBLISHED:
+        of_family(size, out)
+        return
     layers, d_model, d_ff, heads = SIZES[size]
     pad = VOCABULARY - 1
     torch.manual_seed(0)
@@ -71,16 +80,37 @@ def random(size: str, out: str) -> None:
     model.save_pretrained(out)
 
 
-def ct2(marian: str, out: str, precision: str) -> None:
+def of_family(size: str, out: str) -> None:
+    """With the weights that transformers begins training with."""
+    import torch  # type: ignore[import-not-found]
+    import transformers  # type: ignore[import-not-found]
+
+    family, fields, (layers, heads, d_ff) = PUBLISHED[size]
+    if family == "T5":
+        fields |= {"num_layers": layers, "num_heads": heads, "d_ff": d_ff}
+    else:
+        for side in ("encoder", "decoder"):
+            fields |= {f"{side}_layers": layers, f"{side}_attention_heads": heads, f"{side}_ffn_dim": d_ff}
+        fields |= {"forced_eos_token_id": None}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(
+        getattr(transformers, f"{family}Config")(**fields)
+    )
+    if family == "T5":
+        model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 0
+    model.save_pretrained(out)
+
+
+def ct2(folder: str, out: str, precision: str) -> None:
     import torch  # type: ignore[import-not-found]
     from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
     from ctranslate2.converters import transformers as loaders
     from transformers import AutoConfig, AutoModelForSeq2SeqLM  # type: ignore[import-not-found]
 
-    config = AutoConfig.from_pretrained(marian)
+    config = AutoConfig.from_pretrained(folder)
     with torch.no_grad():
         start = (
-            AutoModelForSeq2SeqLM.from_pretrained(marian).get_input_embeddings().weight[config.decoder_start_token_id]
+            AutoModelForSeq2SeqLM.from_pretrained(folder).get_input_embeddings().weight[config.decoder_start_token_id]
         )
         is_last = config.pad_token_id == config.decoder_start_token_id == config.vocab_size - 1
         as_opus = config.model_type == "marian" and is_last and not start.any()
@@ -118,13 +148,13 @@ def ct2(marian: str, out: str, precision: str) -> None:
 
     if not as_opus:
         loaders._MODEL_LOADERS |= {"MarianConfig": Loader(), "PegasusConfig": PegasusLoader()}
-    Converter(marian).convert(out, quantization=precision, force=True)
+    Converter(folder).convert(out, quantization=precision, force=True)
 
 
-def optimum(marian: str, out: str) -> None:
+def optimum(folder: str, out: str) -> None:
     from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
 
-    main_export(marian, out, task="text2text-generation-with-past", do_validation=False)
+    main_export(folder, out, task="text2text-generation-with-past", do_validation=False)
 
 
 def quantise(exported: str, out: str) -> None:

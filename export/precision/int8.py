@@ -165,7 +165,7 @@ def _multiply(
         if fixed.activation is None:
             y = add("Mul", add("Mul", y, scale), x.unit)
         else:  # the product of constants is computed once, when a runtime loads the graph
-            both = add.outside if linear.chosen is None else add
+            both = add.outside if scale.is_initializer() else add
             y = add("Mul", y, both("Mul", x.unit, scale))
     put_product(add, linear, y)
 
@@ -186,12 +186,13 @@ def quantiser(name: str, multiplier: np.float32 | None) -> Callable[[NDArray], t
 
 
 def _late(weight: ir.Value, rows: bool, fixed: ProductScales, turned: bool = False, steps: int = 1) -> LateWeight:
-    """Return what makes the integers (O, D), `turned` (D, O), and scales over the steps; `rows`: the weight is
-    (O, D)."""
+    """Return what makes the integers (O, D), `turned` (D, O), and scales over the steps, one where the whole matrix has
+    it; `rows`: the weight is (O, D)."""
     quantise = quantiser(str(weight.name), fixed.weight)
 
     def make(w: NDArray) -> tuple[NDArray, NDArray]:
         q, scale = quantise(w if rows else w.T)
+        scale = scale if fixed.weight is None else scale[0]
         return np.ascontiguousarray(q.T) if turned else q, scale if steps == 1 else scale / np.float32(steps)
 
     return derived(weight, make, f"int8_{steps}{'_turned' * turned}")
@@ -200,18 +201,22 @@ def _late(weight: ir.Value, rows: bool, fixed: ProductScales, turned: bool = Fal
 def chosen_rows(model: ir.Model, scales: Int8Scales) -> dict[ir.Value, ir.Value]:
     """Make the rows of chosen ids integers, where they are taken and where they come in: {rows: their scales (C,)}.
 
-    From graph to graph the scales go as `SCALES`.
+    From graph to graph the scales go as `SCALES`; one for the whole matrix is in every graph.
     """
     graph, found = model.graph, {}
-    for value in graph.inputs:
-        if ROWS_OF in value.meta:
-            value.type = ir.TensorType(ir.DataType.INT8)
+    for value in [value for value in graph.inputs if ROWS_OF in value.meta]:
+        value.type = ir.TensorType(ir.DataType.INT8)
+        parameter = value.meta[ROWS_OF]
+        if (fixed := scales.of(str(parameter.name))).weight is None:
             found[value] = ir.Value(name=SCALES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([LISTED]))
-    graph.inputs.extend(found.values())
+            graph.inputs.append(found[value])
+        else:
+            late = _late(parameter, True, fixed, steps=_steps(fixed))
+            found[value] = _scales(Nodes(model, str(value.name)), parameter, late, _steps(fixed), fixed, 0)
     for node in [node for node in graph if ROWS_OF in node.outputs[0].meta]:
         rows, scale = _taken(model, node, scales.of(str(node.outputs[0].meta[ROWS_OF].name)))
         found[rows] = scale
-        if rows.is_graph_output():
+        if rows.is_graph_output() and not scale.is_initializer():
             scale.name = SCALES
             graph.outputs.append(scale)
     return found
@@ -224,15 +229,15 @@ def _taken(model: ir.Model, node: ir.Node, fixed: ProductScales) -> tuple[ir.Val
     gather = None if taken is None else taken.producer()
     assert gather is not None
     parameter, ids = rows.meta[ROWS_OF], gather.inputs[1]
-    table, steps = parameter.meta[ROLE] is Role.EMBEDDING, ROUNDED if fixed.activation is None else 1
-    add = Nodes(model, node, "int8")
-    q, scale = _integers(add, parameter, True, table, steps, fixed)
+    table, add = parameter.meta[ROLE] is Role.EMBEDDING, Nodes(model, node, "int8")
+    q, scale = _integers(add, parameter, True, table, _steps(fixed), fixed)
     integers = add("Gather", q, ids, axis=0 if table else 1)
     integers = add("Transpose", integers, perm=[1, 0]) if table else integers
-    chosen = add("Gather", scale, ids, axis=0)
+    chosen = scale if fixed.weight is not None else add("Gather", scale, ids, axis=0)
     add.replace(integers)
-    integers.type, chosen.type = ir.TensorType(ir.DataType.INT8), ir.TensorType(ir.DataType.FLOAT)
-    integers.shape, chosen.shape = ir.Shape([extent(parameter, 1), LISTED]), ir.Shape([LISTED])
+    integers.type, integers.shape = ir.TensorType(ir.DataType.INT8), ir.Shape([extent(parameter, 1), LISTED])
+    if chosen is not scale:
+        chosen.type, chosen.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([LISTED])
     integers.meta[ROWS_OF] = parameter
     return integers, chosen
 
@@ -245,17 +250,33 @@ def _integers(
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     late = _late(weight, rows, fixed, not shared, steps)
     shape = (out, width) if shared else (width, out)
-    kind, scales = "int8_rows" if shared else "int8", WHOLE if steps == 1 else f"{IN_STEPS}{steps}"
+    kind = "int8_rows" if shared else "int8"
     q = late_initializer(f"{weight.name}.{kind}", late, 0, shape, ir.DataType.INT8)
-    scale = late_initializer(f"{weight.name}.{scales}", late, 1, (out,), ir.DataType.FLOAT)
-    return add.initializer(q), add.initializer(scale)
+    return add.initializer(q), _scales(add, weight, late, steps, fixed, out)
+
+
+def _scales(add: Nodes, weight: ir.Value, late: LateWeight, steps: int, fixed: ProductScales, out: int) -> ir.Value:
+    """Return the scales of a product with `out` outputs, over the steps of its activations."""
+    name = f"{weight.name}.{WHOLE if steps == 1 else f'{IN_STEPS}{steps}'}"
+    return add.initializer(late_initializer(name, late, 1, _scales_shape(fixed, out), ir.DataType.FLOAT))
+
+
+def _steps(fixed: ProductScales) -> int:
+    """Return the steps of what is multiplied with rows of a classifier: of a row's own scale, or 1 of a fixed one."""
+    return ROUNDED if fixed.activation is None else 1
+
+
+def _scales_shape(fixed: ProductScales, *each: int) -> tuple[int, ...]:
+    """Return the shape of a matrix's scales: `each` where they are an output's, () of one for all, with which ONNX
+    Runtime's product of a single row takes two thirds of the time."""
+    return each if fixed.weight is None else ()
 
 
 def _look_up(model: ir.Model, lookup: Lookup, fixed: ProductScales) -> None:
     add = Nodes(model, lookup.node)
     q, scale = _rows(add, lookup.table, True, fixed)
     row = add("Cast", add("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
-    add.replace(add("Mul", row, add("Gather", scale, lookup.ids, axis=0)))
+    add.replace(add("Mul", row, scale if fixed.weight is not None else add("Gather", scale, lookup.ids, axis=0)))
 
 
 def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
@@ -265,10 +286,10 @@ def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
 
 
 def _rows(add: Nodes, weight: ir.Value, rows: bool, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
-    """Return (O, D) int8, and their scales as a column (O, 1): the same numbers as a product's, which broadcast over
-    rows."""
+    """Return (O, D) int8, and their scales as a column (O, 1), or one for all: the same numbers as a product's, which
+    broadcast over rows."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     late = _late(weight, rows, fixed)
     q = late_initializer(f"{weight.name}.int8_rows", late, 0, (out, width), ir.DataType.INT8)
-    scale = late_initializer(f"{weight.name}.scales", late, 1, (out, 1), ir.DataType.FLOAT)
+    scale = late_initializer(f"{weight.name}.scales", late, 1, _scales_shape(fixed, out, 1), ir.DataType.FLOAT)
     return add.initializer(q), add.initializer(scale)

@@ -309,9 +309,9 @@ class SearchModel(TextVerbs):
     def _options(self, options: dict[str, Any]) -> Options:
         chosen = Options.of(resolved(self.generation, options))
         check_options(chosen, self.config)
-        usual, known = Options(), self.ports.input_names
+        usual, known = Options.__dataclass_fields__, self.ports.input_names
         for name in LATER:
-            if hasattr(usual, name) and name not in known and getattr(chosen, name) != getattr(usual, name):
+            if name not in known and name in usual and getattr(chosen, name) != usual[name].default:
                 raise UserError(f"{self.path}: takes no {name}: an earlier version wrote it; export it again")
         return chosen
 

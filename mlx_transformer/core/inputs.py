@@ -181,8 +181,8 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
             array = array.astype(np.int64)
         if array.dtype.kind not in "iu":
             raise UserError(f"{what} row {i}: ids must be whole numbers, found {array.dtype}")
-        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-        if bad.size:
+        if array.size and (array.min() < 0 or array.max() >= vocab_size):
+            bad = np.flatnonzero((array < 0) | (array >= vocab_size))
             raise UserError(
                 f"{what} row {i}, position {bad[0]}: id {array[bad[0]]} is outside the vocabulary"
                 f" (0 to {vocab_size - 1})"

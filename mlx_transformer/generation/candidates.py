@@ -52,18 +52,16 @@ class Candidates:
         """Those of a batch that has some. Where tokens are drawn they are all ids: on their places hangs the noise."""
         assert batch.candidates is not None
         always = [config.pad_id, config.bos_id, *options.ends(config), *options.forced_first]
-        own = [
-            np.unique(np.concatenate([row, always, forced]))
-            for row, forced in zip(batch.candidates, batch.prefix, strict=True)
-        ]
-        every = np.arange(config.vocab_size)
-        ids = every if options.sample else own[0] if len(own) == 1 else np.unique(np.concatenate(own))
+        every = config.vocab_size
+        pairs = zip(batch.candidates, batch.prefix, strict=True)
+        own = [_ascending(every, row, always, forced) for row, forced in pairs]
+        ids = np.arange(every) if options.sample else own[0] if len(own) == 1 else _ascending(every, *own)
         unlisted = None
         if any(len(row) < len(ids) for row in own):
             unlisted = np.full((len(own), len(ids)), BANNED, np.float32)
             for row, listed_here in zip(unlisted, own, strict=True):
                 row[np.searchsorted(ids, listed_here)] = 0
-        return cls.whole(ids.astype(np.int64), unlisted, config)
+        return cls.whole(ids, unlisted, config)
 
     @classmethod
     def whole(
@@ -81,19 +79,31 @@ class Candidates:
 
     def narrowed(self, batch: Batch, options: Options) -> tuple[Batch, Options]:
         """The batch and the options in terms of their places."""
-        known = {*self.ids.tolist()}
-        fields = {name: [id for id in getattr(options, name) if id in known] for name in ID_FIELDS}
-        found = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
-        sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
-        options = _changed(options, **found, banned_sequences=tuple(tuple(self.places(x).tolist()) for x in sequences))
-        return replace(batch, prefix=[self.places(row) for row in batch.prefix], candidates=None), options
+        given = {name: ids for name in ID_FIELDS if (ids := getattr(options, name))}
+        if given or options.banned_sequences:
+            known = {*self.ids.tolist()}
+            fields = {name: [id for id in ids if id in known] for name, ids in given.items()}
+            found = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
+            sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
+            banned = tuple(tuple(self.places(ids).tolist()) for ids in sequences)
+            options = _changed(options, **found, banned_sequences=banned)
+        prefix = [self.places(row) if len(row) else row for row in batch.prefix]
+        return _changed(batch, prefix=prefix, candidates=None), options
 
     def restored(self, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Hypotheses of places as ones of ids."""
         return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in found]
 
 
-T = TypeVar("T", TransformerConfig, Options)
+def _ascending(size: int, *ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
+    """Those of `size` ids that are among these, each once. To mark them takes a tenth of the time of sorting them."""
+    marks = np.zeros(size, bool)
+    for some in ids:
+        marks[some] = True
+    return np.flatnonzero(marks)
+
+
+T = TypeVar("T", TransformerConfig, Options, Batch)
 
 
 def _changed(checked: T, **fields: Any) -> T:

@@ -131,6 +131,8 @@ class Options:
     def _check_ids(self, name: str) -> list[str]:
         """What is wrong with a tuple of ids, which may be any sequence of them."""
         given = getattr(self, name)
+        if type(given) is tuple and not given:
+            return []
         if problems := _problems_of_ids(name, given):
             return problems
         object.__setattr__(self, name, tuple(map(int, given)))
@@ -139,6 +141,8 @@ class Options:
     def _check_sequences(self) -> list[str]:
         """The same of `banned_sequences`."""
         given, name = self.banned_sequences, "banned_sequences"
+        if type(given) is tuple and not given:
+            return []
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
             return [f"{name}={given!r:.60} must be a list of lists of ids"]
         if problems := [problem for ids in given for problem in _problems_of_ids(name, ids)]:

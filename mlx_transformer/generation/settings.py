@@ -33,6 +33,8 @@ NO_SHORTLIST = "none"
 """In place of a file's name: no candidates, all tokens."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
+FIELDS = frozenset(field.name for field in dataclasses.fields(Options))
+
 Settings = dict[str, Any]
 
 
@@ -133,8 +135,7 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged["forced_first"] = (language_id(settings, target),)
-    names = {field.name for field in dataclasses.fields(Options)}
-    known = {name: value for name, value in merged.items() if name in names}
+    known = {name: value for name, value in merged.items() if name in FIELDS}
     if "max_length_factor" in given and "max_new_tokens" not in given:
         merged.pop("max_new_tokens", None)
     if known.get("sample") is True and "beam" not in given:

@@ -343,14 +343,14 @@ class TextVerbs:
         check_ids(ids, self.config.source_vocab_size)
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
-    def _candidates(self, ids: Sequence[int]) -> Sequence[int] | None:
-        """The ids that the output of this source may be made of, by the shortlist."""
+    def _candidates(self, ids: Sequence[int]) -> Any:
+        """An array of the ids that the output of this source may be made of, by the shortlist; None: all."""
         if self.shortlist is None:
             return None
         from mlx_transformer.core.shortlist import shares_ids
 
         shared = shares_ids(self.config, self.tokenizer)
-        return self.shortlist.candidates(ids, self.config.vocab_size, shared).tolist()
+        return self.shortlist.candidates(ids, self.config.vocab_size, shared)
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         prefix = options.pop(TASK_PREFIX, None)

@@ -109,7 +109,7 @@ export function listen(root, readout) {
     const widest = Math.max(0, ...strips.map((each) => each.querySelectorAll('i').length));
     const rows = strips.map((each) => [each.querySelector('.name').textContent,
       ...Array.from(each.querySelectorAll('i'), (cell) => short(Number(cell.dataset.value ?? cell.dataset.derived), 4))]);
-    target.insertAdjacentHTML('beforeend', table(['', ...Array(widest).keys()], rows, { label: 'the numbers of the strips' }));
+    target.insertAdjacentHTML('beforeend', table(['', ...Array(widest).keys()], rows, { label: `the numbers: ${target.closest('section').querySelector('h2').textContent}` }));
   }, true);
 }
 

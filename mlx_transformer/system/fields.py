@@ -71,6 +71,8 @@ class Kind:
             return self.optional
         if self.choices or self.type is str:
             return isinstance(value, self.type) and (not self.choices or value in self.choices)
+        if type(value) is self.type:  # to ask whether a number is of an abstract type takes longer
+            return self.bounds.hold(value)
         if isinstance(value, bool) or not isinstance(value, Real if self.type is float else Integral):
             return False
         number: Any = value  # pyright knows no conversion of the abstract types
@@ -111,7 +113,7 @@ def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
         value = getattr(values, name)
         if not kind.accepts(value):
             problems.append(f"{spelled.format(name, _shown(value))} {kind.wanted}")
-        elif kind.type in (int, float) and value is not None:
+        elif type(value) is not kind.type and kind.type in (int, float) and value is not None:
             object.__setattr__(values, name, kind.type(value))
     return problems
 

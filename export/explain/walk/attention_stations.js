@@ -105,7 +105,7 @@ export function cellBody(v, part) {
     + strip('products', product)
     + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], `${a.name}.scores`, place(j))}`, { open: true })
     + `<p class="cell">Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`
-    + table(['looked at', 'score', 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: 'scores and weights of this row' })
+    + table(['looked at', 'score', 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
     + `<p class="said"><b>${escaped(looksAt(v, a))}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0))}, spread ${short(bits(weights), 2)} bits</p>`;
 }
 

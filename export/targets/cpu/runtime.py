@@ -9,7 +9,6 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -24,13 +23,11 @@ from export.interface import (
     LISTED,
     LISTED_CPU,
     ROWS_CPU,
-    Ports,
     Request,
     operator_shape,
 )
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.targets.session import PortSession, Values
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.candidates import Among, Candidates
@@ -39,6 +36,7 @@ from mlx_transformer.generation.steps import EXCLUDED, Batch, Model, Strategy
 
 from .buffer_pool import BufferPool
 from .search import strategy
+from .step_graph import ListedGraphs, StepGraph
 
 T = TypeVar("T")
 
@@ -92,16 +90,19 @@ class CpuModel:
         return ThreadPoolExecutor(self.threads)
 
     @functools.cached_property
-    def listed_ports(self) -> tuple[str, list[str], Ports]:
-        """The input and the outputs of the graph that takes rows, by their names, and the decoder's ports."""
-        graphs = self.listed()
-        assert graphs is not None
+    def listed_graphs(self) -> ListedGraphs | None:
+        """What a search among given ids takes, if it is there."""
+        sessions = self.listed()
+        if sessions is None:
+            return None
         (ids,) = GRAPHS[ROWS_CPU](self.request).input_names.values()
-        return ids, [output.name for output in graphs[0].get_outputs()], GRAPHS[LISTED_CPU](self.request)
+        outputs = [output.name for output in sessions[0].get_outputs()]
+        step = StepGraph(sessions[1], GRAPHS[LISTED_CPU](self.request), self.config, self.memory, self.options)
+        return ListedGraphs(sessions[0], ids, outputs, step)
 
     def among(self, candidates: Candidates) -> Any:
         """The model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
-        graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed()
+        graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed_graphs
         if graphs is not None:
             return Listed(self, graphs, candidates)
         return Among(cast(Model, self), candidates, columns=True)
@@ -157,16 +158,10 @@ class Listed:
     extends_positions = False
     arrays = NumpyArrays()
 
-    def __init__(
-        self, model: CpuModel, graphs: tuple[ort.InferenceSession, ort.InferenceSession], candidates: Candidates
-    ):
-        """graphs: what takes the classifier's rows, and the decoder."""
-        self.model, self.candidates, self.config = model, candidates, candidates.config
-        rows, decoder = graphs
-        ids, given, ports = model.listed_ports
-        found: Any = rows.run(given, {ids: candidates.ids}, model.options)
-        arrays: dict[str, NDArray] = dict(zip(given, found, strict=True))
-        self.step = StepGraph(decoder, ports, self.config, model.memory, model.options, arrays, candidates)
+    def __init__(self, model: CpuModel, graphs: ListedGraphs, candidates: Candidates):
+        self.model, self.config = model, candidates.config
+        rows: Any = graphs.rows.run(graphs.outputs, {graphs.ids: candidates.ids}, model.options)
+        self.step = graphs.step.among(candidates, dict(zip(graphs.outputs, rows, strict=True)))
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
         return strategy(batch, options, self.config, scored)
@@ -187,29 +182,6 @@ def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
     for batch in work:
         for first in range(min(workers, len(batch.index))):
             yield batch.part(slice(first, None, workers))
-
-
-class StepGraph:
-    """A graph of one step, with what belongs to every batch that it decodes."""
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        ports: Ports,
-        config: TransformerConfig,
-        memory: BufferPool,
-        options: ort.RunOptions,
-        given: Mapping[str, NDArray] = MappingProxyType({}),
-        candidates: Candidates | None = None,
-    ):
-        """config: of as many ids as there are logits. given: inputs that are always the same. candidates: what its
-        logits are of, if they aren't of all ids."""
-        self.session, self.config, self.memory, self.options = session, config, memory, options
-        self.inputs, self.outputs = ports.input_names, ports.output_names
-        self.made = {port.value: port for port in ports.outputs}
-        self.cache = [value for value in self.outputs if value.startswith("cache.")]
-        self.cross = [value for value in self.inputs if value.startswith("cross.")]
-        self.given, self.candidates = given, candidates
 
 
 class CpuDecoder:
@@ -243,7 +215,6 @@ class CpuDecoder:
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if beam == 1 else 1
         self.cache = self._buffers(room)
-        weakref.finalize(self, graphs.memory.give_back, self.cache).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self.binding = graphs.session.io_binding()
         for name in ("past_length", "beam_width", "candidates", "bans"):
@@ -265,7 +236,10 @@ class CpuDecoder:
         """Take the memory of all layers, before the first token."""
         shape = operator_shape(self.graphs.config)
         buffer = (self.sentences, shape.heads, room, shape.key_width)
-        return [self.graphs.memory.take(buffer) for _ in self.graphs.cache]
+        memory = self.graphs.memory
+        lent = [memory.take(buffer) for _ in self.graphs.cache]
+        weakref.finalize(self, memory.give_back, lent).atexit = False
+        return lent
 
     def step(self, ids: NDArray) -> Any:
         """Take the last tokens (R,) and return the logits (R, V), or the requested outputs; two come as a pair."""

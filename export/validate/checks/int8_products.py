@@ -18,6 +18,7 @@ import onnx
 from onnx import numpy_helper
 
 from export.graph.protos import all_nodes, initializers
+from export.interface import ROWS_CPU
 from export.precision.int8 import WHOLE, ZERO, unit_of, zero_point
 from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, ProductScales
 
@@ -31,8 +32,9 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
     """Return (how many products were compared, what is wrong with them in words) in all these graphs and those in
     them."""
     count, wrong = 0, []
+    rows = _Graph(onnx.load(files[ROWS_CPU], load_external_data=False).graph, Path()) if ROWS_CPU in files else None
     for name, path in files.items():
-        graph = _Graph(onnx.load(path, load_external_data=False).graph, path.parent)
+        graph = _Graph(onnx.load(path, load_external_data=False).graph, path.parent, rows)
         for node in graph.nodes:
             if node.op_type in PRODUCTS:
                 count += 1
@@ -50,10 +52,11 @@ def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]
 
 
 class _Graph:
-    """Who makes each value of a graph and of those in it, and what is constant."""
+    """Who makes each value of a graph and of those in it, and what is constant. rows: the graph that makes the
+    classifier's rows and scales which this one is given."""
 
-    def __init__(self, graph: onnx.GraphProto, folder: Path):
-        self.nodes, self.folder = list(all_nodes(graph)), folder
+    def __init__(self, graph: onnx.GraphProto, folder: Path, rows: _Graph | None = None):
+        self.nodes, self.folder, self.rows = list(all_nodes(graph)), folder, rows
         self.makers = {output: node for node in self.nodes for output in node.output}
         self.tensors = {tensor.name: tensor for tensor in initializers(graph)}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
@@ -107,6 +110,8 @@ class _Graph:
         """Return the value that this one is another shape of."""
         while (maker := self.makers.get(value)) is not None and maker.op_type in COPIES:
             value = maker.input[0]
+        if maker is None and self.rows is not None and value in self.rows.makers:
+            return self.rows.origin(value)
         return value
 
     def constant(self, value: str) -> np.float32 | np.uint8 | None:

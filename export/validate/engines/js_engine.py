@@ -90,8 +90,9 @@ class JsEngine(ModelEngine):
     def _cached(self, case: Case, tap: Any) -> Array:
         names = [name for name in tap_names(self.config) if not name.startswith("encoder.")]
         shown = self._shown(case, names, case.passes())
-        for name, value in shown.items() if tap is not None else ():
-            tap(name, value)
+        if tap is not None:
+            for name, value in shown.items():
+                tap(name, value)
         return shown["logits"]
 
     def _shown(self, case: Case, names: Sequence[str], passes: Sequence[slice]) -> dict[str, Array]:

@@ -65,7 +65,7 @@ def _from_rows(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
 
 
 def _from_columns(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
-    return from_int8_rows(q.T, scale)
+    return from_int8_rows(q.T, scale.reshape(-1))
 
 
 def _from_packed(bits: int) -> Callable[[NDArray, NDArray, tuple[int, ...]], NDArray]:

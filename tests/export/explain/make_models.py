@@ -28,7 +28,7 @@ def trained(name: str, folder: Path) -> Path:
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.trainer import Trainer
 
-    return Trainer(load_recipe(name), folder / name).run().model
+    return Trainer(load_recipe(name, {}), folder / name).run().model
 
 
 def write_half(model: Path, folder: Path) -> None:

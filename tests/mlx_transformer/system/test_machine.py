@@ -34,6 +34,7 @@ def test_what_does_not_fit_is_told(monkeypatch):
 
 def test_training_and_decoding_ask(monkeypatch):
     monkeypatch.setattr(module, "memory", lambda: 50_000)
+    monkeypatch.setattr(module, "FEW", 0)
     with pytest.raises(UserError, match=r"training 44,\d{3},\d{3} parameters needs 0\.7 GB"):
         check_fits(TransformerConfig.preset("base", 260))
     assert search(Toy(), [[3, 2]], beam=2)
