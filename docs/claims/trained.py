@@ -20,7 +20,7 @@ from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.runtime.transformer import Transformer, load
 from mlx_transformer.system.errors import UserError
 
-from .drawing import INK, SERIES, canvas, draw_key, heat_map, label_cells
+from .drawing import INK, SERIES, canvas, draw_key, heat_map, label_cells, label_offsets
 from .row import RECORDED, Found, Row
 
 PHRASES = ("12 kilometers per hour", "February 28, 1992", "Apr 2 – Nov 18, 2021", "73 or 75", "in 9 days")
@@ -282,34 +282,14 @@ def draw_word_map(trained: Trained) -> Any:
         own = [i for i, (of, _, _) in enumerate(words) if of == kind]
         axes.plot(*places[own].T, "o", color=colour, markersize=4, label=kind)
     axes.set(xticks=[], yticks=[], title="the two directions in which these words' vectors differ most")
-    for (_, word, _), place, offset in zip(words, places, label_offsets(places, words, axes), strict=True):
+    for (_, word, _), place, offset in zip(
+        words, places, label_offsets(axes, places, [word for _, word, _ in words]), strict=True
+    ):
         axes.annotate(word, place, offset, textcoords="offset points", fontsize=7, color=INK)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.legend(fontsize=8, loc="upper right")
     return figure
-
-
-def label_offsets(places: np.ndarray, words: Sequence[tuple[str, str, int]], axes: Any) -> list[tuple[float, float]]:
-    """Where each label stands from its point, in points of 1/72 inch: the first place where it covers no other."""
-    across, down = 72 * axes.figure.get_size_inches()
-    points = (places - places.min(axis=0)) / np.ptp(places, axis=0) * (0.9 * across, 0.85 * down)
-    taken: list[tuple[float, float, float, float]] = []
-    chosen = []
-    for (_, word, _), (x, y) in zip(words, points, strict=True):
-        width, height = 4.0 * len(word), 7.0
-        tries = [(3.0, 2.0 + sign * step) for step in range(0, 60, 4) for sign in (1, -1)]
-        tries += [(-3.0 - width, dy) for _, dy in tries]
-        boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in sorted(tries, key=lambda t: abs(t[1]))]
-        free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
-        box = (free or boxes)[0]
-        taken.append(box)
-        chosen.append((box[0] - x, box[1] - y))
-    return chosen
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def draw_position_maps(trained: Trained) -> Any:

@@ -76,8 +76,8 @@ def fresh_rows() -> tuple[mx.array, mx.array]:
     ids, found = mx.arange(1000)[None], []
     for scaled in (False, True):
         mx.random.seed(0)
-        sizes = dict(vocab_size=1000, d_ff=8, encoder_layers=1, decoder_layers=1)
-        found.append(Transformer(TransformerConfig(**sizes, scale_embeddings=scaled)).embed_source(ids))
+        config = TransformerConfig(vocab_size=1000, d_ff=8, encoder_layers=1, decoder_layers=1, scale_embeddings=scaled)
+        found.append(Transformer(config).embed_source(ids))
     return found[0], found[1]
 
 
