@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from export import SearchModel as SearchModel
     from export import export_onnx as export_onnx
     from export import export_search as export_search
-    from export.validate import compare as _compare_points
+    from export.validate.compare import compare as _compare_points
 
     from .commands.models import compare as compare
     from .commands.models import export as export

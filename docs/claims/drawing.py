@@ -223,6 +223,7 @@ def inline_svg(figure: Any, name: str, label: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]+"', r"\1", text)  # the same for two keys of the same colours
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text.replace("xlink:href", "href"))
     for colour, variable in PAGE_COLOURS.items():

@@ -71,12 +71,12 @@ def test_a_whole_comparison(monkeypatch, capsys, tmp_path):
     """What is printed and kept, with engines of which one can't be prepared and one fails."""
     marian = tmp_path / "small" / "marian"
     marian.mkdir(parents=True)
-    sizes = dict(encoder_layers=1, d_model=2, encoder_ffn_dim=3, vocab_size=50, eos_token_id=0)
+    sizes = dict(encoder_layers=1, d_model=2, encoder_ffn_dim=3, vocab_size=50, eos_token_id=0, model_type="marian")
     (marian / "config.json").write_text(json.dumps(sizes))
 
     class Preparation(SimpleNamespace):
         def __init__(self, models, python):
-            super().__init__(marian=models / "marian")
+            super().__init__(published=models / "marian")
 
         def random(self, size):
             pass

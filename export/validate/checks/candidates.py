@@ -41,6 +41,8 @@ def logits_among(engine: Engine, case: Case, truth: Truth) -> Iterator[Sample]:
     c = engine.config
     own = [c.pad_id, c.bos_id, c.eos_id, *case.target_ids.reshape(-1)]
     ids = np.unique([*half_of(c, case.target_ids[0].tolist()), *own])
+    if len(ids) == c.vocab_size:  # a search among all of them takes the graphs that know no others
+        return
     got, why = attempt(lambda: engine.logits_among(case, ids))
     of_ids = replace(truth, t64=truth.t64[..., ids], bits=None)
     yield Sample(engine, AMONG, "logits", case, Deviation.of(got, of_ids, why), truth.scale)

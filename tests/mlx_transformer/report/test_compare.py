@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -144,8 +145,13 @@ def test_without_mlx_and_the_same_folder_twice(files, tmp_path):
     text = read((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert f"A: {two}, float32 B: {two}, float16" in text
     assert "MLX's arrays" not in text
+    blocked = tmp_path / "blocked" / "mlx"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'mlx'\", name='mlx')\n")
     checkpoint = [*command[:3], str(files / "model"), *command[4:5], *options[2:], str(tmp_path / "other.html")]
-    done = subprocess.run(checkpoint, capture_output=True, text=True, timeout=PATIENCE)
+    paths = os.pathsep.join([str(blocked.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}  # for the processes, too, which open the model
+    done = subprocess.run(checkpoint, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert done.returncode == 2
     assert "needs MLX, which is not installed" in done.stderr
 

@@ -121,7 +121,10 @@ def test_what_a_checkpoint_cannot_learn(tmp_path):
     encoder = train(tmp_path, "masked-language-model", "encoder").model
     tables = {"data": {"text": str(tmp_path / "text.txt")}}
     tables["training"] = {"start_from": str(encoder), "steps": 1, "objective": "language-model"}
-    said = r"architecture='encoder' doesn't learn language-model: choose objective masked-language-model, or another"
+    said = (
+        "architecture='encoder' doesn't learn language-model: choose objective masked-language-model or "
+        "contrastive or classification or distillation, or another"
+    )
     with pytest.raises(UserError, match=said):
         Trainer(Recipe.from_dict(tables), tmp_path / "other")
 

@@ -161,7 +161,7 @@ def test_commands_that_show_it(run, onnx, tmp_path, capsys):
         data = data_of(tmp_path / f"{folder.name}.html")
         texts = {side: [data["texts"][str(id)] for id in data["sides"][side]["ids"]] for side in ("source", "target")}
         assert "".join(texts["source"][:-1]) == LINES[0]
-        assert texts["target"][0] == "<s>"
+        assert texts["target"][0] == "start"
         assert data["output"] == OnnxTransformer(onnx, threads=1).translate([LINES[0]])[0]
         written = "".join(data["texts"][str(id)] for id in data["written"]).removesuffix("</s>")
         assert written == data["output"]
@@ -200,7 +200,6 @@ def test_one_file_with_the_search_inside(run, onnx, tmp_path, capsys):
     file = export_search(run, tmp_path / "mine.onnx")
     assert SearchModel(file).translate(LINES) == OnnxTransformer(onnx, threads=1).translate(LINES)
     assert "text in a graph is of a joint one" in refused(capsys, "export", run, tmp_path / "text.onnx", "--text")
-    assert "a page takes models with a joint one" in refused(capsys, "web", file, "--out", tmp_path / "site")
 
 
 def test_what_consumers_cannot_take_is_said(run, onnx, tmp_path, capsys):
@@ -208,9 +207,6 @@ def test_what_consumers_cannot_take_is_said(run, onnx, tmp_path, capsys):
     assert {path.name for path in onnx.iterdir() if "tokenizer" in path.name} == FILES
     main(["export", str(run), str(tmp_path / "web"), "--target", "web"])
     assert "Optimum and transformers.js, which expect one tokenizer.json, can be given ids alone" in said(capsys)
-    assert "a page takes models with a joint one" in refused(
-        capsys, "web", tmp_path / "web", "--out", tmp_path / "site"
-    )
     assert "a folder for transformers holds one tokenizer.json" in refused(
         capsys, "to-huggingface", run, tmp_path / "theirs"
     )
