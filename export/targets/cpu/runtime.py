@@ -160,7 +160,8 @@ class Listed:
 
     def __init__(self, model: CpuModel, graphs: ListedGraphs, candidates: Candidates):
         self.model, self.config = model, candidates.config
-        rows: Any = graphs.rows.run(graphs.outputs, {graphs.ids: candidates.ids}, model.options)
+        options: tuple[Any, ...] = (model.options,)  # those of every run, as PortSession has them
+        rows: Any = graphs.rows.run(graphs.outputs, {graphs.ids: candidates.ids}, *options)
         self.step = graphs.step.among(candidates, dict(zip(graphs.outputs, rows, strict=True)))
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
