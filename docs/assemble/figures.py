@@ -1,4 +1,4 @@
-"""The figures of the claims that pages show, drawn by docs/claims."""
+"""The figures of the claims that pages show of a trained model, drawn by docs/claims; docs/pictures has the others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from .problem import Problem
 
 
 def draw(root: Path, folder: Path) -> Path | None:
-    """Write the figures that pages of docs/ ask for into `folder`. None without matplotlib."""
+    """Write the figures that pages of docs/ ask for into `folder`. None without matplotlib or a trained model."""
     if find_spec("matplotlib") is None:
         print("without figures: matplotlib isn't installed (pip install -e '.[plots]')")
         return None
+    command = import_module("claims.command")
+    if not (root / command.QUICKSTART).is_dir():
+        print("without the figures of a trained model: make quickstart trains one")
+        return None
     texts = [page.read_text(encoding="utf-8") for page in (root / "docs").rglob("*.md")]
     rows = sorted(set().union(*map(figures_wanted, texts)))
-    command = import_module("claims.command")
     try:
         with redirect_stdout(io.StringIO()):
             command.claims([str(row) for row in rows], None, str(folder), True)

@@ -128,15 +128,20 @@ def test_a_comment_of_another_document_is_left_alone() -> None:
 def test_figures_are_those_that_pages_ask_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
+    asked, model = [], str(tmp_path / "model")
     present = {"matplotlib": False}
     monkeypatch.setattr(figures, "find_spec", lambda name: present[name] or None)
     monkeypatch.setattr(
-        figures, "import_module", lambda name: SimpleNamespace(claims=lambda *words: asked.append((name, *words)))
+        figures,
+        "import_module",
+        lambda name: SimpleNamespace(QUICKSTART=model, claims=lambda *words: asked.append((name, *words))),
     )
     assert figures.draw(ROOT, tmp_path) is None
     assert "matplotlib isn't installed" in capsys.readouterr().out
     present["matplotlib"] = True
+    assert figures.draw(ROOT, tmp_path) is None
+    assert "make quickstart trains one" in capsys.readouterr().out
+    Path(model).mkdir()
     assert figures.draw(ROOT, tmp_path) == tmp_path
     [(name, rows, page, folder, force)] = asked
     assert (name, page, folder, force) == ("claims.command", None, str(tmp_path), True)
