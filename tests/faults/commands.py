@@ -132,7 +132,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of all files below, but for what depends on the time and the memory."""
+    """Digests of all files below, but for what depends on the time, the memory and the place."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(_timeless(path)).hexdigest()[:16]
         for path in sorted(folder.rglob("*"))
@@ -146,11 +146,13 @@ def _timeless(path: Path) -> bytes:
         return b"a whole page"
     if path.name == "out.json" and data.startswith(b"{") and json.loads(data):
         return b"a whole report"
+    if path.name in ("origin.json", "marian.json"):  # the way to the original: from each place another
+        return re.sub(rb'"place": "[^"]*"', b"", data)
     if path.name in ("metrics.jsonl", "training.json"):
         measured = rb"seconds|tokens_per_second|peak_memory_mb|cache_memory_mb|compilations"
         data = re.sub(rb'"(%s)": [0-9.e+-]+' % measured, b"", data)
-    if path.name == "manifest.json":  # of a checkpoint whose training.json has another time
-        data = re.sub(rb'("training.json": \{)[^}]*', rb"\1", data)
+    if path.name == "manifest.json":  # of a checkpoint that has such files
+        data = re.sub(rb'("(?:training|origin|marian)\.json": \{)[^}]*', rb"\1", data)
     return data
 
 
