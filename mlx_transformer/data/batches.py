@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError
 
-from .epochs import BatchesByEpoch, Shape, StepArrays
+from .epochs import B, BatchesByEpoch, Shape, StepArrays
 from .examples import Examples, Pairs, Rows, cells, usable
 from .ragged import Ragged, padded
 
@@ -258,6 +259,25 @@ class SortedBatches(TokenBatches):
         bucket, members = part
         source, target = self.examples.rows(members, epoch)
         return self._padded((self.shapes[bucket][0], max(map(len, source)), max(map(len, target))), source, target)
+
+
+class BatchesOfOthers(BatchesByEpoch[B]):
+    """Batches that are made of the batches `clean`, one of each: their texts, and what is learned of them."""
+
+    def __init__(self, clean: TokenBatches):
+        super().__init__(clean.seed)
+        self.clean = clean
+        self.dropped, self.batch_tokens = clean.dropped, clean.batch_tokens
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return self.clean.shapes
+
+    def plan(self, random: np.random.RandomState) -> list[tuple[int, NDArray]]:
+        return self.clean.plan(random)
 
 
 def _rounded_up(length: np.ndarray, multiple: int, least: int) -> np.ndarray:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .batches import Batch, TokenBatches
-from .epochs import B, BatchesByEpoch, Shape, StepArrays, legacy_random
+from .batches import Batch, BatchesOfOthers, TokenBatches
+from .epochs import B, StepArrays, legacy_random
 from .ragged import padded, ragged
 
 MASKED, RANDOM = 0.8, 0.1
@@ -35,23 +35,12 @@ class MaskedBatch:
         return self.targets, self.picked, self.ids, None if is_token.all() else is_token
 
 
-class _Corrupted(BatchesByEpoch[B]):
+class _Corrupted(BatchesOfOthers[B]):
     """The common base of both kinds, made of the batches `clean`, whose sides are the same text."""
 
     def __init__(self, clean: TokenBatches, mask_id: int, share: float):
-        super().__init__(clean.seed)
-        self.clean, self.mask_id, self.share = clean, mask_id, share
-        self.dropped, self.batch_tokens = clean.dropped, clean.batch_tokens
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return self.clean.shapes
-
-    def plan(self, random: np.random.RandomState) -> list[tuple[int, NDArray]]:
-        return self.clean.plan(random)
+        super().__init__(clean)
+        self.mask_id, self.share = mask_id, share
 
 
 class MaskedBatches(_Corrupted[MaskedBatch]):

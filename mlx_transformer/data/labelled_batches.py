@@ -18,8 +18,8 @@ from mlx_transformer.core.text_pairs import Located, Pair
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .batches import TokenBatches
-from .epochs import BatchesByEpoch, Shape, StepArrays
+from .batches import BatchesOfOthers, TokenBatches
+from .epochs import StepArrays
 from .labelled import OUTSIDE, Labelled, Part
 from .ragged import padded, ragged
 
@@ -121,26 +121,15 @@ class LabelledBatch:
         return self.targets, None, self.ids, self.ids != pad_id, self.token_types
 
 
-class LabelledBatches(BatchesByEpoch[LabelledBatch]):
+class LabelledBatches(BatchesOfOthers[LabelledBatch]):
     """Batches of labelled rows, made of the batches `clean`, whose sides are both the rows. with_types: the model tells
     kinds of tokens apart."""
 
     def __init__(self, clean: TokenBatches, rows: LabelledRows, head: Head, with_types: bool):
-        super().__init__(clean.seed)
-        self.clean, self._of_tokens = clean, head.kind == "token-classes"
-        self.dropped, self.batch_tokens = clean.dropped, clean.batch_tokens
+        super().__init__(clean)
+        self._of_tokens = head.kind == "token-classes"
         self._types = ragged([row.token_types for row in rows.rows]) if with_types else None
         self._targets = rows.targets
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return self.clean.shapes
-
-    def plan(self, random: np.random.RandomState) -> list[tuple[int, NDArray]]:
-        return self.clean.plan(random)
 
     def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> LabelledBatch:
         ids = self.clean.build(part, epoch, index).source

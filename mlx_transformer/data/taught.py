@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .batches import TokenBatches
-from .epochs import BatchesByEpoch, Shape, StepArrays
+from .batches import BatchesOfOthers, TokenBatches
+from .epochs import StepArrays
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,12 @@ class TaughtBatch:
         return self.vectors, None, self.ids, self.ids != pad_id
 
 
-class TaughtBatches(BatchesByEpoch[TaughtBatch]):
+class TaughtBatches(BatchesOfOthers[TaughtBatch]):
     """Batches of texts and vectors (N, W), made of the batches `clean`, whose sides are both the texts."""
 
     def __init__(self, clean: TokenBatches, vectors: NDArray[np.float32]):
-        super().__init__(clean.seed)
-        self.clean, self.vectors = clean, vectors
-        self.dropped, self.batch_tokens = clean.dropped, clean.batch_tokens
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return self.clean.shapes
-
-    def plan(self, random: np.random.RandomState) -> list[tuple[int, NDArray]]:
-        return self.clean.plan(random)
+        super().__init__(clean)
+        self.vectors = vectors
 
     def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> TaughtBatch:
         ids, members = self.clean.build(part, epoch, index).source, part[1]
