@@ -26,6 +26,7 @@ KINDS = {
 SETTINGS = {
     **{name: Setting(dtype, getattr(_USUAL, name)) for dtype, names in KINDS.items() for name in names},
     **{name: Setting("int64", getattr(_USUAL, name), (name,), (0,)) for name in ID_FIELDS},
+    "start_id": Setting("int64", -1),
     "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
     "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
     "rows": Setting("int64", -1, ("rows",), (1,)),
@@ -34,5 +35,5 @@ SETTINGS = {
     "banned_sequences": Setting("int64", -1, ("banned_sequences", "banned_length"), (0, 1)),
 }
 """Their meaning is in `search/options.py`."""
-TEXT_SETTINGS = {"source_prefix": Setting("int64", 0, ("source_prefix",), (0,))}
-"""More of a graph that takes text: ids before those of each line, such as its language's."""
+TEXT_SETTINGS = {name: Setting("int64", 0, (name,), (0,)) for name in ("source_prefix", "source_suffix")}
+"""More of a graph that takes text: ids before and behind those of each line, such as its language's."""

@@ -65,7 +65,7 @@ class Beam:
     def initial(self, op: Op) -> dict[str, Carried]:
         one, all_slots = op.Concat(self.size, [1], axis=0), op.Concat(self.size, self.width, axis=0)
         integer, real, boolean = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
-        start = op.Expand(self.vocabulary.place(op, self.config.bos_id), one)
+        start = op.Expand(self.vocabulary.places(op, self.options.start(op, self.config)), one)
         return {
             "ids": Carried(start, integer, (BATCH, "hypotheses")),
             "history": Carried(self.rules.begun(op, start), integer, (BATCH, "hypotheses", "written")),

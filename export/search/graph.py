@@ -15,6 +15,7 @@ import onnx_ir as ir
 from export.graph.builder import IR_VERSION, GraphBuilder, merge_equal
 from export.interface import SEARCH, Request
 from export.precision.table import ONNXRUNTIME, STANDARD, takes_rows
+from export.search_inputs import TEXT_SETTINGS
 from export.targets.cpu.gemm import join_reshapes, use_gemm
 from export.targets.cpu.network import DOMAIN
 from export.targets.table import target_of
@@ -97,7 +98,7 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool,
     kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else TextOps
     ops = kind(tokenizer, request.config)
     g.graph.opset_imports[ops.domain] = 1
-    lines = ops.encode(g.op, g.inputs["text"]).behind(g.op, g.inputs["source_prefix"])
+    lines = ops.encode(g.op, g.inputs["text"]).between(g.op, *(g.inputs[name] for name in TEXT_SETTINGS))
     sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": lines.ids}, lines.mask)
     scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
     g.give(translations=ops.decode(g.op, sequences, lines.blank), scores=scores)

@@ -44,6 +44,7 @@ LATER = (
     "max_length_factor",
     "suppressed_first",
     "banned_sequences",
+    "start_id",
 )
 """Inputs that files of earlier versions don't have."""
 
@@ -60,7 +61,7 @@ TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of `onnxruntime-extensions`' operators."""
 
 
-HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset", "banned_sequences")
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset", "banned_sequences", "start_id")
 """Inputs that are not simply an option's value."""
 
 
@@ -73,6 +74,8 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
         found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
     if "banned_sequences" in settings:
         found["banned_sequences"] = aligned_right(settings["banned_sequences"])
+    if "start_id" in settings:
+        found["start_id"] = np.asarray(-1 if settings["start_id"] is None else settings["start_id"], np.int64)
     if "seed" in settings:
         found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
     return found

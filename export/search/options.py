@@ -24,6 +24,7 @@ class OptionInputs:
         no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is 1 whatever was asked.
     forced_first, suppressed, suppressed_first, end_ids: as in `Options`, (N,) ids each; (0,), none.
     banned_sequences: as in `Options`, (S, N), -1 before those of fewer ids; (0, 1), none.
+    start_id: as in `Options`; -1: the model's own.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: `max_length_factor` times the source's length, or where
         that is 0 too its length + 50, at most `max_positions`.
     seed: of 64 bits; from 2^63 on as the negative number with the same bits.
@@ -44,6 +45,11 @@ class OptionInputs:
         """lp(length) = ((k + length) / (k + 1))^alpha, float32, for integers of any shape."""
         base = op.Add(op.Cast(length, to=ir.DataType.FLOAT), self["penalty_offset"])
         return op.Pow(op.Div(base, op.Add(self["penalty_offset"], 1.0)), self["length_penalty"])
+
+    def start(self, op: Op, config: TransformerConfig) -> ir.Value:
+        """The token, a scalar, that the decoder begins with."""
+        given = self["start_id"]
+        return op.Where(op.Less(given, 0), config.bos_id, given)
 
     def length_limits(self, op: Op, lengths: ir.Value, config: TransformerConfig) -> ir.Value:
         """Most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from export.interface import GRAPHS, SEARCH, Request
 from export.precision.table import PRECISIONS
+from export.search_inputs import TEXT_SETTINGS
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.core.parameters import parameter_count
@@ -33,6 +34,7 @@ from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, 
 from mlx_transformer.generation.settings import (
     TASK_PREFIX,
     Settings,
+    around_source,
     checked_settings,
     resolved,
     with_source_language,
@@ -282,8 +284,8 @@ class SearchModel(TextVerbs):
         """Translate `pieces`. `numbers`: their line numbers, for messages. `share`: how a server batches them."""
         from mlx_transformer.generation.translate import Translation
 
-        [language], options = with_source_language(self.generation, [[]], options)
-        if language and "source_prefix" not in self.ports.input_names:
+        around, options = around_source(self.generation, options)
+        if any(ids and name not in self.ports.input_names for name, ids in zip(TEXT_SETTINGS, around, strict=True)):
             raise UserError(f"{self.path}: takes no source_language: an earlier version wrote it; export it again")
         chosen = self._options(options)
         limit = np.array([chosen.max_new_tokens or 0])
@@ -298,7 +300,7 @@ class SearchModel(TextVerbs):
             text = np.array([lines[i] for i in index], object)
             values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
             values["prefix"] = values["candidates"] = prefixes([])
-            values["source_prefix"] = np.array(language, np.int64)
+            values |= {name: np.array(ids, np.int64) for name, ids in zip(TEXT_SETTINGS, around, strict=True)}
             texts, scores = self._outputs(["translations", "scores"], values, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from export.nn.primitives import Op, table
+from export.nn.primitives import Op, size, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import (
@@ -101,11 +101,18 @@ class Lines:
         mask = op.Cast(op.Less(column, op.Unsqueeze(count, [1])), to=ir.DataType.INT64)
         return cls(ids, mask, blank)
 
-    def behind(self, op: Op, prefix: ir.Value) -> Lines:
-        """The same lines, each behind these ids (P,)."""
+    def between(self, op: Op, prefix: ir.Value, suffix: ir.Value) -> Lines:
+        """The same lines, each behind ids (P,) and before others (Q,)."""
         shape = op.Concat(op.Shape(self.blank), op.Shape(prefix), axis=0)  # (2,): B, P
         ids = op.Concat(op.Expand(prefix, shape), self.ids, axis=1)
-        return Lines(ids, op.Concat(op.Expand(1, shape), self.mask, axis=1), self.blank)
+        mask = op.Concat(op.Expand(1, shape), self.mask, axis=1)
+        more = op.Concat(op.Shape(self.blank), op.Shape(suffix), axis=0)  # (2,): B, Q
+        count = op.ReduceSum(mask, [1])  # (B, 1)
+        ids, mask = (op.Concat(x, op.Expand(0, more), axis=1) for x in (ids, mask))
+        column = op.Range(0, size(op, suffix, 0), 1)  # (Q,)
+        places = op.Add(count, column)  # (B, Q)
+        ids = op.ScatterElements(ids, places, op.Expand(suffix, more), axis=1)
+        return Lines(ids, op.ScatterElements(mask, places, op.Expand(1, more), axis=1), self.blank)
 
 
 class TextOps:

@@ -48,7 +48,8 @@ class Vocabulary:
         several = op.Greater(op.Squeeze(count, [0]), 1)
         self.apart = op.And(there, op.Or(several, options["sample"]))
         fixed = sorted({config.pad_id, config.bos_id, config.eos_id})
-        always = op.Concat(fixed, options["end_ids"], options["forced_first"], axis=0)
+        start = op.Reshape(options.start(op, config), [1])
+        always = op.Concat(fixed, start, options["end_ids"], options["forced_first"], axis=0)
 
         def marked(op: Op) -> list[ir.Value]:
             every = op.Concat(op.Reshape(given, [-1]), op.Reshape(options["prefix"], [-1]), always, axis=0)

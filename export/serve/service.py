@@ -23,8 +23,8 @@ from mlx_transformer.generation.settings import (
     TARGET_IN_SOURCE,
     TARGET_LANGUAGE,
     Settings,
+    around_source,
     resolved,
-    with_source_language,
 )
 from mlx_transformer.generation.translate import Translation, Translator
 
@@ -161,12 +161,12 @@ class Service:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
         scored = request.wants_n_best or self.always_scored
-        [language], given = with_source_language(self.model.generation, [[]], request.options)
-        if language and not all(isinstance(ids, list) for ids in rows):
+        around, given = around_source(self.model.generation, request.options)
+        if any(around) and not all(isinstance(ids, list) for ids in rows):
             raise RequestError(400, "source_language: this server's file takes text alone")
         options = Options(**resolved(self.model.generation, given))
         work = Search(self.model, self.name, options, scored, request.wants_alignment)
-        payloads = [Row([*language, *ids] if language else ids, i) for i, ids in enumerate(rows)]
+        payloads = [Row(around(ids) if any(around) else ids, i) for i, ids in enumerate(rows)]
         lengths, width = [len(ids) for ids in rows], work.options.beam
         items = self.batcher.submit(work, payloads, lengths, client=client, width=width)
         hypotheses = await self.batcher.results(items)

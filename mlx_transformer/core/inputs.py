@@ -67,10 +67,13 @@ def companions(config: TransformerConfig) -> list[Input]:
 
 
 class Sources:
-    """Rows of any lengths, checked. `rows`: by input, an array for each row, (S,) or (S, D)."""
+    """Rows of any lengths, checked. `rows`: by input, an array for each row, (S,) or (S, D). `start`: the token that a
+    decoder begins with."""
 
-    def __init__(self, config: TransformerConfig, rows: Mapping[str, list[NDArray]]):
+    def __init__(self, config: TransformerConfig, rows: Mapping[str, list[NDArray]], start: int | None = None):
+        """start: in place of the model's own."""
         self.config, self.rows = config, dict(rows)
+        self.start = config.bos_id if start is None else start
         self.lengths = np.array([len(row) for row in self._first], np.int64)
 
     @classmethod
@@ -108,7 +111,7 @@ class Sources:
     def __getitem__(self, index: slice | NDArray) -> Sources:
         """These rows, in this order."""
         numbers = np.arange(len(self))[index]
-        return Sources(self.config, {name: [rows[i] for i in numbers] for name, rows in self.rows.items()})
+        return Sources(self.config, {name: [rows[i] for i in numbers] for name, rows in self.rows.items()}, self.start)
 
     def padded(
         self, multiple: int = 1, most: int | None = None, left: bool = False

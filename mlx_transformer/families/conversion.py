@@ -14,7 +14,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.settings import LANGUAGES, TARGET_IN_SOURCE, Settings, read_settings, settings_text
+from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -28,7 +28,7 @@ from .hub import Found, find_model
 from .origin import place_of
 from .sentence_folder import SentenceFolder, is_sentence_folder, read_sentence_folder
 from .table import FAMILIES, family_of
-from .text import target_stands_in_source, with_ends
+from .text import places_of_languages, with_ends
 from .weights import FORMS
 
 ORIGIN = "origin.json"
@@ -74,7 +74,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
-        settings |= {TARGET_IN_SOURCE: True} if target_stands_in_source(folder) else {}
+        settings |= places_of_languages(folder, model_type)
     if sentences is not None:
         raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
     return Imported(config, weights, tokenizer, settings, [*left, *notes])

@@ -113,7 +113,7 @@ def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict
         "pad_token_id": c.pad_id,
         "bos_token_id": c.bos_id,
         "eos_token_id": c.eos_id,
-        **({"decoder_start_token_id": c.bos_id} if c.has_encoder else {}),
+        **({"decoder_start_token_id": settings.get("start_id", c.bos_id)} if c.has_encoder else {}),
         "bad_words_ids": [[id] for id in banned_ids(c)],
         "max_length": c.max_positions,
         "do_sample": False,

@@ -20,6 +20,8 @@ nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id
 mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI
 """
 """Codes of mBART-50 (Tang et al. 2020), in the order of their ids."""
+MBART_25 = " ".join(MBART_50.split()[:25])
+"""Codes of mBART (Liu et al. 2020)."""
 
 
 def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:

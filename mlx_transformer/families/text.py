@@ -18,12 +18,13 @@ from mlx_transformer.core.sentencepiece import UNKNOWN, SentencePiece, read_sent
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT, join_texts
+from mlx_transformer.generation.settings import SOURCE_LAST, TARGET_IN_SOURCE, TARGET_STARTS
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_object, read_text
 
 from .byte_level import byte_level_json
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
-from .languages import M2M100, MBART_50, added_tokens, content_of
+from .languages import M2M100, MBART_25, MBART_50, added_tokens, content_of
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
@@ -112,15 +113,15 @@ def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
 
 
 def _mbart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    if not str(settings.get("tokenizer_class")).startswith("MBart50"):
-        raise UserError(f"{path}: mBART's sources end with their language, which no text of ours does")
-    return _fairseq(path, config, settings, MBART_50)
+    return _fairseq(path, config, settings, MBART_50 if _is_mbart_50(settings) else MBART_25)
+
+
+def _is_mbart_50(settings: Mapping[str, Any]) -> bool:
+    return str(settings.get("tokenizer_class")).startswith("MBart50")
 
 
 def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any], usual: str = "") -> str:
     """The model's pieces as fairseq counts them, and then the languages."""
-    if settings.get("legacy_behaviour"):
-        raise UserError(f"{path}: its sources end with their language (legacy_behaviour), which no text of ours does")
     model, vocabulary = _behind_four(path)
     languages = _added(path, config, settings, len(vocabulary), usual)
     return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
@@ -212,10 +213,18 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
     tokenizer.check_fits(config, where)
 
 
-def target_stands_in_source(path: Path) -> bool:
-    """Whether a folder's model is told the language to write before its sources, as SMaLL-100 is, in the place of the
-    sources' own."""
-    return _settings(path).get("tokenizer_class") == SMALL_100
+def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
+    """Where a folder's model reads languages, in the words of `generation/settings.py`; {}: before source and output.
+
+    SMaLL-100 is told the language to write before its sources. mBART's sources end with theirs, and the decoder begins
+    with the one to write; so do the sources of an NLLB whose tokenizer is of the first kind (`legacy_behaviour`).
+    """
+    settings = _settings(path)
+    if model_type == "mbart" and not _is_mbart_50(settings):
+        return {SOURCE_LAST: True, TARGET_STARTS: True}
+    if settings.get("tokenizer_class") == SMALL_100:
+        return {TARGET_IN_SOURCE: True}
+    return {SOURCE_LAST: True} if model_type == "m2m_100" and settings.get("legacy_behaviour") else {}
 
 
 def _settings(path: Path) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ class Candidates:
     def of(cls, batch: Batch, options: Options, config: TransformerConfig) -> Candidates:
         """Those of a batch that has some. Where tokens are drawn they are all ids: on their places hangs the noise."""
         assert batch.candidates is not None
-        always = [config.pad_id, config.bos_id, *options.ends(config), *options.forced_first]
+        always = [config.pad_id, batch.sources.start, config.bos_id, *options.ends(config), *options.forced_first]
         every = config.vocab_size
         pairs = zip(batch.candidates, batch.prefix, strict=True)
         own = [_ascending(every, row, always, forced) for row, forced in pairs]
@@ -73,7 +73,7 @@ class Candidates:
         own_config = _changed(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)
         return cls(ids, unlisted, own_config)
 
-    def places(self, ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
+    def places(self, ids: int | Sequence[int] | NDArray) -> NDArray[np.int64]:
         """Where ids that are among them are."""
         return np.searchsorted(self.ids, np.asarray(ids, np.int64))
 
@@ -87,6 +87,8 @@ class Candidates:
             sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
             banned = tuple(tuple(self.places(ids).tolist()) for ids in sequences)
             options = _changed(options, **found, banned_sequences=banned)
+        if options.start_id is not None:
+            options = _changed(options, start_id=int(self.places(options.start_id)))
         prefix = [self.places(row) if len(row) else row for row in batch.prefix]
         return _changed(batch, prefix=prefix, candidates=None), options
 

@@ -101,6 +101,8 @@ class Options:
     """Sequences of two tokens or more that are never written."""
     end_ids: IdTuple = ()
     """Tokens that end an output, beside the end token."""
+    start_id: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] | None = None
+    """The token that the decoder begins with, a language's in mBART; unset: the model's own."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
     """Most rows * beam * (source + new tokens) of one batch, which bounds the memory of its caches, where translations
     are as long as their sources; of a decoder alone, as long as they may become."""
@@ -319,6 +321,11 @@ def check_options(options: Options, config: TransformerConfig) -> None:
                 raise UserError(f"{name}: {id} is outside the vocabulary of {config.vocab_size}")
             if name == "forced_first" and id in (config.pad_id, *options.ends(config)):
                 raise UserError(f"{name}: {id} can't be forced: it is padding, or an end")
+    if options.start_id is not None:
+        if not config.has_encoder:
+            raise UserError("start_id: a decoder alone goes on from its prompt; leave it out")
+        if options.start_id >= config.vocab_size:
+            raise UserError(f"start_id: {options.start_id} is outside the vocabulary of {config.vocab_size}")
     if options.beam > config.vocab_size:
         raise UserError(f"beam={options.beam} is more than the vocabulary's {config.vocab_size} tokens")
 

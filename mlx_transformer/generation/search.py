@@ -119,6 +119,8 @@ def checked(
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
     check_options(chosen, config)
     sources = Sources.of(config, **given)
+    if chosen.start_id is not None:
+        sources.start = chosen.start_id
     forced = check_prefix(prefix, len(sources), config, chosen.end_ids)
     limits = length_limits(sources, forced, chosen, config, not model.extends_positions)
     check_fits(config, chosen.beam, int(sources.lengths.max(initial=0)), int(limits.max(initial=0)))

@@ -3,6 +3,8 @@
 What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
 tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
 Where `target_language_in_source`, as in SMaLL-100, the target's is the first of every source, and nothing is forced.
+Where `source_language_last`, as in mBART, the source's stands behind the end of every source; where
+`target_language_starts`, as there too, the decoder begins with the target's, in place of the start token.
 `shortlist` is the name of a file beside it, which names the candidates of each sentence.
 """
 
@@ -11,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import kept_files
@@ -25,9 +27,12 @@ from mlx_transformer.system.manifest import CARD
 from .options import Options, check_options
 
 SETTINGS = "generation.json"
-LANGUAGES, TARGET_IN_SOURCE, SHORTLIST = "languages", "target_language_in_source", "shortlist"
-TASK_PREFIX = "task_prefix"
-BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST, TASK_PREFIX)
+LANGUAGES, SHORTLIST, TASK_PREFIX = "languages", "shortlist", "task_prefix"
+TARGET_IN_SOURCE, SOURCE_LAST = "target_language_in_source", "source_language_last"
+TARGET_STARTS = "target_language_starts"
+PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
+"""Where a model reads languages, if it isn't before its source and its output."""
+BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX)
 """What stands in the file beside fields of `Options`."""
 NO_SHORTLIST = "none"
 """In place of a file's name: no candidates, all tokens."""
@@ -46,8 +51,9 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     given = {name: value for name, value in values.items() if name not in BESIDE}
     if problems := unknown_keys(given, Options):
         raise UserError(f"{where}: {'; '.join(problems)}")
-    if not isinstance(values.get(TARGET_IN_SOURCE, False), bool):
-        raise UserError(f"{where}: {TARGET_IN_SOURCE} is neither true nor false")
+    for name in PLACES:
+        if not isinstance(values.get(name, False), bool):
+            raise UserError(f"{where}: {name} is neither true nor false")
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
@@ -110,19 +116,38 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
     return languages[code]
 
 
-def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Source ids, beginning with their language's token where `source_language` is an option, and all other options.
-    Where the target's stands in its place, `target_language` is the option."""
+class Around(NamedTuple):
+    """What stands before and behind the ids of a source."""
+
+    before: list[int]
+    behind: list[int]
+
+    def __call__(self, ids: Sequence[int]) -> list[int]:
+        return [*self.before, *ids, *self.behind]
+
+
+def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
+    """The token of a source's language, where `source_language` is an option, and all other options. Where the target's
+    stands in its place, `target_language` is the option."""
     others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
     source = options.get(SOURCE_LANGUAGE)
     if settings.get(TARGET_IN_SOURCE):
         if source is not None:
             raise UserError(f"{SOURCE_LANGUAGE}: the model is told the target's language alone: leave it out")
         source = others.pop(TARGET_LANGUAGE, None)
-    if source is None or ids is None:
-        return ids, others
-    first = language_id(settings, source)
-    return [[first, *row] for row in ids], others
+    token = [] if source is None else [language_id(settings, source)]
+    return Around([], token) if settings.get(SOURCE_LAST) else Around(token, []), others
+
+
+def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Source ids with their language's token, and all other options (`around_source`)."""
+    around, others = around_source(settings, options)
+    return (ids if ids is None or not any(around) else [around(row) for row in ids]), others
+
+
+def begun_with(settings: Mapping[str, Any], language: int) -> dict[str, Any]:
+    """The options by which outputs are of a language."""
+    return {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
 
 
 def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +155,11 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
     gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
-    `target_language` is its token, forced first.
+    `target_language` is its token, forced first, or what the decoder begins with.
     """
     merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
-        merged["forced_first"] = (language_id(settings, target),)
+        merged |= begun_with(settings, language_id(settings, target))
     known = {name: value for name, value in merged.items() if name in FIELDS}
     if "max_length_factor" in given and "max_new_tokens" not in given:
         merged.pop("max_new_tokens", None)

@@ -168,7 +168,7 @@ class Rules:
         self.sequences = xp.asarray(sequences.astype(np.int32)) if len(sequences) else None
         self.sequence_length = sequences.shape[1]
         self.token = xp.arange(config.vocab_size)[None, None]
-        self.history = xp.asarray(_begun(batch, config)[:, None]) if options.reads_history else None
+        self.history = xp.asarray(_begun(batch, options, config)[:, None]) if options.reads_history else None
         """All that was written and read before it (B, K, L), -1 before its begin."""
         first = len(options.forced_first)
         longest = max((len(row) for row in batch.prefix), default=0)
@@ -261,10 +261,11 @@ class Rules:
         return self.xp.marked(places, self.vocab_size + 1)[:, :-1].reshape(size, hypotheses, -1)
 
 
-def _begun(batch: Batch, config: TransformerConfig) -> np.ndarray:
+def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndarray:
     """What each output goes on from (B, L): the start token, or the prompt, -1 before it."""
     if config.has_encoder:
-        return np.full((len(batch.sources), 1), config.bos_id, np.int32)
+        start = config.bos_id if options.start_id is None else options.start_id
+        return np.full((len(batch.sources), 1), start, np.int32)
     longest = max(len(row) for row in batch.sources)
     return np.array([[-1] * (longest - len(row)) + [int(id) for id in row] for row in batch.sources], np.int32)
 

@@ -79,20 +79,20 @@ def stream(
     overlong: Overlong = "error",
     line_number: int = 1,
     on_overlong: Callable[[int], None] | None = None,
-    source_prefix: Sequence[int] = (),
+    around: Callable[[Sequence[int]], Sequence[int]] = list,
     candidates_of: Callable[[Sequence[int]], Sequence[int] | None] = lambda ids: None,
     **options: Any,
 ) -> Iterator[str]:
     """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
 
-    A piece ends with a whole character, so a token that is part of one comes with the next. `source_prefix`: what each
-    source begins with; `candidates_of`: the ids that the output of a source may be made of. `line_number` is for
-    messages and `on_overlong`, which is told of a line that is too long. Errors are raised at the call, as in
+    A piece ends with a whole character, so a token that is part of one comes with the next. `around`: a source's ids
+    and what stands around them; `candidates_of`: the ids that the output of a source may be made of. `line_number` is
+    for messages and `on_overlong`, which is told of a line that is too long. Errors are raised at the call, as in
     `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
     # All are checked before the first is begun.
-    rows = [[*source_prefix, *ids] for ids in rows]
+    rows = [around(ids) for ids in rows]
     parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
     texts = [pieces(translator.tokenizer.decode, part) for part in parts]
     return chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts))

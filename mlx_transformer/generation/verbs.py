@@ -19,7 +19,16 @@ from mlx_transformer.core.inputs import Ids, check_ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
-from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, TASK_PREFIX, Settings, resolved, with_source_language
+from .settings import (
+    LANGUAGES,
+    NO_SHORTLIST,
+    SHORTLIST,
+    TASK_PREFIX,
+    Settings,
+    around_source,
+    resolved,
+    with_source_language,
+)
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -198,8 +207,8 @@ class TextVerbs:
         from .stream import stream
 
         translator = self.translator.with_prefix(options.pop(TASK_PREFIX, None))
-        [first], options = with_source_language(self.generation, [[]], options)
-        chosen = {"source_prefix": first, "candidates_of": self._candidates, **self._streaming(options)}
+        around, options = around_source(self.generation, options)
+        chosen = {"around": around, "candidates_of": self._candidates, **self._streaming(options)}
         return self._streamed(lambda model: stream(model, translator, text, **chosen))
 
     @overload

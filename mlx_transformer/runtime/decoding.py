@@ -84,7 +84,7 @@ class MlxModel:
         }
         if c.has_encoder:
             cache = self.model.start(self.model.encode(source_mask=tokens, **given), tokens)
-            ids = mx.full((len(sources), 1), c.bos_id, mx.int32)
+            ids = mx.full((len(sources), 1), sources.start, mx.int32)
         else:
             cache, ids = self.model.start(prompt_mask=tokens), given[SOURCE_IDS.name]
         logits = self.model.step(ids, cache, last=True, among=self.rows)[:, 0]

@@ -142,7 +142,7 @@ class CoreMLModel:
         decoder = self.begin(sources)
         if self.encoder is None:
             return decoder, self.read(decoder, list(sources))[-1]
-        return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
+        return decoder, decoder.step(np.full(len(sources), sources.start, np.int64))
 
     def begin(self, sources: Sources) -> CoreMLDecoder:
         """Return the decoder before its first token; sources encoded, where there is an encoder."""

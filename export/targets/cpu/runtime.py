@@ -132,7 +132,7 @@ class CpuModel:
         decoder = self.begin(*sources.padded(SOURCE_MULTIPLE, self.config.max_positions), outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
-        return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
+        return decoder, decoder.step(np.full(len(sources), sources.start, np.int64))
 
     def logits(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Return teacher-forced logits (B, T, V) of targets (B, T)."""
@@ -159,7 +159,7 @@ class Listed:
     arrays = NumpyArrays()
 
     def __init__(self, model: CpuModel, graphs: ListedGraphs, candidates: Candidates):
-        self.model, self.config = model, candidates.config
+        self.model, self.config, self.candidates = model, candidates.config, candidates
         options: tuple[Any, ...] = (model.options,)  # those of every run, as PortSession has them
         rows: Any = graphs.rows.run(graphs.outputs, {graphs.ids: candidates.ids}, *options)
         self.step = graphs.step.among(candidates, dict(zip(graphs.outputs, rows, strict=True)))
@@ -175,7 +175,7 @@ class Listed:
         decoder = self.model.decoder_of(self.step, *source, outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
-        return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
+        return decoder, decoder.step(np.full(len(sources), self.candidates.places(sources.start), np.int64))
 
 
 def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:

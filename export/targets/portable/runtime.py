@@ -123,7 +123,7 @@ class EncoderDecoderGraphs:
         """Encode for a search, and give the logits (B, V) after the start token."""
         source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         decoder = self.begin(self.encode(source, mask), mask)
-        return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
+        return decoder, decoder.step(np.full(len(sources), sources.start, np.int64))
 
     def _begin(self, outputs: list[str], ids: NDArray, memory: NDArray, mask: NDArray) -> Values:
         values = {"target_ids": ids, "memory": memory, "source_mask": mask, "later": np.array([False])}

@@ -180,6 +180,7 @@ def rules_for(c: TransformerConfig, limit: int, longest: int) -> dict[str, Any]:
         "forced_first": () if given is None or limit < 2 else (given,),
         "suppressed": tuple(rare[:2]),
         "end_ids": tuple(rare[2:]),
+        "start_id": rare[0] if enough and c.has_encoder else None,
         "forced_end": True,
         "heuristic_stop": True,
         "penalty_form": "length",
@@ -244,7 +245,7 @@ def judge_greedy(
     drawn ones, with the same noise. candidates: the ids that each output may be made of."""
     c, own = reference.config, candidates or [None] * len(sources)
     limits = [limit_of(c, options, len(source)) for source in sources]
-    logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)])
+    logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)], options)
     judged = []
     for row, (ids, limit) in enumerate(zip(outputs, limits, strict=True)):
         tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: one of the tokens that end an output
@@ -254,7 +255,7 @@ def judge_greedy(
             continue
         for i, token in enumerate(tokens):
             known = among(logits[row][i], own[row], c, options)
-            scores = greedy_scores(known, read(c, sources[row]), ids[:i], c, options)
+            scores = greedy_scores(known, read(c, sources[row], options), ids[:i], c, options)
             given = forced(i, limit, c, options)
             token, best, gap, tie = _gap(scores, i, row, token, given, c, options, budget)
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"

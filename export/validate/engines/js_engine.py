@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from export.validate.cases import Case
 from export.validate.findings import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError
@@ -137,12 +138,12 @@ class JsModel:
     def __init__(self, engine: JsEngine):
         self.engine, self.config = engine, engine.config
 
-    def start(self, rows: Sequence[Array]) -> tuple[JsDecoder, Array]:
+    def start(self, rows: Sources) -> tuple[JsDecoder, Array]:
         ids = [row.tolist() for row in rows]
         encodes = self.config.has_encoder
         number = self.engine.ask("start", sources=ids if encodes else [[] for _ in ids])["decoder"]
         decoder = JsDecoder(self.engine, number, len(ids))
-        return decoder, decoder.read([[self.config.bos_id] for _ in ids] if encodes else ids)
+        return decoder, decoder.read([[rows.start] for _ in ids] if encodes else ids)
 
 
 class JsDecoder:

@@ -13,6 +13,7 @@ from export.validate.reference import Cache, Reference, Tap
 from export.validate.reference.rules import without_end
 from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
@@ -83,13 +84,13 @@ class ReferenceModel:
     def __init__(self, reference: Reference):
         self.reference, self.config = reference, reference.config
 
-    def start(self, rows: Sequence[Array]) -> tuple[ReferenceDecoder, Array]:
-        ids = np.stack(rows)
+    def start(self, rows: Sources) -> tuple[ReferenceDecoder, Array]:
+        ids = np.stack(list(rows))
         if not self.config.has_encoder:
             decoder = ReferenceDecoder(self.reference, self.reference.start(batch=len(ids)))
             return decoder, decoder.read(ids)
         decoder = ReferenceDecoder(self.reference, self.reference.start(self.reference.encode(ids)))
-        return decoder, decoder.step(np.full(len(ids), self.config.bos_id))
+        return decoder, decoder.step(np.full(len(ids), rows.start))
 
 
 class ReferenceDecoder:

@@ -22,7 +22,7 @@ Array = NDArray
 KNOWN = {
     "beam", "length_penalty", "penalty_form", "max_new_tokens", "min_new_tokens", "early_stopping", "heuristic_stop",
     "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
-    "suppressed_first", "banned_sequences", "max_length_factor",
+    "suppressed_first", "banned_sequences", "max_length_factor", "start_id",
 }  # fmt: skip
 """The fields of `Options` that this search is written for; `batch_tokens` changes nothing that is found."""
 
@@ -53,7 +53,8 @@ def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig,
     if candidates is None:
         return logits
     found = np.full_like(logits, -np.inf)
-    chosen = [*{*candidates, c.pad_id, c.bos_id, *ends(c, o), *o.forced_first}]
+    start = {c.bos_id if o.start_id is None else o.start_id}
+    chosen = [*{*candidates, c.pad_id, c.bos_id, *start, *ends(c, o), *o.forced_first}]
     found[..., chosen] = logits[..., chosen]
     return found
 

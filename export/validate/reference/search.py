@@ -59,11 +59,11 @@ def beam_search(
     """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length). candidates: the
     ids that each output is made of."""
     c = reference.config
-    cache, logits = _start(reference, sources)
+    cache, logits = _start(reference, sources, options)
     sentences = [
         BeamState(
             [Hypothesis(0.0, ())],
-            read=read(c, source),
+            read=read(c, source, options),
             limit=rules.limit(c, options, len(source)),
             candidates=None if candidates is None else candidates[i],
         )
@@ -164,7 +164,7 @@ def token_by_token(
     c = reference.config
     limits = [rules.limit(c, options, len(source)) for source in sources]
     own = candidates or [None] * len(sources)
-    cache, logits = _start(reference, sources)
+    cache, logits = _start(reference, sources, options)
     rows = np.arange(len(sources))
     tokens: list[list[int]] = [[] for _ in sources]
     total = np.zeros(len(sources))
@@ -172,7 +172,8 @@ def token_by_token(
     for step in range(max(limits)):
         logits = np.array([rules.among(row, chosen, c, options) for row, chosen in zip(logits, own, strict=True)])
         scores = [
-            greedy_scores(row, read(c, x), y, c, options) for row, x, y in zip(logits, sources, tokens, strict=True)
+            greedy_scores(row, read(c, x, options), y, c, options)
+            for row, x, y in zip(logits, sources, tokens, strict=True)
         ]
         chosen = np.array([row.argmax() for row in scores])
         if options.sample:
@@ -201,30 +202,35 @@ def greedy_scores(
     return rules.allowed(rules.penalised(logits, before, o), before, len(written), c, o)
 
 
-def read(c: TransformerConfig, source: Sequence[int]) -> list[int]:
+def read(c: TransformerConfig, source: Sequence[int], o: Options) -> list[int]:
     """Return what the decoder has read before its first token."""
-    return [c.bos_id] if c.has_encoder else list(source)
+    if not c.has_encoder:
+        return list(source)
+    return [c.bos_id if o.start_id is None else o.start_id]
 
 
-def _start(reference: Reference, sources: Sequence[list[int]]) -> tuple[Cache, Array]:
+def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tuple[Cache, Array]:
     """Return a cache over all sources at once and the logits (B,V) of the first new token."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
         cache = reference.start(reference.encode(ids, mask), mask)
-        logits, cache = reference.step([[c.bos_id]] * len(sources), cache)
+        logits, cache = reference.step([read(c, source, o) for source in sources], cache)
     else:
         ids, mask = (part[:, ::-1] for part in _padded([row[::-1] for row in sources], c.pad_id))
         logits, cache = reference.step(ids, reference.start(batch=len(sources)), mask)
     return cache, logits[:, -1]
 
 
-def teacher_forced(reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]]) -> list[Array]:
+def teacher_forced(
+    reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]], o: Options
+) -> list[Array]:
     """Return the logits (n+1,V) of each row's n output tokens and of the one after them."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
-        logits = reference(ids, _padded([[c.bos_id, *row] for row in outputs], c.pad_id)[0], mask)
+        rows = [[*read(c, source, o), *row] for source, row in zip(sources, outputs, strict=True)]
+        logits = reference(ids, _padded(rows, c.pad_id)[0], mask)
         return list(logits)
     ids, mask = _padded([[*prompt, *row] for prompt, row in zip(sources, outputs, strict=True)], c.pad_id)
     logits = reference(ids, mask=mask)
