@@ -102,6 +102,9 @@ class WebSettings:
     """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
     force: bool = False
     """Replace another site that OUT holds."""
+    shortlist: Path | str | None = None
+    """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
+    unset: what the models' settings name."""
     verify: bool = True
     """Compare the models with the digests in their manifests."""
 

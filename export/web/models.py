@@ -26,7 +26,9 @@ from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import (
     LANGUAGES,
+    SOURCE_LAST,
     TARGET_IN_SOURCE,
+    TARGET_STARTS,
     TASK_PREFIX,
     Settings,
     checked_settings,
@@ -40,9 +42,9 @@ from mlx_transformer.system.manifest import read_manifest, verify_file, verify_f
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """What the page calls the graphs of a model whose search is its own."""
 GRAPHS = {**STEPS, "search": SEARCH}
-GIVEN = SETTINGS.keys() - (set(LATER) - {"forced_first"})
+GIVEN = SETTINGS.keys() - (set(LATER) - {"forced_first", "start_id", "candidates"})
 """The settings of a search that the page gives (`page/search.js`)."""
-CONFIG_FIELDS = ("max_positions", "pad_id", "bos_id", "eos_id")
+CONFIG_FIELDS = ("vocab_size", "max_positions", "pad_id", "bos_id", "eos_id")
 """What a search needs to know of the network."""
 GENERATION_FIELDS = (
     *("beam", "length_penalty", "penalty_offset", "max_new_tokens", "max_length_factor", "min_new_tokens"),
@@ -86,6 +88,8 @@ class SiteModel:
     settings: Settings
     """How it generates unless told otherwise."""
     webgpu: bool
+    place: Path
+    """The folder in which the files lie that its settings name."""
     float16: bool = False
     """On WebGPU it needs one that computes in float16."""
 
@@ -112,12 +116,14 @@ def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
     """What the page's tokenizer and search have to know of a model (`config` in site.json)."""
     options = Options(**resolved(settings, {}))
     beside = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
+    beside |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
     generation = {
         **{name: getattr(options, name) for name in GENERATION_FIELDS},
         **{name: settings[key] for name, key in beside.items() if key in settings},
         "task_prefix": settings.get(TASK_PREFIX, ""),
     }
-    return {**{name: getattr(config, name) for name in CONFIG_FIELDS}, "generation": generation}
+    start = config.bos_id if options.start_id is None else options.start_id
+    return {**{name: getattr(config, name) for name in CONFIG_FIELDS}, "start_id": start, "generation": generation}
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
@@ -154,7 +160,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
         settings = read_settings(path, opened.config)
-        details = _source(path), graphs, settings, webgpu, opened.precision == "float16"
+        details = _source(path), graphs, settings, webgpu, path, opened.precision == "float16"
         found.append(SiteModel(opened.precision, "steps", opened.request, tokenizer, *details))
     return found
 
@@ -189,7 +195,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     graph = _graph(file, model, data, model.SerializeToString(deterministic=True))
     own = parse_json(facts.get(GENERATION, "{}"), f"{file}: damaged settings", "export it again")
     settings = checked_settings(own, config, str(file))
-    details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, settings, False
+    details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, settings, False, file.parent
     layer = int(facts[ATTENTION]) if ATTENTION in facts else None
     return SiteModel(name, "search", Request(config=config, attention_layer=layer), *details)
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from export.settings import WebSettings
+from mlx_transformer.core.shortlist import open_shortlist, shares_ids
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.generation.settings import NO_SHORTLIST, named_files
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
@@ -24,6 +27,7 @@ DIGITS = 16
 LARGE = ("models/", "ort/")
 """Where what a page fetches when it needs it lies; the rest is kept by its service worker at once."""
 TOKENIZER = "tokenizer.json"
+SHORTLIST = "models/shortlist.bin"
 
 
 def write_site(
@@ -49,6 +53,7 @@ def write_site(
         check_free(out, "site", is_site, settings.force, path if path.is_dir() else path.parent)
     found = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(found)
+    listed = _shortlist(found[0], settings.shortlist)
     package = find_package(None if settings.assets is None else Path(settings.assets), told)
     webgpu = any(model.webgpu for model in found)
     with replace_folder(out, "site") as folder:
@@ -57,6 +62,9 @@ def write_site(
         for name in WASM + (WEBGPU if webgpu else ()):
             shutil.copyfile(package / "dist" / name, folder / "ort" / name)
         (folder / TOKENIZER).write_text(found[0].tokenizer, encoding="utf-8")
+        if listed is not None:
+            (folder / SHORTLIST).parent.mkdir()
+            shutil.copyfile(listed, folder / SHORTLIST)
         heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
         entries = [_copy_model(model, folder) for model in found]
         _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
@@ -66,6 +74,7 @@ def write_site(
             "onnxruntime_web": version_of(package),
             "webgpu": webgpu,
             "config": facts_of(found[0].config, found[0].settings),
+            "shortlist": None if listed is None else {"file": SHORTLIST, "shared": _shares_ids(found[0])},
             "models": entries,
             "files": _listed(folder),
         }
@@ -81,6 +90,20 @@ def _check_alike(models: Sequence[SiteModel]) -> None:
             raise UserError(f"two models are called {model.name!r}: leave one of them out")
         if model.tokenizer != first.tokenizer or len({first.source, model.source} - {None}) > 1:
             raise UserError(f"{first.name} and {model.name} are of different weights: a site is of one model")
+
+
+def _shortlist(model: SiteModel, given: Path | str | None) -> Path | None:
+    """The file of a site's shortlist: the one that is given, or that its settings name. `UserError` for a damaged one,
+    and one of another model."""
+    named = named_files(model.settings, model.place).values()
+    file = next(iter(named), None) if given is None else None if str(given) == NO_SHORTLIST else Path(given)
+    if file is not None:
+        open_shortlist(file, model.config)
+    return file
+
+
+def _shares_ids(model: SiteModel) -> bool:
+    return shares_ids(model.config, Tokenizer(model.tokenizer))
 
 
 def _copy_page(folder: Path) -> None:

@@ -23,6 +23,7 @@ from export.interface import GRAPHS
 from export.runtime.folder import open_folder
 from export.web.models import STEPS, facts_of
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
 from mlx_transformer.core.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.consumers
@@ -39,6 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ends": dict(end_ids=[*range(5, 31, 2)], min_new_tokens=2, early_stopping=True),
     "repeats": dict(no_repeat_ngram=2, repetition_penalty=1.3, penalty_form="length", heuristic_stop=True),
     "banned": dict(banned_sequences=[[4, 5], [22, 23, 24], [3, 3], [9, 9]], no_repeat_ngram=1),
+    "begun": dict(start_id=9, no_repeat_ngram=2),
+    "listed": dict(candidates=[4, 5, 8, 13, 14, 21, 22, 25, 29]),
 }
 
 
@@ -62,7 +65,7 @@ def test_the_page_searches_as_our_runtime(kind: str, tmp_path: Path) -> None:
     task = {
         "graphs": {name: str(folder / "onnx" / f"{graph}.onnx") for name, graph in STEPS.items()},
         "names": {name: {"inputs": p.input_names, "outputs": p.output_names} for name, p in ports.items()},
-        "configs": {name: facts_of(config, settings) for name, settings in SETTINGS.items()},
+        "configs": {name: configured(config, **settings) for name, settings in SETTINGS.items()},
         "rows": rows,
         "beam": BEAM,
     }
@@ -70,12 +73,20 @@ def test_the_page_searches_as_our_runtime(kind: str, tmp_path: Path) -> None:
     written: dict[str, list[list[int]]] = {}
     for name, settings in SETTINGS.items():
         ends = [config.eos_id, *settings.get("end_ids", [])]
+        if "candidates" in settings:
+            settings = {"candidates": [settings["candidates"]] * len(rows)}
         written[name] = best(model, rows, **settings)
         for row, expected in zip(found[name]["greedy"], written[name], strict=True):
             assert row[: len(expected)] == expected, name
             assert [id in ends for id in row[len(expected) :]] in ([], [True]), name
         assert found[name]["beam"] == best(model, rows, beam=BEAM, length_penalty=0.6, **settings), name
     assert len({json.dumps(each) for each in written.values()}) == len(SETTINGS), "settings change nothing"
+
+
+def configured(config: TransformerConfig, candidates: list[int] | None = None, **settings: Any) -> dict[str, Any]:
+    """What the page knows of the model, and the ids that its outputs are made of."""
+    needed = [config.pad_id, config.bos_id, config.eos_id]
+    return {**facts_of(config, settings), "candidates": candidates and [*needed, *candidates]}
 
 
 def best(model: OnnxTransformer, rows: list[list[int]], **options: Any) -> list[list[int]]:
@@ -106,3 +117,16 @@ def test_the_page_cuts_text_as_python_does(kind: str, tmp_path: Path) -> None:
     assert found["texts"] == written
     assert ["".join(word["text"] for word in words) for words in found["words"]] == written
     assert all([word["at"] for word in words] == sorted({word["at"] for word in words}) for words in found["words"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_page_names_the_candidates_that_python_does(shared: bool, tmp_path: Path) -> None:
+    rng, size = np.random.default_rng(2), 300
+    lists = [np.sort(rng.choice(size, rng.integers(0, 9), replace=False)) for _ in range(size - 2)]
+    offsets = np.cumsum([0, *map(len, lists)]).astype(np.uint64)
+    shortlist = Shortlist(31, 8, offsets, np.concatenate(lists).astype(np.uint32))
+    (tmp_path / "lex.bin").write_bytes(shortlist_bytes(shortlist))
+    rows = [rng.integers(0, size, length).tolist() for length in (1, 2, 3, 5, 8, 13, 300)]
+    task = {"file": str(tmp_path / "lex.bin"), "shared": shared, "size": size, "rows": rows}
+    found = asked("with_shortlist.mjs", tmp_path, task)
+    assert found == [shortlist.candidates(row, size, shared).tolist() for row in rows]

@@ -24,7 +24,7 @@ async function begin() {
   const why = 'One thread: this page is not cross-origin isolated (its server sends no COOP and COEP headers).';
   Object.assign(find('one-thread'), { hidden: about.isolated, textContent: why });
   fillModels(site);
-  fillGeneration(site.config.generation);
+  fillGeneration(site);
   showMethod();
   await open(0);
   await offerOffline();
@@ -142,7 +142,7 @@ async function openAlternatives(word, button) {
   const given = ids.slice(0, word.at);
   closeAlternatives();
   button.setAttribute('aria-expanded', 'true');
-  const found = await client.ask('alternatives', { text: source(), languages: languages(), prefix: given, count: CHOICES });
+  const found = await client.ask('alternatives', { text: source(), ...options(), prefix: given, count: CHOICES });
   find('alternatives-head').textContent = `In place of “${button.textContent}”`;
   showChoices(find('choices'), found, ({ id }) => {
     prefix = [...given, id];
@@ -223,7 +223,7 @@ find('text').addEventListener('input', () => {
   timer = setTimeout(again, PAUSE);
 });
 for (const field of document.querySelectorAll('.of input')) field.addEventListener('change', again);
-for (const id of LANGUAGES) find(id).addEventListener('change', again);
+for (const id of [...LANGUAGES, 'listed']) find(id).addEventListener('change', again);
 find('method').addEventListener('change', () => {
   showMethod();
   again();

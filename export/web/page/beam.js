@@ -1,7 +1,7 @@
 // Beam search with a length penalty (Wu et al. 2016). As mlx_transformer/generation/beam.py, for one sentence.
 
 import { lengthLimit, penalty } from './limits.js';
-import { Rules } from './rules.js';
+import { Rules, startOf } from './rules.js';
 import { DEAD, logSumExp } from './sampling.js';
 
 /** The n largest scores of `entries`, falling, the first on ties. */
@@ -47,7 +47,7 @@ export async function beamSearch(model, source, options) {
   const first = prefix.length ? prefix : forced;
   const decoder = await model.start(source);
   try {
-    const found = await decoder.step([[config.bos_id, ...first]]);
+    const found = await decoder.step([[startOf(config), ...first]]);
     const scored = first.map((id, i) => (i < forced.length ? 0 : found[i][id] - logSumExp(found[i])));
     let live = [{ score: scored.reduce((sum, each) => sum + each, 0), ids: first }];
     let logits = found.slice(-1);

@@ -1,7 +1,7 @@
 // Greedy search and sampling, token by token. As mlx_transformer/generation/greedy.py, for one sentence.
 
 import { lengthLimit } from './limits.js';
-import { Rules } from './rules.js';
+import { Rules, startOf } from './rules.js';
 import { argmax, DEAD, draw, likeliest, logSumExp } from './sampling.js';
 
 /** Yields {id, logProbability} of each new token, those of `prefix` first; the last may be the end. forced: what every
@@ -13,7 +13,7 @@ export async function* tokens(model, source, { prefix = [], forced = [], stopped
   const written = prefix.length ? [...prefix] : [...forced];
   const decoder = await model.start(source);
   try {
-    let given = [config.bos_id, ...written].slice(0, limit);
+    let given = [startOf(config), ...written].slice(0, limit);
     for (let t = written.length; t < limit && !stopped(); t++) {
       const found = await decoder.step([given]);
       for (const [i, id] of given.slice(1).entries()) yield { id, logProbability: scoreOf(found[i], id, i < forced.length) };
@@ -40,7 +40,7 @@ export async function alternatives(model, source, prefix, forced, count) {
   const decoder = await model.start(source);
   const written = prefix.length ? prefix : forced;
   try {
-    const logits = (await decoder.step([[config.bos_id, ...written]])).at(-1);
+    const logits = (await decoder.step([[startOf(config), ...written]])).at(-1);
     const [total, allowed] = [logSumExp(logits), rules.allowed(logits, written)];
     const ids = Array.from(logits.keys()).filter((id) => allowed[id] > DEAD && !rules.ends.has(id));
     ids.sort((a, b) => logits[b] - logits[a] || a - b);

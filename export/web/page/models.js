@@ -27,7 +27,7 @@ async function isDigest(bytes, expected) {
 }
 
 /** A file of the site, whole; `heard` is called with the bytes of each part that arrives. */
-async function fetched(site, path, heard) {
+export async function fetched(site, path, heard = () => {}) {
   const { bytes: size, sha256 } = site.files[path];
   // The digest in the address: no cache on the way confuses two versions of a file.
   const response = await fetch(new URL(`${path}?${sha256.slice(0, 16)}`, site.base));

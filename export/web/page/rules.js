@@ -2,14 +2,17 @@
 
 import { BANNED } from './sampling.js';
 
+/** What the decoder begins with: a language, in mBART, or the model's own start. */
+export const startOf = (config) => config.start_id ?? config.bos_id;
+
 export class Rules {
   /** config: of the site, with what the model says of generation. forced: the first tokens of every output. */
   constructor(config, forced) {
-    const { pad_id: pad, bos_id: start, eos_id: end, generation } = config;
-    Object.assign(this, { forced, start, end, ...generation });
+    const { pad_id: pad, bos_id: bos, eos_id: end, generation } = config;
+    Object.assign(this, { forced, start: startOf(config), end, ...generation });
     this.ends = new Set([end, ...generation.end_ids]);
     // BART's decoder starts with the end, which may be written.
-    this.never = [...[pad, start].filter((id) => id !== end), ...generation.suppressed];
+    this.never = [...[pad, bos].filter((id) => id !== end), ...generation.suppressed];
   }
 
   /** Scores that `allowed` may be given: logits, or in beam search log p, those of what was written weakened. */

@@ -2,9 +2,13 @@
 
 import { rowsOf } from './attention.js';
 import { lengthLimit } from './limits.js';
+import { startOf } from './rules.js';
 import { named } from './steps.js';
 
 export class SearchModel {
+  /** As StepModel has them. */
+  candidates = null;
+
   /** names: {search: {inputs, outputs}}, each {value: the graph's name}. */
   constructor(ort, { search }, config, names) {
     Object.assign(this, { ort, session: search, config, names: names.search });
@@ -36,6 +40,8 @@ export class SearchModel {
       seed: int64([sample ? BigInt.asIntN(64, seed) : 0]),
       rows: int64([0], [1]),
       prefix: int64([], [1, 0]),
+      start_id: int64([startOf(this.config)]),
+      candidates: int64(this.candidates ?? [], [1, this.candidates?.length ?? 0]),
       forced_first: int64(forced, [forced.length]),
     });
     const T = sequences.dims[2];

@@ -10,8 +10,10 @@ export function fillModels(site) {
   )));
 }
 
-/** The languages of a model of several; and how it generates unless told otherwise. */
-export function fillGeneration({ languages = {}, beam, length_penalty: alpha }) {
+/** The languages of a model of several; its shortlist, and how it generates unless told otherwise. */
+export function fillGeneration({ config, shortlist }) {
+  const { languages = {}, beam, length_penalty: alpha } = config.generation;
+  find('shortlist').hidden = !shortlist;
   const codes = Object.keys(languages).sort();
   find('languages').hidden = !codes.length;
   for (const id of LANGUAGES) {
@@ -40,7 +42,8 @@ function number(id) {
 export function options() {
   const [method, beam, lengthPenalty] = [find('method').value, number('beam'), number('lengthPenalty')];
   const [temperature, topK, topP] = ['temperature', 'topK', 'topP'].map(number);
-  return { method, beam, lengthPenalty, temperature, topK, topP, seed: BigInt(number('seed')), languages: languages() };
+  const more = { languages: languages(), listed: find('listed').checked };
+  return { method, beam, lengthPenalty, temperature, topK, topP, seed: BigInt(number('seed')), ...more };
 }
 
 /** Where a model is to run: on WebGPU where there is one that can, unless wasm is chosen. about: what the browser has. */

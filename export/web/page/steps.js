@@ -1,6 +1,8 @@
 // The encoder and the decoder with its cache, a step at a time: what greedy search, sampling and beams are made of.
 
 import { rowsOf } from './attention.js';
+import { startOf } from './rules.js';
+import { BANNED } from './sampling.js';
 
 /** rows of a tensor's data, each `size` numbers, in another order or several times. */
 function gathered(data, size, rows) {
@@ -18,6 +20,9 @@ export function named(values, names) {
 }
 
 export class StepModel {
+  /** The ids that an output may be made of, beside what it needs anyway; null: all. */
+  candidates = null;
+
   /** sessions: {encoder, decoder} of ONNX Runtime. names: {encoder, decoder}, each {inputs, outputs} as {value: name}. */
   constructor(ort, sessions, config, names) {
     Object.assign(this, { ort, config, names, ...sessions });
@@ -35,7 +40,7 @@ export class StepModel {
   async attention(source, ids) {
     const decoder = await this.start(source);
     try {
-      const given = [this.config.bos_id, ...ids.slice(0, -1)];
+      const given = [startOf(this.config), ...ids.slice(0, -1)];
       const { attention } = await decoder.run([given], ['attention']);
       return rowsOf(attention, ids.length);
     } finally {
@@ -87,7 +92,10 @@ class Decoder {
     this.length += ids[0].length;
     const V = logits.dims[2];
     const data = await logits.getData(true);
-    return Array.from({ length: data.length / V }, (_, i) => data.subarray(i * V, (i + 1) * V));
+    const found = Array.from({ length: data.length / V }, (_, i) => data.subarray(i * V, (i + 1) * V));
+    const bans = this.model.candidates && new Float32Array(V).fill(BANNED);
+    for (const id of this.model.candidates ?? []) bans[id] = 0;
+    return bans ? found.map((row) => row.map((logit, id) => logit + bans[id])) : found;
   }
 
   /** Row i goes on from row rows[i]; there may be more of them than before. */

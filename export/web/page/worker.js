@@ -4,14 +4,15 @@
 import { byWords } from './attention.js';
 import { beamSearch } from './beam.js';
 import { alternatives, tokens } from './greedy.js';
-import { memoryInUse, openModel, watchMemory } from './models.js';
+import { fetched, memoryInUse, openModel, watchMemory } from './models.js';
+import { Shortlist } from './shortlist.js';
 import { Tokenizer } from './tokenizer.js';
 
 watchMemory();
 
 const stopped = new Set();
 const FIRST = { method: 'greedy', lengthPenalty: 0.6 }; // what is set up then, no translation waits for
-let [site, tokenizer, opened] = [null, null, null];
+let [site, tokenizer, opened, shortlist] = [null, null, null, null];
 
 const KINDS = {
   async begin({ base }) {
@@ -27,6 +28,7 @@ const KINDS = {
     for (const session of opened?.sessions ?? []) await session.release();
     opened = null;
     opened = await openModel(site, site.models[model], device, threads, (share) => say({ share }));
+    if (site.shortlist && !shortlist) shortlist = new Shortlist(await fetched(site, site.shortlist.file), site.shortlist.shared);
     await translated({ text: '.', options: FIRST, say() {}, stopped: () => false });
     return { seconds: (performance.now() - began) / 1000, threads: opened.threads, memory: memoryInUse() };
   },
@@ -34,8 +36,8 @@ const KINDS = {
   translate: translated,
 
   /** The likeliest tokens in the place of number `at` of an output. */
-  async alternatives({ text, languages, prefix, count }) {
-    const { source, forced } = read(text, languages);
+  async alternatives({ text, prefix, count, ...options }) {
+    const { source, forced } = read(text, options, prefix);
     const found = await alternatives(opened.model, source, prefix, forced, count);
     return found.map(({ id, probability }) => ({ id, probability, text: tokenizer.decode([id]) }));
   },
@@ -43,9 +45,9 @@ const KINDS = {
   /** What each word of the last translation read: {source, output, shares}, words and a row of shares for each of the
    * output's, the last share being that of the source's end. */
   async attention({ text, languages, ids }) {
-    const { source } = read(text, languages);
-    const [from, to] = [tokenizer.sourceWords(source.slice(0, -1)), tokenizer.words(ids)];
-    const shares = byWords(await opened.model.attention(source, ids), from, to);
+    const { source, tail } = read(text, { languages });
+    const [from, to] = [tokenizer.sourceWords(source.slice(0, -tail)), tokenizer.words(ids)];
+    const shares = byWords(await opened.model.attention(source, ids), from, to, tail);
     return { source: from.map((word) => word.text.trim()), output: to.map((word) => word.text.trim()), shares };
   },
 
@@ -59,19 +61,29 @@ async function graphics() {
   return { webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')) };
 }
 
-/** The ids of a text, its language's first, and those that its translation begins with. languages: codes, {source,
- * target}, of a model of several. */
-function read(text, languages = {}) {
-  const { languages: known = {}, forced_first: usual, target_in_source: inSource, task_prefix: task } = site.config.generation;
+/** The ids of a text with its language's, how many of them are its end, and those that its translation begins with; the
+ * model is told what it starts with and is made of. languages: codes, {source, target}, of a model of several. listed:
+ * whether outputs are made of the shortlist's candidates; prefix: what of one is given. */
+function read(text, { languages = {}, listed = true }, prefix = []) {
+  const { config } = site;
+  const { languages: known = {}, forced_first: usual, target_in_source: inSource, task_prefix: task, end_ids: ends } = config.generation;
+  const { source_last: last, target_starts: starts } = config.generation;
   const [from, to] = [languages.source, languages.target].map((code) => (code in known ? [known[code]] : []));
-  const first = inSource ? to : from;
-  return { source: [...first, ...tokenizer.encode(task + text)], forced: to.length && !inSource ? to : usual };
+  const around = inSource ? to : from;
+  const ids = tokenizer.encode(task + text);
+  const source = last ? [...ids, ...around] : [...around, ...ids];
+  const forced = to.length && !inSource && !starts ? to : usual;
+  const start = (starts ? to[0] : undefined) ?? config.start_id;
+  const needed = [config.pad_id, config.bos_id, start, config.eos_id, ...ends, ...forced, ...prefix];
+  const candidates = shortlist && listed ? [...shortlist.candidates(source, config.vocab_size), ...needed] : null;
+  Object.assign(opened.model, { config: { ...config, start_id: start }, candidates });
+  return { source, tail: last ? 1 + around.length : 1, forced };
 }
 
 /** {ids, words, tokensPerSecond, ...}; on the way parts of the same form. */
 async function translated({ text, options, say, stopped: given }) {
   const began = performance.now();
-  const { source, forced } = read(text, options.languages);
+  const { source, forced } = read(text, options, options.prefix);
   let first = null;
   const shown = (ids) => {
     first ??= performance.now() - began;

@@ -25,6 +25,7 @@ for (const [name, file] of Object.entries(graphs)) {
 const answers = {};
 for (const [name, config] of Object.entries(configs)) {
   const model = new StepModel(ort, sessions, config, names);
+  model.candidates = config.candidates;
   const forced = config.generation.forced_first;
   const found = { greedy: [], beam: [] };
   for (const row of rows) {

@@ -16,7 +16,8 @@ from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent / "golden_texts"
-KINDS = {"mbart": {"source_language_last": True, "target_language_starts": True}, "nllb": {"source_language_last": True}}
+LAST, STARTS = {"source_language_last": True}, {"target_language_starts": True}
+KINDS = {"mbart": {**LAST, **STARTS}, "nllb": LAST}
 SEARCHES = {"tokens": {}, "beams": dict(beam=4, length_penalty=1.0, penalty_form="length", early_stopping=True)}
 
 

@@ -176,7 +176,6 @@ def test_languages_without_a_place_stay_behind(tmp_path):
             ({}, "names no tokens of languages"),
             ({"added_tokens__json": {"deu_Latn": 5}}, "deu_Latn has no id behind its"),
             ({"added_tokens__json": {"deu_Latn": 10**9}}, "deu_Latn has no id behind its"),
-            ({"tokenizer_config__json": {"legacy_behaviour": True}}, "sources end with their language"),
         ]
     ):
         write_model(tmp_path / f"{i}", config, sentencepiece__bpe__model=model(), **files)
@@ -185,11 +184,13 @@ def test_languages_without_a_place_stay_behind(tmp_path):
         assert not (tmp_path / "ours" / "tokenizer.json").exists()
 
 
-def test_mbart_whose_sources_end_with_their_language_works_on_ids(tmp_path):
+def test_mbart_has_25_languages_behind_its_pieces(tmp_path):
     config = {"model_type": "mbart", **STACKS, **FAIRSEQ, "vocab_size": 800}
     write_model(tmp_path / "theirs", config, sentencepiece__bpe__model=model())
-    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
-    assert "mBART's sources end with their language" in note
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    translator, first = Transformer.load(tmp_path / "ours"), len(judge_of(model())) + 1
+    languages = translator.generation["languages"]
+    assert (len(languages), languages["ar_AR"], languages["zh_CN"]) == (25, first, first + 24)
 
 
 @pytest.mark.parametrize("space", [False, True])
