@@ -87,8 +87,8 @@ def test_a_search_of_text_takes_and_returns_what_is_declared() -> None:
 
 def test_settings_are_those_of_the_host() -> None:
     options = Options()
-    # 0: by the source's length; -1: the place in the batch; nothing forced; all ids
-    own = {"max_new_tokens", "rows", "prefix", "candidates", "banned_sequences"}
+    # 0: by the source's length; -1: the place in the batch; nothing forced; all ids; the model's own start
+    own = {"max_new_tokens", "rows", "prefix", "candidates", "banned_sequences", "start_id"}
     assert {name: setting.default for name, setting in SETTINGS.items() if name not in own} == {
         name: getattr(options, name) for name in SETTINGS if name not in own
     }

@@ -97,6 +97,19 @@ def test_a_model_that_is_told_the_target_alone_needs_no_source(spoken, monkeypat
             assert answer.json()["translatedText"] == expected
 
 
+def test_languages_behind_the_source_and_at_the_start(spoken, monkeypatch):
+    monkeypatch.setitem(spoken.generation, "source_language_last", True)
+    monkeypatch.setitem(spoken.generation, "target_language_starts", True)
+    rows = [[*row, 20] for row in spoken.tokenizer.encode_batch(["one two", "three"])]
+    expected = spoken.tokenizer.decode_batch(spoken.generate(rows, start_id=21))
+    with client(spoken) as (http, _):
+        answer = http.post("/translate", json={"text": ["one two", "three"], "source": "en", "target": "de"})
+        assert answer.json() == {"translations": expected}
+        codes = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+        streamed = http.post("/translate/stream", json={"text": "one two", "beam": 1, **codes})
+        assert json.dumps(spoken.translate("one two", beam=1, **codes)) in streamed.text
+
+
 @pytest.fixture(scope="module")
 def shortlist(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Which names few tokens: those of ids below 40, and each source token itself."""
