@@ -75,7 +75,7 @@ def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argpa
             try:
                 folder = preparation.folder(spec)
                 python = options.peers_python if spec.is_peer else sys.executable
-                workers[name] = Worker(spec, python, folder, options.threads)
+                workers[name] = Worker(spec, python, folder, options.threads, options.clock)
             except (EngineError, PreparationError) as error:
                 failed[name] = str(error)
         results, broken = measure(workers, task, cells, options.rounds)
@@ -178,6 +178,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cells", nargs="+", default=cells, help="b8: batches of 8; b8x4: with 4 beams")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--clock",
+        choices=("perf_counter", "process_time"),
+        default="perf_counter",
+        help="process_time: of an engine's own threads, which other work on the machine changes less (--threads 1)",
+    )
     parser.add_argument("--trained", type=Path, metavar="CHECKPOINT", help="a trained checkpoint of ours")
     parser.add_argument("--text", type=Path, help="with --trained: sentences to translate")
     parser.add_argument("--reference", type=Path, help="their translations, for BLEU")

@@ -22,13 +22,13 @@ class EngineError(Exception):
 class Worker:
     """One engine's process. Between requests it is stopped (SIGSTOP), so no thread of it can spin beside another's."""
 
-    def __init__(self, spec: Spec, python: str, folder: Path, threads: int):
+    def __init__(self, spec: Spec, python: str, folder: Path, threads: int, clock: str = "perf_counter"):
         self.spec = spec
         self.errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by close()
         paths = os.pathsep.join([str(BENCHMARKS.parent), str(BENCHMARKS)])
         environment = os.environ | spec.environment | {"PYTHONPATH": paths}
         self.process = subprocess.Popen(
-            [python, "-m", "engines.worker", spec.text, str(folder.absolute()), str(threads)],
+            [python, "-m", "engines.worker", spec.text, str(folder.absolute()), str(threads), clock],
             cwd=BENCHMARKS.parent,
             env=environment,
             stdin=subprocess.PIPE,

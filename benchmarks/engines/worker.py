@@ -1,4 +1,4 @@
-"""One engine in a process of its own: `python -m engines.worker SPEC FOLDER THREADS`.
+"""One engine in a process of its own: `python -m engines.worker SPEC FOLDER THREADS CLOCK`.
 
 JSON, one object a line. It begins with {"load": seconds, "resident": bytes}, then answers
 
@@ -7,6 +7,8 @@ JSON, one object a line. It begins with {"load": seconds, "resident": bytes}, th
         untimed; if timed again and again for at least half a second, and seconds are those of one pass
     {"memory": true}
         with {"peak": bytes}
+
+CLOCK: "perf_counter" or "process_time", by whose name `time` has it.
 
 and ends with its input. An error of the engine is answered by {"error": text}.
 """
@@ -17,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ def main() -> None:
     def answer(values: dict[str, Any]) -> None:
         print(json.dumps(values), file=answers, flush=True)
 
-    spec = parse(sys.argv[1])
+    spec, clock = parse(sys.argv[1]), getattr(time, sys.argv[4])
     try:
         kind = engine_class(spec)
         start = time.perf_counter()
@@ -44,21 +47,21 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer({"peak": memory("VmHWM")} if "memory" in request else measured(engine, request))
+            answer({"peak": memory("VmHWM")} if "memory" in request else measured(engine, request, clock))
         except Exception as error:
             answer({"error": described(error)})
 
 
-def measured(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
+def measured(engine: Any, request: dict[str, Any], clock: Callable[[], float]) -> dict[str, Any]:
     batches = request["batches"]
     arguments = request["beam"], request["length"], request["limit"], request["prefix"]
     if request["warm"]:
         engine.translate(batches[0], *arguments)
-    passes, start = 0, time.perf_counter()
-    while not passes or (request["timed"] and time.perf_counter() - start < LEAST):
+    passes, start = 0, clock()
+    while not passes or (request["timed"] and clock() - start < LEAST):
         outputs = [output for batch in batches for output in engine.translate(batch, *arguments)]
         passes += 1
-    return {"seconds": (time.perf_counter() - start) / passes, "outputs": outputs}
+    return {"seconds": (clock() - start) / passes, "outputs": outputs}
 
 
 def memory(field: str) -> int:
