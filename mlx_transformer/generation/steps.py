@@ -135,11 +135,11 @@ def run(
         if (t + 1) % xp.check_every == 0:
             # On a device that works ahead: the step before, which it has finished while this one was being queued.
             finished = xp.numpy(earlier if xp.lazy else strategy.done)
-            running = len(finished) - np.count_nonzero(finished)
+            running = len(finished) - int(np.count_nonzero(finished))
             if running == 0:
                 break
             if running <= xp.drop_below * len(finished):
-                live = np.flatnonzero(~finished)
+                live = running_sentences(finished, running)
                 kept_rows = (live[:, None] * strategy.width + np.arange(strategy.width)).reshape(-1).astype(np.int32)
                 strategy.keep(live)
                 decoder.keep(xp.asarray(kept_rows))
@@ -148,6 +148,15 @@ def run(
             raise Stopped
         logits = decoder.step(ids)
     return strategy.results()
+
+
+def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:
+    """Return the `running` sentences that go on, in places 0, 1, ...: each stays where it is, if that is one of these;
+    the others take the places of finished ones, so that few have to be moved."""
+    live = np.flatnonzero(~finished)
+    order = np.arange(running)
+    order[finished[:running]] = live[live >= running]
+    return order
 
 
 def banned_ids(config: TransformerConfig) -> list[int]:

@@ -185,6 +185,22 @@ def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
             yield batch.part(slice(first, None, workers))
 
 
+class MoveUp:
+    """Moves what is kept of arrays to their front, in place: what is there already costs nothing."""
+
+    def __init__(self, places: NDArray):
+        """places: of what is kept, in their new order."""
+        self.count = len(places)
+        self.to = np.flatnonzero(places != np.arange(self.count))
+        self.of = places[self.to]
+
+    def __call__(self, x: NDArray) -> NDArray:
+        """Return the front of x, with the kept parts along its first axis."""
+        if len(self.to):
+            x[self.to] = x[self.of]
+        return x[: self.count]
+
+
 class CpuDecoder:
     """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
 
@@ -273,14 +289,19 @@ class CpuDecoder:
     def keep(self, rows: NDArray) -> None:
         beams = int(self.beam_width[0])
         sentences = rows[::beams] // beams
-        self._move(len(rows), self.room, of=rows)
-        self._keep_sentences(sentences)
-        self.cache_indirection = self.cache_indirection[sentences]
+        move_up = MoveUp(rows)
+        for i, x in enumerate(self.cache):
+            move_up(x[:, :, : self.past])
+            self.cache[i] = x[: len(rows)]
+        move_up = self._keep_sentences(sentences)
+        self.cache_indirection = move_up(self.cache_indirection)
         self._bind()
 
-    def _keep_sentences(self, sentences: NDArray) -> None:
-        self.source = {value: x[sentences] for value, x in self.source.items()}
+    def _keep_sentences(self, sentences: NDArray) -> MoveUp:
+        move_up = MoveUp(sentences)
+        self.source = {value: move_up(x) for value, x in self.source.items()}
         self.unlisted = None if self.unlisted is None else self.unlisted[sentences]
+        return move_up
 
     def _unlisted(self, beams: int) -> NDArray[np.float32]:
         """What keeps a sentence from ids that are its neighbours' (R, C); (1, C) where there are none."""
@@ -305,8 +326,7 @@ class CpuDecoder:
     def _bind(self) -> None:
         """Bind the arrays that are replaced now and then to the graph; needed again whenever one was."""
         rows, config, beams = len(self.cache[0]), self.graphs.config, int(self.beam_width[0])
-        self.ids = np.zeros(rows, np.int64)
-        self.sums = np.zeros((rows, 1), np.float32)
+        self.ids, self.sums = np.zeros(rows, np.int64), np.zeros((rows, 1), np.float32)
         of_sentence = beams * int(self.candidates[0])
         extensions = min(self.most_extensions, of_sentence)
         extents = {"rows": rows, LENGTH: self.source["source_mask"].shape[1], LISTED: config.vocab_size}
@@ -315,17 +335,19 @@ class CpuDecoder:
         inputs = {
             "target_ids": self.ids,
             "cache_indirection": self.cache_indirection,
-            "by_sentence": np.array([-1, of_sentence]),
-            "extensions": np.array([extensions]),
-            "log_p": self.sums,
-            "unlisted": self._unlisted(beams),
-            "first_entry": np.arange(rows)[:, None] % beams * config.vocab_size,
             **self.source,
         }
         graphs = self.graphs
+        if self.most_extensions > 1 or self.past == 0:  # a greedy search reads none of these
+            inputs["by_sentence"] = np.array([-1, of_sentence])
+            inputs["extensions"] = np.array([extensions])
+            inputs["log_p"] = self.sums
+            inputs["first_entry"] = np.arange(rows)[:, None] % beams * config.vocab_size
         # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
         for value, x in inputs.items():
             self._bind_input(value, x)
+        if self.ids_listed is not None:
+            self._bind_input("unlisted", self._unlisted(beams))
         for value, x in zip(self.outputs, self.results, strict=True):
             self.binding.bind_ortvalue_output(graphs.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
         for value, x in zip(graphs.cache, self.cache, strict=True):

@@ -9,6 +9,7 @@ from toy_model import Toy, close, exhaustive, penalty, plain_beam
 from mlx_transformer.generation.arrays import NumpyArrays, first_of, top_k
 from mlx_transformer.generation.options import Options, expected_tokens
 from mlx_transformer.generation.search import batches, generate, search
+from mlx_transformer.generation.steps import running_sentences
 from mlx_transformer.system.errors import UserError
 
 ROWS = [[3, 4, 2], [2], [5, 2], [6, 3, 7, 5, 2], [4, 2], [7, 7, 2]]
@@ -169,6 +170,14 @@ def test_finished_rows_leave_the_batch():
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[-1] < sizes[0] / 2
         assert all(n % width == 0 for n in sizes)
+
+
+def test_who_goes_on_stays_where_it_can():
+    """No sentence within the new size moves; those beyond it take the places that became free, in their order."""
+    finished = np.array([0, 1, 0, 1, 1, 0, 0, 1], bool)
+    assert running_sentences(finished, 4).tolist() == [0, 5, 2, 6]
+    assert running_sentences(~finished, 4).tolist() == [4, 1, 7, 3]
+    assert running_sentences(finished[:1], 1).tolist() == [0]
 
 
 def test_batches_hold_the_budget_and_everything_once():
