@@ -24,13 +24,21 @@ from export.interface import DECODER_FIRST, DECODER_NEXT, ENCODER, MODEL, Reques
 from export.precision.int8 import ROUNDED
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.products import is_positive, linears
+from export.precision.rounding import one_multiplier
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
 from export.targets.table import target_of
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.core.int8_scales import SIGNED, SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
+from mlx_transformer.core.int8_scales import (
+    SIGNED,
+    SYMMETRIC,
+    UNSIGNED,
+    Int8Scales,
+    ProductScales,
+    multiplied_names,
+)
 from mlx_transformer.core.parameters import quantizable_shapes
 
 from .weights import fill
@@ -100,6 +108,13 @@ def scales_of(
         for name in quantizable_shapes(config)
     }
     return Int8Scales(products, {**origin, "percentile": percentile})
+
+
+def whole_matrices(checkpoint: Checkpoint) -> Int8Scales:
+    """Return multipliers of matrices whose rows can share a scale: the product of a single row with such a one takes
+    two thirds of the time."""
+    names = sorted(multiplied_names(checkpoint.config))
+    return Int8Scales({name: ProductScales(weight=one_multiplier(checkpoint.tensor(name))) for name in names})
 
 
 def _source(config: TransformerConfig, row: Sequence[int]) -> tuple[dict[str, NDArray], NDArray[np.int64]]:

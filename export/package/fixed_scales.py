@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from export.precision.int8 import BY_ROW
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, read_int8_scales
@@ -28,7 +27,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.watch import Watch, unwatched
 
-from .calibration import observe, scales_of
+from .calibration import observe, scales_of, whole_matrices
 from .plan import Plan
 from .quality import Expected, Quality, Text, rows_of
 
@@ -82,7 +81,7 @@ def settled(
             )
         return plan
     watch(0.0, "int8 scales")
-    scales, quality = calibrated(plan, text, own or BY_ROW, write)
+    scales, quality = calibrated(plan, text, own or whole_matrices(checkpoint), write)
     if not quality.problems:
         part = scales.origin
         told(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")

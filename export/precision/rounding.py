@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 INT8 = 127
 # The largest sum of two neighbours: with activations in 0..255, x86 CPUs without VNNI add two products in 16 bits.
 PAIR = 32767 // 255
+COARSER = 2.0
+"""Most times as coarse as rows' own steps one step for all rows may be."""
 BLOCK = 32
 """Columns that share a scale, where rows are in blocks."""
 
@@ -29,6 +31,15 @@ def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     scale = np.where(largest > 0, largest, 1).astype(np.float32)
     q = np.rint(w / scale[:, None])
     return np.clip(q, -INT8, INT8, out=q).astype(np.int8), scale
+
+
+def one_multiplier(w: NDArray) -> np.float32 | None:
+    """Return the multiplier m of a matrix (O, D) whose rows can share it, w ~ q / m; None where its steps would be more
+    than twice as coarse as those of `int8_rows` (root mean square), or all is zero. Sums of neighbours as there."""
+    scale = int8_rows(w)[1][w.any(axis=1)].astype(np.float64)
+    if not len(scale) or scale.max() > COARSER * np.sqrt(np.square(scale).mean()):
+        return None
+    return np.float32(1 / scale.max())
 
 
 def int8_matrix(w: NDArray, multiplier: np.float32) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

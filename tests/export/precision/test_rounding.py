@@ -5,7 +5,16 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.precision.rounding import PAIR, block_rows, from_block_rows, from_int8_rows, int8_rows, packed
+from export.precision.rounding import (
+    PAIR,
+    block_rows,
+    from_block_rows,
+    from_int8_rows,
+    int8_matrix,
+    int8_rows,
+    one_multiplier,
+    packed,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -32,6 +41,30 @@ def test_int8_rows_are_nearest_and_never_saturate(name):
     assert np.maximum(-wide, 0).sum(axis=2).max() <= PAIR
     # Not coarser than that takes: seven bits would be 2.
     assert np.all(scale * 127 <= np.abs(w).max(axis=1) * 2.0 + (scale == 1) * 127)
+
+
+@pytest.mark.parametrize("name", ["normal", "one sign", "a row of zeros", "odd"])
+def test_one_scale_for_a_matrix_is_its_coarsest_row_s(name):
+    w = matrices()[name]
+    m = one_multiplier(w)
+    assert m is not None
+    q, scale = int8_matrix(w, m)
+    each = int8_rows(w)[1][w.any(axis=1)]
+    assert np.allclose(scale, each.max(), rtol=1e-6)
+    wide = np.pad(q, ((0, 0), (0, q.shape[1] % 2))).astype(int).reshape(len(q), -1, 2)
+    assert max(np.maximum(sign * wide, 0).sum(axis=2).max() for sign in (1, -1)) <= PAIR
+
+
+def test_rows_that_differ_much_keep_their_own_scales():
+    """From twice the root mean square of all steps on; rows of zeros have none that counts."""
+    assert one_multiplier(matrices()["outlier"]) is None
+    assert one_multiplier(np.zeros((3, 4), np.float32)) is None
+    rows = np.ones((9, 4), np.float32)
+    rows[0] = 2.4  # of the root mean square (2.4^2 + 8)/9: 1.94 times
+    assert one_multiplier(rows) is not None
+    rows[0] = 2.6  # 2.02 times
+    assert one_multiplier(rows) is None
+    assert one_multiplier(np.pad(rows, ((0, 99), (0, 0)))) is None
 
 
 def test_the_product_is_exact_on_the_worst_activations():
