@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
+from combined import combined
 from imports import ROOT
 from small_models import configs, encoder_decoder
 from upper_case import TOKENIZER
@@ -57,8 +58,7 @@ def asked(request: Request, target: str) -> Iterator[Request]:
         yield replace(request, inputs_embeds=True)
 
 
-@pytest.mark.parametrize("target", GRAPHS_OF_THEIR_OWN)
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(("name", "target"), combined(REQUESTS, GRAPHS_OF_THEIR_OWN))
 def test_graphs_take_and_return_what_is_declared(name: str, target: str) -> None:
     for request in asked(REQUESTS[name], target):
         for graph in TARGETS[target].graph_names(request.config):

@@ -2,7 +2,7 @@
 and so does `make test-cuda`, on whose machine nothing else does."""
 
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -11,17 +11,18 @@ from runtimes import cuda_required
 SLOW = [] if cuda_required() else [pytest.mark.slow]
 
 
-def combined(*choices: Iterable[Any]) -> list[Any]:
+def combined(*choices: Iterable[Any], step: int = 1) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`: all combinations of one value of each list, those off some diagonals
-    marked slow. Every value of every list is in one that is not.
+    marked slow. Every value of every list is in one that is not, where no `step` thins them further.
 
     >>> [p.values for p in combined("ab", "xyz") if not p.marks]
     [('a', 'x'), ('a', 'z'), ('b', 'y')]
     """
     lists = [list(values) for values in choices]
     smallest = min(map(len, lists))
+    kept = count(0)
     return [
-        pytest.param(*values, marks=SLOW if sum(places) % smallest else [])
+        pytest.param(*values, marks=SLOW if sum(places) % smallest or next(kept) % step else [])
         for places, values in zip(product(*map(range, map(len, lists))), product(*lists), strict=True)
     ]
 

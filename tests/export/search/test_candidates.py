@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import combined
 from listed_models import listed_inputs, write_listed
 from marian_models import KINDS, write_model
 from small_models import SIZES, encoder_decoder, write_text_model
@@ -45,8 +46,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write_listed(MODELS[request.param], tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8", "int8-weights"])
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize(("precision", "target"), combined(["float32", "int8", "int8-weights"], ["portable", "cpu"]))
 def test_it_finds_what_a_folder_does(checkpoint: Path, target: str, precision: str) -> None:
     place = checkpoint.parent
     more: dict[str, Any] = dict(target=target, precision=precision, accept_loss=True, force=True)

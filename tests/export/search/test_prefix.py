@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from combined import in_pairs
+from combined import combined, in_pairs
 from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export.search import SearchModel, export_search
@@ -35,8 +35,7 @@ def forced(model, longest):
     return [rng.integers(3, model.config.vocab_size, rng.integers(0, longest + 1)).tolist() for _ in rows()]
 
 
-@pytest.mark.parametrize("options", REQUESTS, ids=str)
-@pytest.mark.parametrize("longest", [1, 4])
+@pytest.mark.parametrize(("options", "longest"), combined(REQUESTS, [1, 4]), ids=str)
 def test_finds_what_mlx_finds(both, options, longest):
     model, graph = both
     prefix = forced(model, longest)

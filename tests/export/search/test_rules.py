@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combined import in_pairs
+from combined import combined, in_pairs
 from ending_models import PRE_NORM, made
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
@@ -73,8 +73,7 @@ def pair(request, tmp_path_factory):
     return model, OnnxTransformer(export_onnx(checkpoint, folder / "onnx", target=target), threads=1)
 
 
-@pytest.mark.parametrize("options", REQUESTS, ids=str)
-@pytest.mark.parametrize("prefixed", [False, True])
+@pytest.mark.parametrize(("options", "prefixed"), combined(REQUESTS, [False, True]), ids=str)
 def test_every_runtime_finds_what_mlx_finds(pair, options, prefixed):
     model, other = pair
     rng = np.random.default_rng(5)

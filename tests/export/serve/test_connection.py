@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from combined import combined
 from serving import Held, alone
 from waiting import PATIENCE, until
 
@@ -233,8 +234,7 @@ def answers(link, count):
             yield status, json.loads(stream.read(int(fields[b"content-length"])))
 
 
-@pytest.mark.parametrize("half_closed", [False, True])
-@pytest.mark.parametrize("count", [200, 600])
+@pytest.mark.parametrize(("count", "half_closed"), combined([200, 600], [False, True]))
 def test_many_requests_at_once_on_a_connection_are_answered_in_order(text_model, count, half_closed):
     held, texts = Held(text_model), ["", "x", "one two"]
 

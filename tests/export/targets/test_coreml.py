@@ -47,7 +47,7 @@ def test_nothing_is_dynamic(name, architecture, tmp_path):
                 assert set(node.input[1:]) <= known, node.name
 
 
-@pytest.mark.parametrize("name", thinned(CHOICES, 2))
+@pytest.mark.parametrize("name", thinned(CHOICES, 4))
 def test_searches_of_encoder_decoders(name, tmp_path):
     fixed, portable = pair(config_of(name, "encoder-decoder"), tmp_path)
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import combined
 from random_models import write_model
 from small_models import random_weights
 
@@ -32,8 +33,11 @@ def config_of(**changes: Any) -> TransformerConfig:
     return TransformerConfig.from_dict({"architecture": "encoder", **SIZES, **changes})
 
 
-@pytest.mark.parametrize("options", [{}, dict(target="coreml", fixed_shape="2x12"), dict(precision="float16")], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    combined(CONFIGS, [{}, dict(target="coreml", fixed_shape="2x12"), dict(precision="float16")]),
+    ids=str,
+)
 def test_layers_are_equal_in_every_target(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, onnx = write_model(config_of(**CONFIGS[name]), tmp_path, 5, accept_loss=True, **options)
     report = compare(model, onnx, ["onnxruntime"] if options else ["mlx", "onnxruntime"], 5, threads=1)

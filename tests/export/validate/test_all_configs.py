@@ -38,7 +38,7 @@ def test_no_field_is_forgotten() -> None:
         assert len({getattr(config, name) for config in configs}) > 1, f"{name} has one value in all: vary it by hand"
 
 
-@pytest.mark.parametrize("choice", thinned(COVERING, 2), ids=name_of)
+@pytest.mark.parametrize("choice", thinned(COVERING, 4), ids=name_of)
 def test_runtimes_agree(choice: Choice, tmp_path: Path) -> None:
     assert_agreement(config_of(choice), tmp_path, seed=sum(choice))
 

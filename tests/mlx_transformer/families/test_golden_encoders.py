@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import onnxruntime
 import pytest
+from combined import combined
 from safetensors.numpy import load_file, save_file
 
 from export import OnnxTransformer, export_onnx
@@ -144,8 +145,7 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
     assert differing <= alike
 
 
-@pytest.mark.parametrize("target", ["portable", "web", "coreml"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "target"), combined(NAMES, ["portable", "web", "coreml"]))
 def test_validate_finds_every_target_equal(name: str, target: str, imported: Path, tmp_path: Path) -> None:
     shape: dict[str, Any] = {"fixed_shape": "2x12"} if target == "coreml" else {}
     export_onnx(imported / name, tmp_path / "onnx", target=target, **shape)

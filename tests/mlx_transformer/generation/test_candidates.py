@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import combined
 from marian_models import KINDS, shortlist, write_model
 from small_models import CHOICES, encoder_decoder, random_weights
 from toy_model import Toy, close
@@ -94,8 +95,7 @@ def test_what_is_forced_is_always_among_them(beam: int) -> None:
         assert ours[0].ids[: len(forced)] == forced
 
 
-@pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize(("name", "bits"), combined(CHOICES, [None, 8]))
 def test_mlx_multiplies_their_rows_alone(name: str, bits: int | None) -> None:
     config = encoder_decoder(name)
     weights = {key: mx.array(array) for key, array in random_weights(config).items()}

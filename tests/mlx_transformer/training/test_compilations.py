@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 import tiny_run
 import tiny_text
+from combined import combined
 from tiny_run import metrics
 
 from mlx_transformer.device import deciding_as
@@ -13,8 +14,7 @@ from mlx_transformer.training.trainer import Trainer
 EPOCHS = 4
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("objective", ["translation", *tiny_text.LAYERS])
+@pytest.mark.parametrize(("objective", "accumulate"), combined(["translation", *tiny_text.LAYERS], [1, 2]))
 def test_none_follows_the_first_epoch(objective, accumulate, tmp_path):
     given = {"epochs": EPOCHS, "steps": None, "accumulate": accumulate}
     with deciding_as("gpu"):
