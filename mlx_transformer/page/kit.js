@@ -23,23 +23,39 @@ export const number = (value, point, index) => (
   `<b class="n" data-value="${exact(value)}"${placed(point, index)}>${short(value)}</b>`);
 
 /** A number that follows from others on the page. */
-export const derived = (value, name = '') => (
-  `<b class="n"${name ? ` data-name="${name}"` : ''} data-derived="${exact(value)}">${short(value)}</b>`);
+export const derived = (value, name = '', digits = 3) => (
+  `<b class="n"${name ? ` data-name="${name}"` : ''} data-derived="${exact(value)}">${short(value, digits)}</b>`);
+
+const ROW = 64; // cells side by side
+
+/** A row of cells as one element: colours and marks are two gradients with hard edges, so that a page of thousands of
+ * numbers stays small. of: each number as [share of the largest, below 0]; values: the numbers; lit: the chosen cell. */
+function cells(of, values, { lit = -1, attributes = '' } = {}) {
+  const edge = (n) => `${((100 * n) / of.length).toFixed(2)}%`;
+  const [colours, marks] = [[], []];
+  of.forEach(([share, below], n) => {
+    const place = `${edge(n)} ${edge(n + 1)}`;
+    colours.push(`color-mix(in srgb,var(--${below ? 'minus' : 'plus'}) ${Math.round(100 * share)}%,var(--zero)) ${place}`);
+    marks.push(`${below && share >= 0.02 ? 'var(--ink)' : '#0000'} ${place}`);
+  });
+  const gradient = (stops) => `linear-gradient(90deg,${stops.join(',')})`;
+  const notched = of.some(([, below]) => below) ? `;--m:${gradient(marks)}` : '';
+  return `<i${lit >= 0 && lit < of.length ? ' class="on"' : ''}${attributes} data-values="${Array.from(values, exact).join(' ')}"`
+    + ` style="--k:${of.length};--at:${lit};--c:${gradient(colours)}${notched}"></i>`;
+}
 
 /** A vector as cells: blue above 0, orange and notched below, white 0. point and index: whose last axis it is, from
  * column `from` on; without them it follows from others. lit: the chosen column. fade: how much of it counts. */
 export function strip(label, values, { point = '', index = '', from = 0, most = largest(values), lit = -1, fade = 1, kind = '' } = {}) {
-  const cells = [];
-  for (let i = 0; i < values.length; i++) {
-    const v = values[i];
-    const a = most ? Math.abs(v) / most : 0;
-    const name = `${v < 0 ? 'm' : ''}${a < 0.02 ? ' z' : ''}${i === lit ? ' on' : ''}`;
-    cells.push(`<i${name ? ` class="${name}"` : ''} ${point ? 'data-value' : 'data-derived'}="${exact(v)}" style="--a:${a.toFixed(2)}"></i>`);
+  const rows = [];
+  for (let at = 0; at < values.length; at += ROW) {
+    const row = values.slice(at, at + ROW);
+    const attributes = ` data-from="${from + at}"${placed(point, index)}`;
+    rows.push(cells(Array.from(row, (v) => [most ? Math.abs(v) / most : 0, v < 0]), row, { lit: lit - at, attributes }));
   }
-  const place = point ? ` data-point="${point}" data-index="${index}"` : '';
   const said = `${plain(label)}: ${values.length} numbers from ${short(Math.min(...values))} to ${short(Math.max(...values))}`;
-  return `<div class="vector ${kind}"><span class="name">${label}</span><div class="strip" role="img" data-from="${from}"`
-    + ` aria-label="${escaped(said)}"${place} style="--n:${Math.min(64, values.length)};--fade:${fade}">${cells.join('')}</div>`
+  return `<div class="vector ${kind}"><span class="name">${label}</span><div class="strip" role="img"`
+    + ` aria-label="${escaped(said)}" style="--n:${Math.min(ROW, values.length)};--fade:${fade}">${rows.join('')}</div>`
     + `<span class="ends">±${short(most)}</span></div>`;
 }
 
@@ -53,24 +69,28 @@ export const key = () => '<p class="key" aria-hidden="true"><i class="m" style="
 
 /** Weights (rows x columns), a row lit. places: which rows of the point these are, unless they are all. */
 export function map(label, rows, columns, weight, { point, index, lit = -1, rows: places = null, said }) {
-  const cells = rows.map((_, r) => `<span class="line${r === lit ? ' on' : ''}">${columns.map((_, c) => {
-    const w = weight(r, c);
-    return `<i data-value="${exact(w)}" data-index="${index}${places ? places[r] : r},${c}" data-point="${point}" style="--a:${(w ** 0.75).toFixed(2)}"`
-      + ` data-say="${escaped(`${rows[r]} → ${columns[c]}`)}"></i>`;
-  }).join('')}</span>`);
-  return `<div class="map" role="img" aria-label="${escaped(`${label}: ${said}`)}" style="--n:${columns.length}">${cells.join('')}</div>`;
+  const lines = rows.map((row, r) => {
+    const weights = columns.map((_, c) => weight(r, c));
+    const attributes = ` data-from="0"${placed(point, `${index}${places ? places[r] : r}`)} data-say="${escaped(row)}"`;
+    return `<div class="line${r === lit ? ' on' : ''}">${cells(weights.map((w) => [w ** 0.75, false]), weights, { attributes })}</div>`;
+  });
+  return `<div class="map" role="img" aria-label="${escaped(`${label}: ${said}`)}" style="--n:${columns.length}"`
+    + ` data-columns="${escaped(JSON.stringify(columns))}">${lines.join('')}</div>`;
 }
 
 /** The key of all maps. */
 export const mapKey = () => '<p class="key" aria-hidden="true">0 <i style="--a:0"></i><i style="--a:.35"></i><i style="--a:.6"></i><i style="--a:.8"></i><i style="--a:1"></i> 1'
   + ' · a row is a word that looks, a column one that is looked at; a row adds up to 1.</p>';
 
+/** What is shown when it is opened, and until then is no part of the page. */
+export const fold = (title, html, open = false) => (
+  `<details${open ? ' open' : ''}><summary>${title}</summary>${open ? html : `<template>${html}</template>`}</details>`);
+
 /** A sum written out: terms [[text, value]], and what they add up to, which is HTML with its number. */
 export function sum(terms, total, { open = terms.length <= 24 } = {}) {
   const written = terms.map(([text, value]) => (
     `<span class="term" data-term="${exact(value)}">${text}${text ? ' = ' : ''}<b class="n">${short(value)}</b></span>`)).join('');
-  return `<div class="sum"><details${open ? ' open' : ''}><summary>${terms.length} terms</summary><div class="terms">${written}</div></details>`
-    + `<p class="total">their sum: ${total}</p></div>`;
+  return `<div class="sum">${fold(`${terms.length} terms`, `<div class="terms">${written}</div>`, open)}<p class="total">their sum: ${total}</p></div>`;
 }
 
 /** A product of two vectors as the terms of `sum`. */
@@ -91,26 +111,40 @@ export function table(head, rows, { lit = -1, pick = '', label } = {}) {
 /** A bar of a share between 0 and 1. */
 export const bar = (share) => `<span class="share" aria-hidden="true"><i style="width:${(100 * share).toFixed(1)}%"></i></span>`;
 
-/** What is pointed at in a strip or a map, in words; and the numbers of a station as a table, when it is opened. */
+const valuesOf = (row) => row.dataset.values.split(' ').map(Number);
+
+/** Which cell of a row of cells is pointed at. */
+function cellAt(row, x) {
+  const { left, width } = row.getBoundingClientRect();
+  const count = valuesOf(row).length;
+  return Math.max(0, Math.min(count - 1, Math.floor(((x - left) * count) / width)));
+}
+
+/** The column that is pointed at in a row of a strip. */
+export const columnOf = (row, x) => Number(row.dataset.from) + cellAt(row, x);
+
+/** What is pointed at in a strip or a map, in words; what a fold holds, when it is opened; and the numbers of a station
+ * as a table. */
 export function listen(root, readout) {
-  root.addEventListener('pointerover', (event) => {
-    const cell = event.target.closest?.('.strip i, .map i');
-    readout.hidden = !cell;
-    if (!cell) return;
-    const value = short(Number(cell.dataset.value ?? cell.dataset.derived), 4);
-    const box = cell.getBoundingClientRect();
-    readout.textContent = cell.dataset.say ? `${cell.dataset.say}: ${value}` : `column ${columnOf(cell)}: ${value}`;
-    readout.style.left = `${Math.max(4, Math.min(innerWidth - 190, box.left - 30))}px`;
-    readout.style.top = `${box.top - 30}px`;
-  });
+  const pointed = ({ target, clientX: x }) => {
+    const row = target.closest?.('.strip i, .map i');
+    readout.hidden = !row;
+    if (!row) return;
+    const value = short(valuesOf(row)[cellAt(row, x)], 4);
+    const columns = row.closest('[data-columns]')?.dataset.columns;
+    readout.textContent = columns ? `${row.dataset.say} → ${JSON.parse(columns)[cellAt(row, x)]}: ${value}` : `column ${columnOf(row, x)}: ${value}`;
+    readout.style.left = `${Math.max(4, Math.min(innerWidth - 190, x - 30))}px`;
+    readout.style.top = `${row.getBoundingClientRect().top - 30}px`;
+  };
+  for (const kind of ['pointerover', 'pointermove']) root.addEventListener(kind, pointed);
   root.addEventListener('toggle', ({ target }) => {
+    const held = target.matches?.('details[open]') && target.querySelector(':scope > template');
+    if (held) held.replaceWith(held.content);
     if (!target.matches?.('.numbers') || !target.open || target.querySelector('table')) return;
     const strips = [...target.closest('section').querySelectorAll('.vector')];
-    const widest = Math.max(0, ...strips.map((each) => each.querySelectorAll('i').length));
     const rows = strips.map((each) => [each.querySelector('.name').textContent,
-      ...Array.from(each.querySelectorAll('i'), (cell) => short(Number(cell.dataset.value ?? cell.dataset.derived), 4))]);
+      ...[...each.querySelectorAll('i')].flatMap(valuesOf).map((value) => short(value, 4))]);
+    const widest = Math.max(1, ...rows.map((row) => row.length)) - 1;
     target.insertAdjacentHTML('beforeend', table(['', ...Array(widest).keys()], rows, { label: `the numbers: ${target.closest('section').querySelector('h2').textContent}` }));
   }, true);
 }
-
-export const columnOf = (cell) => Number(cell.parentNode.dataset.from) + [...cell.parentNode.children].indexOf(cell);

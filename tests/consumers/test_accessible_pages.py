@@ -1,4 +1,5 @@
-"""axe-core finds no barrier in the pages of `explain` and `claims`, as they open and with a head enlarged."""
+"""axe-core finds no barrier in the pages of `explain` and `claims`: as they open, with a head enlarged, in the tour, with
+all that unfolds, and broken."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.consumers
 
 ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
 WALKED = (".gl", "#norm .numbers summary", "#tour-start")  # a word of the glossary, numbers as a table, the tour
-OPENED = (*WALKED, "#tour [data-tour=stop]", "#more .chip", "#more .map", "dialog summary")  # and a head enlarged
+PLAYED = ("#tour [data-tour=stop]", "#cell .sum summary", "#search .body summary", "[data-off=residual]", "#try-all")
+OPENED = (*WALKED, PLAYED[0], "#more .chip", "#more .map", "dialog summary")  # and a head enlarged
 SCREENS = 6  # light and dark, of a screen, a tablet and a phone
 
 
@@ -51,8 +53,9 @@ def test_explain(tmp_path: Path) -> None:
 def test_the_walk(tmp_path: Path) -> None:
     page = tmp_path / "walk.html"
     explain(out=page)
-    [found] = asked([(page, WALKED)], tmp_path / "asked")
-    assert (found["checks"], found["violations"], found["problems"]) == (SCREENS * (1 + len(WALKED)), [], [])
+    states = (*WALKED, *PLAYED)
+    [found] = asked([(page, states)], tmp_path / "asked")
+    assert (found["checks"], found["violations"], found["problems"]) == (SCREENS * (1 + len(states)), [], [])
 
 
 def test_claims(tmp_path: Path) -> None:
@@ -67,4 +70,4 @@ def test_a_barrier_is_seen(tmp_path: Path) -> None:
     page.write_text('<!doctype html><html lang="en"><title>x</title><main><h1>x</h1><button></button></main>')
     [found] = asked([(page, ())], tmp_path / "asked")
     assert len(found["violations"]) == SCREENS
-    assert "light, screen, at first: button-name: button: " in found["violations"][0]
+    assert any(each.startswith("light, screen, at first: button-name: button: ") for each in found["violations"])

@@ -1,6 +1,6 @@
 // Attention, one head of one layer: queries, keys and values; one cell; the weighted sum; the heads side by side.
 
-import { bar, derived, escaped, map, mapKey, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
+import { bar, derived, escaped, fold, map, mapKey, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
 import { bits, dot, mostOf, softmax } from './pass.js';
 import { words } from './words.js';
 
@@ -72,9 +72,8 @@ export const qkv = {
 function thinkingMachines() {
   const [a, b] = [112, 96].map((score) => score / 8);
   const [p, q] = softmax([a, b]);
-  return '<details><summary>First by hand: two words, “Thinking Machines”, d<sub>k</sub> = 64</summary>'
-    + table(['', 'q · k', '÷ √64 = 8', 'softmax'], [['Thinking', '112', short(a), short(p, 6)], ['Machines', '96', short(b), short(q, 6)]], { label: 'the worked example' })
-    + `<p>e<sup>14</sup> / (e<sup>14</sup> + e<sup>12</sup>) = ${short(p, 6)}. Without the division it would be ${short(1 - softmax([112, 96])[1], 9)}: Machines would be gone.</p></details>`;
+  return fold('First by hand: two words, “Thinking Machines”, d<sub>k</sub> = 64', table(['', 'q · k', '÷ √64 = 8', 'softmax'], [['Thinking', '112', short(a), short(p, 6)], ['Machines', '96', short(b), short(q, 6)]], { label: 'the worked example' })
+    + `<p>e<sup>14</sup> / (e<sup>14</sup> + e<sup>12</sup>) = ${short(p, 6)}. Without the division it would be ${short(1 - softmax([112, 96])[1], 9)}: Machines would be gone.</p>`);
 }
 
 export function cellBody(v, part) {

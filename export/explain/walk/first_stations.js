@@ -1,6 +1,6 @@
 // From text to the vectors that the first layer reads: token, row of the table, position.
 
-import { derived, escaped, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
+import { derived, escaped, fold, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
 
 export const SINUSOIDS = ['sinusoidal', 'sinusoidal_halves', 'sinusoidal_concat'];
 const SUB = (i) => `<sub>${i}</sub>`;
@@ -91,6 +91,6 @@ export const position = {
     return `${off}${OTHERWISE[kind] ? `<p>${OTHERWISE[kind]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
       + `${strip('+ place', added, { most: 1, lit: v.c })}${strip('= input', after, { point: to, index: v.i, lit: v.c })}`
       + `<p class="cell">column ${c}: ${number(before[c], from, `${v.i},${c}`)} + ${derived(added[c])} = ${number(after[c], to, `${v.i},${c}`)}</p>`
-      + `${waves}<details><summary>the same with d = 4</summary>${four()}<p>PE${SUB('1')} is (.84147, .54030, .01000, .99995): cut off, not rounded, it is often shown as .8414.</p></details>`;
+      + `${waves}${fold('the same with d = 4', `${four()}<p>PE${SUB('1')} is (.84147, .54030, .01000, .99995): cut off, not rounded, it is often shown as .8414.</p>`)}`;
   },
 };

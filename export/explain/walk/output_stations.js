@@ -1,6 +1,6 @@
 // From the last vector to a word: logits, softmax, and the search for a whole output.
 
-import { bar, derived, escaped, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
+import { bar, derived, escaped, fold, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
 import { softmax } from './pass.js';
 
 const SHOWN = 8;
@@ -42,7 +42,7 @@ export const logits = {
 export const search = {
   id: 'search',
   formula: () => 'score = log p / ((5 + n) / 6)<sup>α</sup>',
-  controls: (v) => (v.live ? `<label>K <select id="beam">${[1, 2, 3, 4, 5, 6].map((k) => `<option${k === v.beam ? ' selected' : ''}>${k}</option>`).join('')}</select></label>`
+  controls: (v) => (v.live ? `<label>K <select id="beam-size">${[1, 2, 3, 4, 5, 6].map((k) => `<option${k === v.beam ? ' selected' : ''}>${k}</option>`).join('')}</select></label>`
     + `<label class="slide">length penalty α <input type="range" id="alpha" min="0" max="2" step="0.1" value="${v.alpha}"> <output>${v.alpha}</output></label>` : ''),
   body(v) {
     const steps = v.written.map((id, t) => {
@@ -64,21 +64,26 @@ function tree(v) {
   const y = (n) => (n < 0 ? 4 : row[n] * line + 4);
   const path = new Set();
   for (let n = best; n >= 0; n = nodes[n].parent) path.add(n);
-  const edges = nodes.map(({ parent, fate }, n) => {
-    if (fate === 'dropped') return '';
+  const paths = { best: '', kept: '' };
+  nodes.forEach(({ parent, fate }, n) => {
+    if (fate === 'dropped') return;
     const [x1, y1, x2, y2] = [x(parent) + width - (parent < 0 ? 14 : 0), y(parent) + 17, x(n), y(n) + 17];
     const bend = (x2 - x1) / 2;
-    return `<path class="${path.has(n) ? 'best' : ''}" d="M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}"/>`;
+    paths[path.has(n) ? 'best' : 'kept'] += `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
   });
+  const edges = Object.entries(paths).map(([kind, d]) => `<path class="${kind}" d="${d}"/>`);
   const said = (node) => `log p ${short(node.score)}${node.final === undefined ? '' : `, score ${short(node.final)}`}`;
-  const boxes = nodes.map((node, n) => {
+  const fateOf = (node, n) => `${node.fate}${path.has(n) ? ' best' : ''}`;
+  const boxes = [...new Set(nodes.map(fateOf))].map((fate) => `<path class="node ${fate}" d="${nodes.map((node, n) => (
+    fateOf(node, n) === fate ? `M${x(n)} ${y(n)}h${width}v34h-${width}z` : '')).join('')}"/>`);
+  const texts = nodes.map((node, n) => {
     const text = v.text(node.token);
-    return `<g class="${node.fate}${path.has(n) ? ' best' : ''}"><title>${escaped(`${text}: ${said(node)}, ${node.fate}`)}</title><rect x="${x(n)}" y="${y(n)}" width="${width}" height="34" rx="7"/>`
-      + `<text x="${x(n) + 7}" y="${y(n) + 15}">${escaped(text.length > 12 ? `${text.slice(0, 11)}…` : text)}</text><text class="p" x="${x(n) + 7}" y="${y(n) + 29}">${short(node.final ?? node.score)}</text></g>`;
+    return `<text${node.fate === 'dropped' ? ' class="p"' : ''} x="${x(n) + 7}" y="${y(n) + 15}">${escaped(text.length > 12 ? `${text.slice(0, 11)}…` : text)}`
+      + `<tspan class="p" x="${x(n) + 7}" y="${y(n) + 29}">${short(node.final ?? node.score)}</tspan></text>`;
   });
   const size = [(Math.max(...nodes.map(({ step }) => step)) + 1) * column + 60, (Math.max(...counts) + 1) * line + 8];
   const list = nodes.map((node) => `<li>step ${node.step + 1}: ${escaped(v.text(node.token))}, ${said(node)}, ${node.fate}</li>`);
   return `<p class="said">Best: <b>${escaped(v.tree.output)}</b>, score ${short(v.tree.score)}${v.tree.output === v.output ? ', the same as greedy search' : `; greedy search says: ${escaped(v.output)}`}.</p>`
     + `<div class="wide" tabindex="0" role="region" aria-label="the tree of the beam search"><svg class="tree" width="${size[0]}" height="${size[1]}" role="img" aria-label="beam search, ${nodes.length} candidates">`
-    + `<text x="4" y="25">start</text>${edges.join('')}${boxes.join('')}</svg></div><details><summary>the search as a list</summary><ol>${list.join('')}</ol></details>`;
+    + `<text x="4" y="25">start</text>${edges.join('')}${boxes.join('')}${texts.join('')}</svg></div>${fold('the search as a list', `<ol>${list.join('')}</ol>`)}`;
 }

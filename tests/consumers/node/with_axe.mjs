@@ -3,7 +3,8 @@
 //
 //     CHROMIUM=/usr/bin/chromium node with_axe.mjs TASKS.json ANSWERS.json
 //
-// TASKS: [{page, opened}]: a file, and selectors of what is clicked one after another, the page being asked after each.
+// TASKS: [{page, opened}]: a file, and selectors of what is clicked one after another, the page being asked after each;
+// what a summary opens is closed again.
 // ANSWERS: for each page the violations, one line each, and what its console said. Beside ANSWERS.json: pictures.
 
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -26,15 +27,17 @@ const browser = await chromium.launchPersistentContext(profile, {
 });
 
 async function violations(page, where) {
+  await page.waitForFunction(() => !document.getElementById('walk') || document.documentElement.dataset.ready);
   await page.evaluate(() => Promise.all(document.getAnimations().map((animation) => animation.finished)));
-  const found = await page.evaluate(() => globalThis.axe.run());
-  return found.violations.flatMap(({ id, nodes }) => nodes.map(({ target, failureSummary }) => (
+  // All rules; but where they hold is not written out, which takes as long as asking.
+  const found = await page.evaluate(() => globalThis.axe.run({ resultTypes: ['violations'] }).then(({ violations }) => violations));
+  return found.flatMap(({ id, nodes }) => nodes.map(({ target, failureSummary }) => (
     `${where}: ${id}: ${target.join(' ')}: ${failureSummary.replaceAll(/\s+/g, ' ')}`)));
 }
 
 async function asked({ page: file, opened }) {
   const answer = { violations: [], problems: [], checks: 0 };
-  for (const colorScheme of ['light', 'dark']) {
+  await Promise.all(['light', 'dark'].map(async (colorScheme) => {
     for (const [screen, width] of Object.entries(SCREENS)) {
       const page = await browser.newPage();
       page.on('console', (message) => message.type() === 'error' && answer.problems.push(message.text()));
@@ -47,11 +50,12 @@ async function asked({ page: file, opened }) {
         if (selector) await page.locator(selector).first().click();
         answer.violations.push(...await violations(page, `${colorScheme}, ${screen}, ${selector || 'at first'}`));
         answer.checks += 1;
+        if (selector.endsWith('summary')) await page.locator(selector).first().click(); // which closes it again
       }
       await page.screenshot({ path: join(out, `${basename(file, '.html')}-${colorScheme}-${screen}.png`) });
       await page.close();
     }
-  }
+  }));
   return answer;
 }
 

@@ -24,15 +24,15 @@ const browser = await chromium.launchPersistentContext(profile, {
 /** In the page: what stands there. */
 function collected() {
   const numbers = {};
-  for (const cell of document.querySelectorAll('#walk [data-value]')) {
-    const strip = cell.closest('.strip');
-    const from = strip ? Number(strip.dataset.from) + [...strip.children].indexOf(cell) : 0;
-    const [point, index] = strip ? [strip.dataset.point, `${strip.dataset.index},${from}`] : [cell.dataset.point, cell.dataset.index];
-    (numbers[point] ??= {})[index] = Number(cell.dataset.value);
+  const keep = ({ point, index }, value) => { (numbers[point] ??= {})[index] = Number(value); };
+  for (const { dataset } of document.querySelectorAll('#walk [data-value]')) keep(dataset, dataset.value);
+  for (const { dataset } of document.querySelectorAll('#walk [data-point][data-values]')) {
+    dataset.values.split(' ').forEach((value, n) => keep({ ...dataset, index: `${dataset.index},${Number(dataset.from) + n}` }, value));
   }
   const sums = [...document.querySelectorAll('#walk .sum')].map((sum) => {
     const { value, derived } = sum.querySelector('.total .n').dataset;
-    return [[...sum.querySelectorAll('.term')].reduce((total, term) => total + Number(term.dataset.term), 0), Number(value ?? derived)];
+    const terms = (sum.querySelector('template')?.content ?? sum).querySelectorAll('.term');
+    return [[...terms].reduce((total, term) => total + Number(term.dataset.term), 0), Number(value ?? derived)];
   });
   const named = Object.fromEntries([...document.querySelectorAll('#seen [data-name]')].map(({ dataset }) => [dataset.name, Number(dataset.derived)]));
   return { numbers, sums, named, output: document.getElementById('output').textContent, said: document.getElementById('said').textContent };
