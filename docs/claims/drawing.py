@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mlx_transformer import page as kit
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 
@@ -210,7 +210,7 @@ NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 def both_palettes(figure: Any, label: str) -> str:
     """An SVG file by itself in the page's colours, light or dark as the reader has it; the same bytes each time."""
-    colours = Path(__file__).with_name("page.css").read_text(encoding="utf-8").partition("\n* {")[0]
+    colours = kit.texts_beside(kit.__file__, "page.css").partition("\n* {")[0]
     look = f"<style>\n{colours}\ntext {{ font-family: system-ui, sans-serif; }}\n</style>"
     head, _, rest = inline_svg(figure, "f", label).partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg">\n{look}{rest}\n'
