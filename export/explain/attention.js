@@ -124,7 +124,7 @@ const follow = () => {
   });
   card.append(said, threads);
   painted.add(again);
-  addEventListener("resize", again);
+  addEventListener("resize", again, { signal });
   const masked = idsOf(sides[0]).findIndex((id) => textOf(id) === "▢");
   const lengths = idsOf(sides[0]).map((id) => (["start", "end", "padding"].includes(textOf(id)) ? 0 : textOf(id).length));
   show(sides[0], masked >= 0 ? masked : lengths.indexOf(Math.max(...lengths)));
@@ -255,7 +255,8 @@ const maps = () => {
 
 const alignment = () => {
   const kind = kindOf("cross");
-  if (!kind) return byId("alignment-section").remove();
+  byId("alignment-section").hidden = !kind;
+  if (!kind) return;
   let layer = data.layer;
   let model = 0;
   let undo = () => {};

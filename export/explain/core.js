@@ -1,5 +1,5 @@
-// What the page is made of: the data, text as it is shown, colours, and matrices that can be pointed at.
-const data = JSON.parse(document.getElementById("data").textContent);
+// What the views are made of: text as it is shown, colours, and matrices that can be pointed at. All scripts here stand in
+// a function of the data, which is called again when another text is looked at; `signal` ends what an earlier call hears.
 
 const make = (tag, properties = {}, ...children) => {
   const element = document.createElement(tag);
@@ -14,11 +14,12 @@ const byId = (id) => document.getElementById(id);
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const weights = (text) => {
+  if (!data.maps.bits) return text;
   const raw = bytes(text);
   return data.maps.bits === 16 ? new Uint16Array(raw.buffer) : raw;
 };
-const FULL = 2 ** data.maps.bits - 1;
-const DIGITS = data.maps.bits === 16 ? 4 : 2;
+const FULL = data.maps.bits ? 2 ** data.maps.bits - 1 : 1; // numbers that the page computed are not packed
+const DIGITS = data.maps.bits === 8 ? 2 : 4;
 
 // One kind of attention: the weight of query row and key column in a head of a layer, of model 0 or 1.
 const kinds = Object.entries(data.maps.kinds).map(([id, kind]) => {
@@ -74,10 +75,14 @@ const diverging = (value) => mixed(palette.low, value > 0 ? palette.more : palet
 
 const painted = new Set(); // what is drawn again when the colours change
 const repaint = () => painted.forEach((draw) => draw());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  readPalette();
-  repaint();
-});
+matchMedia("(prefers-color-scheme: dark)").addEventListener(
+  "change",
+  () => {
+    readPalette();
+    repaint();
+  },
+  { signal },
+);
 
 // One pixel a cell; the style sheet makes them larger.
 const paint = (canvas, rows, columns, colour) => {

@@ -32,7 +32,8 @@ def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = N
     if data is not None:
         body += _more(data)
         css += kit.texts_beside(__file__, "explain.css")
-        script += compact(f"(() => {{{kit.texts_beside(__file__, *SCRIPTS)}}})();")
+        drawn = f"const draw = (data, signal) => {{{kit.texts_beside(__file__, *SCRIPTS)}}};"
+        script += compact(f"(() => {{{drawn}{kit.texts_beside(__file__, 'following.js')}}})();")
         title = f"explain: {data['text']}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
     return kit.page(title, body, compact_style(css), script, head)
@@ -60,7 +61,7 @@ def _head(data: Mapping[str, Any]) -> str:
     return (
         f'<h2 id="more-views">More views: {escape(data["text"])}{arrow}</h2>'
         f'<p class="soft">{escape(data["model"])}: {escape(data["architecture"])}, {escape(data["facts"])}. '
-        f"Run by {escape(ran)}.{score}</p>"
+        f'<span id="more-ran">Run by {escape(ran)}.{score}</span></p>'
     )
 
 

@@ -51,7 +51,8 @@ const drawn = (tag, attributes, text) => {
 const FATES = { k: "kept", f: "finished", d: "dropped" };
 
 const beam = () => {
-  if (!data.beam) return byId("beam-section").remove();
+  byId("beam-section").hidden = !data.beam;
+  if (!data.beam) return;
   const { step, parent, token, log_p: logP, fate, score } = data.beam;
   const [column, line, width] = [112, 40, 96];
   const finished = [...step.keys()].filter((i) => fate[i] === "f");
@@ -171,4 +172,7 @@ const norms = () => {
   draw();
 };
 
-for (const section of [follow, maps, alignment, steps, beam, lens, norms]) section();
+for (const section of [follow, maps, alignment, steps, beam, lens, norms]) {
+  byId(section.name).replaceChildren();
+  section();
+}

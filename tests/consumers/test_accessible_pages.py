@@ -1,5 +1,5 @@
-"""axe-core finds no barrier in the pages of `explain` and `claims`: as they open, with a head enlarged, in the tour, with
-all that unfolds, and broken."""
+"""axe-core finds no barrier in the pages of `explain` and `claims`: as they open, with a head enlarged, in the tour,
+with all that unfolds, and broken."""
 
 from __future__ import annotations
 

@@ -71,6 +71,12 @@ export class Twin {
     return pass.step(ids, pass.begin(memory));
   }
 
+  /** The logits that the classifier makes of rows of a stack, as if its last layer had written them. */
+  read(stack, rows) {
+    const pass = new Pass(this, this.switches);
+    return pass.classify(pass.finalNorm(stack, rows));
+  }
+
   /** As StepModel of the web page has it: what greedy search, sampling and beams are made of. memory: what `encode` made
    * of the source, where that is known. */
   async start(source, { memory = this.hasEncoder ? this.encode(source).memory : null, watch } = {}) {

@@ -1,6 +1,6 @@
 // Break it: parts that can be off, and what is seen then. All numbers are computed here.
 
-import { derived, escaped, short, table } from '../../../mlx_transformer/page/kit.js';
+import { derived, escaped, table } from '../../../mlx_transformer/page/kit.js';
 import { bits } from './pass.js';
 
 const WHOLE = {
@@ -78,28 +78,28 @@ function looksAhead(model, pass, switches) {
   return apart(a.points.logits.data.subarray(0, end), b.points.logits.data.subarray(0, end));
 }
 
+const seenNumber = (value, name) => derived(value, name, 2); // two digits: what changes is larger
+
 /** What is seen: the output, log p of the right one, spread of heads, what moves; each whole and with the switches. */
 export async function seen(model, whole, off) {
   const switches = switchesOf(off);
+  const encoderAlone = model.config.architecture === 'encoder';
   const rows = [];
-  const both = (name, first, second, key) => rows.push([name, first, second, key]);
-  if (model.config.architecture !== 'encoder') {
+  const both = (said, key, before, after) => rows.push([said, seenNumber(before, key), seenNumber(after, `${key}-off`)]);
+  if (!encoderAlone) {
     const now = await model.written(whole.text, switches);
-    both('writes', `‹${escaped(whole.output)}›`, `‹${escaped(now.output)}›`);
-    both('log p of that', derived(whole.logP, 'log-p'), derived(now.logP, 'log-p-off'));
+    rows.push(['writes', `‹${escaped(whole.output)}›`, `‹${escaped(now.output)}›`]);
+    both('log p of that', 'log-p', whole.logP, now.logP);
   }
-  both(model.config.architecture === 'encoder' ? 'log p of the first guess' : 'log p of the right output, read at once', derived(model.logP(whole, {}), 'right'), derived(model.logP(whole, switches), 'right-off'));
-  const broken = model.pass(whole.tokens, switches, {});
-  const [before, after] = [spreads(whole), spreads(broken)];
-  before.forEach(([kind, value], n) => both(`spread of ${kind} heads, bits`, derived(value, `bits-${kind}`), derived(after[n][1], `bits-${kind}-off`)));
+  both(encoderAlone ? 'log p of the first guess' : 'log p of the right output, read at once', 'right', model.logP(whole, {}), model.logP(whole, switches));
+  const after = spreads(model.pass(whole.tokens, switches, {}));
+  spreads(whole).forEach(([kind, value], n) => both(`spread of ${kind} heads, bits`, `bits-${kind}`, value, after[n][1]));
   if (model.twin.hasEncoder && whole.tokens.source.length > 2) {
-    both('a word moves with its place by', derived(moved(model, whole, {}), 'moved'), derived(moved(model, whole, switches), 'moved-off'));
+    both('a word moves with its place by', 'moved', moved(model, whole, {}), moved(model, whole, switches));
   }
-  if (model.config.architecture !== 'encoder') {
-    const ahead = looksAhead(model, whole, {});
-    if (ahead !== null) both('earlier logits move with a later word by', derived(ahead, 'ahead'), derived(looksAhead(model, whole, switches), 'ahead-off'));
-  }
-  return table(['', 'whole', 'with this off'], rows.map(([name, a, b]) => [name, a, b]), { label: 'what is seen' });
+  const ahead = encoderAlone ? null : looksAhead(model, whole, {});
+  if (ahead !== null) both('earlier logits move with a later word by', 'ahead', ahead, looksAhead(model, whole, switches));
+  return table(['', 'whole', 'with this off'], rows, { label: 'what is seen' });
 }
 
 /** Each part off by itself: how far log p of the right output falls, worst first. */
@@ -107,7 +107,7 @@ export function eachInTurn(model, whole) {
   const right = model.logP(whole, {});
   const found = partsOf(model.config).map((part) => [part, model.logP(whole, switchesOf({ parts: [part] })) - right]);
   found.sort((a, b) => a[1] - b[1]);
-  return table(['part that is off', 'log p of the right output changes by'], found.map(([part, change]) => [partName(part), derived(change, part.join(','))]), { label: 'each part off in turn' });
+  return table(['part that is off', 'log p of the right output changes by'], found.map(([part, change]) => [partName(part), seenNumber(change, part.join(','))]), { label: 'each part off in turn' });
 }
 
 export const breaking = {

@@ -9,6 +9,7 @@ import { feedForward, next, norm } from './layer_stations.js';
 import { Live, Recorded } from './models.js';
 import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
+import { moreOf } from './more.js';
 import { Missing } from './pass.js';
 import { Tour } from './tour.js';
 import { viewOf } from './view.js';
@@ -140,7 +141,9 @@ async function read(anew) {
     if (mine !== drawn) return;
     fill(['break']);
     if (model.config.architecture !== 'encoder') await grow(mine);
-    if (mine === drawn) ready();
+    if (mine !== drawn) return;
+    if (find('more')) dispatchEvent(new CustomEvent('walked', { detail: moreOf(model, pass, tree, !changed) }));
+    ready();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     find('wrong').textContent = error.message;
@@ -174,9 +177,9 @@ const CHOICES = {
   key: (n) => choose({ key: number(n) }),
 };
 
-function clicked({ target }) {
-  const strip = target.closest('.strip i');
-  if (strip) return choose({ column: columnOf(strip) });
+function clicked({ target, clientX }) {
+  const row = target.closest('.strip i');
+  if (row) return choose({ column: columnOf(row, clientX) });
   const button = target.closest('button');
   if (!button) return undefined;
   const { go, stack, layer, gl, example, model: other } = button.dataset;
@@ -223,7 +226,7 @@ function changed({ target }) {
     state.off = target.value ? { ...rest, parts: [part] } : rest;
     return read(false);
   }
-  if (target.id === 'beam') { state.beam = number(target.value); return grow(); }
+  if (target.id === 'beam-size') { state.beam = number(target.value); return grow(); }
   return undefined;
 }
 

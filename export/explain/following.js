@@ -1,0 +1,23 @@
+// The views of the page's own sentence; and, when the walk computes another one, of that.
+const own = JSON.parse(document.getElementById("data").textContent);
+const title = document.getElementById("more-views");
+const ran = document.getElementById("more-ran");
+const [ownTitle, ownRan] = [[...title.childNodes], ran.textContent];
+let shownNow = null;
+let earlier = null;
+
+const follow = (data) => {
+  if (data === shownNow) return;
+  earlier?.abort();
+  earlier = new AbortController();
+  shownNow = data;
+  title.replaceChildren(...(data === own ? ownTitle : [`More views: ${data.text}${data.output ? ` → ${data.output}` : ""}`]));
+  ran.textContent = data === own ? ownRan : `Run by this page, in float64${data.whole ? "" : ", with what is switched off"}.`;
+  draw(data, earlier.signal);
+};
+
+addEventListener("walked", ({ detail }) => {
+  const same = detail.whole && detail.text === own.text;
+  follow(same ? own : { ...own, ...detail, beam: own.beam && detail.beam });
+});
+follow(own);
