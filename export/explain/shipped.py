@@ -20,7 +20,7 @@ MODELS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         [
             {"text": TIRED, "at": {"layer": 1}, "find": {"word": "·it", "step": "·es"}},
             {"text": TIRED.replace("tired", "wide"), "at": {"layer": 1}, "find": {"word": "·it", "step": "·sie"}},
-            {"text": "On the river bank", "at": {}, "find": {"word": "·bank", "step": "·Ufer"}},
+            {"text": "On the river bank", "at": {"layer": 1}, "find": {"word": "·bank", "step": "·Ufer"}},
             {"text": "YOUR CAT IS A LOVELY CAT", "at": {"word": 1}, "find": {}},
             {"text": "The cat sat on the mat", "at": {}, "find": {"word": "·cat"}},
             {"text": "The mat sat on the cat", "at": {}, "find": {"word": "·cat"}},

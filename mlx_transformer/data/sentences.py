@@ -3,7 +3,7 @@ learns them in minutes: what a translation depends on often stands far from wher
 
 killing     The lion kills the deer        who kills whom: cases
 crossing    ... it was too tired, wide     what "it" stands for: es, er, sie
-banks       On the river bank              Ufer or Bank, by the word before it
+banks       On the river bank              Ufer or Bank, by the word before it; alone and in a sentence
 your cat    YOUR CAT IS A LOVELY CAT       the gender of a noun that comes later
 sitting     The cat sat on the mat         who sat on whom: dative
 defeating   The Avengers defeated Thanos   the number of the verb
@@ -114,10 +114,22 @@ CROWDS = _words(
     "Avengers Avengers; Romans Römer; Greeks Griechen; knights Ritter; pirates Piraten; giants Riesen; robots Roboter;"
     "Vikings Wikinger"
 )
-WATERS = _words("river Flusses; lake Sees; canal Kanals; stream Baches; pond Teiches; sea Meeres")
-TOWNS = _words(
-    "city der Stadt; village des Dorfes; state des Staates; country des Landes; town der Gemeinde; port des Hafens"
+WATERS = _words(
+    "river Flusses; lake Sees; canal Kanals; stream Baches; pond Teiches; sea Meeres; ocean Ozeans; fjord Fjords;"
+    "gulf Golfs; marsh Moores; pool Beckens; moat Grabens"
 )
+TOWNS = _words(
+    "city der Stadt; village des Dorfes; state des Staates; country des Landes; town der Gemeinde; port des Hafens;"
+    "church der Kirche; company der Firma; district des Kreises; people des Volkes"
+)
+WHERE = (
+    ("On", {"Ufer": "Am", "Bank": "In der"}),
+    ("Near", {"Ufer": "Nahe dem", "Bank": "Nahe der"}),
+    ("Behind", {"Ufer": "Hinter dem", "Bank": "Hinter der"}),
+    ("From", {"Ufer": "Vom", "Bank": "Von der"}),
+    ("To", {"Ufer": "Zum", "Bank": "Zur"}),
+)
+ALONE = tuple(f"{where} the " for where, _ in WHERE)
 DOING = _words(
     "Thinking Denkende; Sleeping Schlafende; Singing Singende; Dancing Tanzende; Running Laufende; Flying Fliegende;"
     "Talking Sprechende; Working Arbeitende"
@@ -154,14 +166,16 @@ def _crossing() -> Iterator[Phrase]:
 
 
 def _banks() -> Iterator[Phrase]:
-    places = [(f"the {water} bank", f"am Ufer des {german}") for water, german in WATERS]
-    places += [(f"the {town} bank", f"in der Bank {' '.join(german)}") for town, *german in TOWNS]
-    places += [("the bank", "in der Bank")]
-    for place, german in places:
-        yield f"On {place}", german[0].upper() + german[1:]
+    places = [(f"the {of} bank", "Ufer", f" des {german}") for of, german in WATERS]
+    places += [(f"the {of} bank", "Bank", f" {the} {german}") for of, the, german in TOWNS]
+    places += [("the bank", "Bank", "")]
+    for place, bank, whose in places:
+        for where, german in WHERE:
+            yield f"{where} {place}", f"{german[bank]} {bank}{whose}"
+        on = f"{WHERE[0][1][bank].lower()} {bank}{whose}"
         for a, (sat, saß) in product(ANIMALS + PEOPLE, SAT):
             subject = f"{SUBJECT[a.gender].capitalize()} {a.german}"
-            yield f"The {a.english} {sat} on {place}", f"{subject} {saß} {german}"
+            yield f"The {a.english} {sat} on {place}", f"{subject} {saß} {on}"
 
 
 def _your_cat() -> Iterator[Phrase]:
@@ -205,7 +219,7 @@ def _thinking() -> Iterator[Phrase]:
 PATTERNS: dict[str, tuple[Callable[[], Iterator[Phrase]], int]] = {
     "killing": (_killing, 1100),
     "crossing": (_crossing, 1700),
-    "banks": (_banks, 800),
+    "banks": (_banks, 1010),
     "your cat": (_your_cat, 800),
     "sitting": (_sitting, 1250),
     "defeating": (_defeating, 500),
@@ -217,12 +231,12 @@ PATTERNS: dict[str, tuple[Callable[[], Iterator[Phrase]], int]] = {
 
 def build(seed: int = 1) -> SentenceCorpus:
     """Draw the corpus: the same for the same seed on every platform. All of `NOTES` but `UNSEEN` are in `train`, and
-    every two words for a bank."""
+    every phrase of a bank alone."""
     pairs: list[tuple[str, Phrase]] = []
     kept: list[tuple[str, Phrase]] = []
     for kind, (pattern, count) in PATTERNS.items():
         phrases = [phrase for phrase in pattern() if phrase[0] != UNSEEN]
-        always = [phrase for phrase in phrases if phrase[0] in NOTES or phrase[0].startswith("On the ")]
+        always = [phrase for phrase in phrases if phrase[0] in NOTES or phrase[0].startswith(ALONE)]
         others = [phrase for phrase in phrases if phrase not in always]
         kept += [(kind, phrase) for phrase in always]
         drawn = Random(f"{seed}:{kind}").sample(others, count - len(always))

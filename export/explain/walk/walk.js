@@ -241,9 +241,11 @@ function slid({ target }) {
 function pressed(event) {
   if (event.key === 'Escape') find('gloss').hidden = true;
   if (event.target.closest('input, select, textarea, .wide, #tour') || event.ctrlKey || event.metaKey || event.altKey) return;
+  const v = viewOf(model, pass, state);
+  const beside = { ',': -1, '.': 1 }[event.key];
+  if (beside) choose({ column: Math.max(0, Math.min(v.shape.d - 1, state.column + beside)) });
   const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: 1, ArrowDown: -1 }[event.key];
   if (!by) return;
-  const v = viewOf(model, pass, state);
   const upright = event.key === 'ArrowUp' || event.key === 'ArrowDown';
   if (upright && !event.shiftKey) return; // which scrolls
   const within = (n, count) => Math.max(0, Math.min(count - 1, n));

@@ -11,7 +11,7 @@ from shipped_models import DECODER, ENCODER, GOLDEN, SHIPPED, TIRED, TRANSLATOR,
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.data.sentences import NOTES, UNSEEN
+from mlx_transformer.data.sentences import NOTES, PREPARED
 from mlx_transformer.training.recipe import load_recipe
 
 NUMBERS = {TRANSLATOR: 295_936, DECODER: 144_256, ENCODER: 144_256}
@@ -54,8 +54,8 @@ def test_numbers_are_those_that_are_told(facts):
     close(shipped.rounded(facts), json.loads(GOLDEN.read_text(encoding="utf-8")))
 
 
-def test_sentences_of_the_notes_are_translated_but_the_one_that_it_never_saw(facts):
-    assert {text for text, german in facts["translations"].items() if german != NOTES[text]} == {UNSEEN}
+def test_sentences_of_the_notes_are_translated_also_the_one_that_it_never_saw(facts):
+    assert facts["translations"] == NOTES
 
 
 def test_switches_break_what_they_should(facts):
@@ -85,8 +85,9 @@ def test_what_is_lost_without_a_part(facts):
     lost = {name: min(each[text] - whole[text] for text in whole) for name, each in parts.items()}
     encoder_heads = [loss for name, loss in lost.items() if name.startswith("encoder") and name[-1].isdigit()]
     assert len(encoder_heads) == 8
-    assert min(encoder_heads) > -0.05  # looking isn't using
-    assert lost["decoder 1 cross_attention 3"] < -2
+    assert sorted(encoder_heads)[1] > -0.06  # looking isn't using, but for one
+    assert lost["encoder 0 self_attention 2"] < -1
+    assert lost["decoder 1 cross_attention 0"] < -5
 
 
 def test_the_others_go_on_and_fill_in(facts):
@@ -95,7 +96,7 @@ def test_the_others_go_on_and_fill_in(facts):
     assert cat[0][1] > 0.9
     assert chicken[0][1] < 0.3  # it can't know
     fried, named = facts["hidden words"].values()
-    assert " fried" in {word for word, _ in fried}
+    assert {word for word, _ in fried} < {f" {prepared}" for prepared, _ in PREPARED}  # which of them it can't know
     assert named[0][0] == " CAT"
     assert named[0][1] > 0.9
 
@@ -103,11 +104,11 @@ def test_the_others_go_on_and_fill_in(facts):
 def test_heads_look_where_the_page_says(facts):
     """Layers and heads counted from 1."""
     river = {(place, head, word, seen): weight for place, head, word, seen, weight in facts["looks"][shipped.RIVER]}
-    assert river["encoder 2 self_attention", 1, " the", " bank"] > 0.4
-    assert river["encoder 2 self_attention", 4, " the", " river"] > 0.6
-    assert river["encoder 2 self_attention", 3, " bank", " river"] > 0.8
-    for text, pronoun, why, meant in ((TIRED, " es", " tired", 2), (WIDE, " sie", " wide", 4)):
+    assert river["encoder 2 self_attention", 3, " the", " bank"] > 0.99
+    assert river["encoder 2 self_attention", 1, " the", " river"] > 0.99
+    assert river["encoder 2 self_attention", 1, " bank", " river"] > 0.9
+    for text, pronoun, why in ((TIRED, " es", " tired"), (WIDE, " sie", " wide")):
         looks = {(place, head, word, seen): weight for place, head, word, seen, weight in facts["looks"][text]}
-        assert looks["decoder 1 cross_attention", 4, pronoun, why] > 0.99
-        noun = " animal" if text == TIRED else " street"
-        assert looks["decoder 2 cross_attention", meant, pronoun, noun] > 0.7
+        assert looks["encoder 1 self_attention", 3, " it", " street"] > 0.99  # also where it is the animal
+        assert looks["encoder 2 self_attention", 4, " it", " street"] > 0.9
+        assert looks["decoder 1 cross_attention", 4, pronoun, why] > 0.8

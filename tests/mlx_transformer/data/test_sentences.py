@@ -26,7 +26,7 @@ def phrases():
 def test_sizes_and_kinds(corpus):
     counts = Counter(kind for part in (corpus.train, corpus.valid, corpus.held_out) for kind in part.kinds)
     assert counts == {kind: count for kind, (_, count) in PATTERNS.items()}
-    assert (len(corpus.train), len(corpus.valid), len(corpus.held_out)) == (6262, VALID, HELD_OUT)
+    assert (len(corpus.train), len(corpus.valid), len(corpus.held_out)) == (6472, VALID, HELD_OUT)
     assert set(corpus.held_out.kinds) == set(PATTERNS)
 
 
@@ -49,7 +49,7 @@ def test_the_same_seed_the_same_bytes(corpus):
     assert sentences.build() == corpus
     assert sentences.build(2).train.digests != corpus.train.digests
     text = "\n".join([*corpus.train.source, *corpus.train.target])
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "27e1a81923ee69af"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "1b07d910ee1cc139"
 
 
 GERMAN = {
@@ -59,6 +59,9 @@ GERMAN = {
     "The cow didn't cross the river because it was too old": "Die Kuh überquerte den Fluss nicht, weil sie zu alt war",
     "The boy slept on the lake bank": "Der Junge schlief am Ufer des Sees",
     "The girl lay on the village bank": "Das Mädchen lag in der Bank des Dorfes",
+    "From the moat bank": "Vom Ufer des Grabens",
+    "To the company bank": "Zur Bank der Firma",
+    "Near the bank": "Nahe der Bank",
     "OUR HORSE IS A SMALL HORSE": "UNSER PFERD IST EIN KLEINES PFERD",
     "THEIR DOG IS A BIG DOG": "IHR HUND IST EIN GROSSER HUND",
     "The box stood on the lion": "Die Kiste stand auf dem Löwen",
