@@ -24,6 +24,7 @@ from . import (
     recurrent,
     rejected,
     residual,
+    sentences,
     stacks,
     trained,
     worked,
@@ -32,7 +33,7 @@ from . import (
 from .row import Claimed, Row, as_values
 
 TOPICS = (embedding, positions, rejected, worked, attention, worked_table, order, masks, residual, norms, feedforward)
-TOPICS += (stacks, cost, recurrent, pictures, learned, trained)
+TOPICS += (stacks, cost, recurrent, pictures, learned, trained, sentences)
 ROWS: dict[int, Row] = {
     row.number: row for row in sorted((row for topic in TOPICS for row in topic.ROWS), key=lambda row: row.number)
 }
