@@ -63,6 +63,8 @@ class Texts:
         return words_of(self.tokenizer.source if side == "source" else self.tokenizer, ids)
 
 
+SIGNS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
+"""What control characters are shown as; the page has signs of its own for a line's end and a tab."""
 SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown", "<mask>": "▢"}
 
 
@@ -70,7 +72,7 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
     """As people read it: never bytes."""
     if id in tokenizer.special_ids:
         return SPECIAL.get(tokenizer.token(id), tokenizer.token(id))
-    text = tokenizer.decode([id])
+    text = tokenizer.decode([id]).translate(SIGNS)
     if "\ufffd" in text:
         return "part of a character"
     readable = text.replace("\n", " ").replace("\t", " ").isprintable()

@@ -1,4 +1,6 @@
 // The views of the page's own sentence; and, when the walk computes another one, of that.
+import { moreOf } from './walk/more.js';
+
 const own = JSON.parse(document.getElementById("data").textContent);
 const title = document.getElementById("more-views");
 const ran = document.getElementById("more-ran");
@@ -16,8 +18,9 @@ const follow = (data) => {
   draw(data, earlier.signal);
 };
 
-addEventListener("walked", ({ detail }) => {
-  const same = detail.whole && detail.text === own.text;
-  follow(same ? own : { ...own, ...detail, beam: own.beam && detail.beam });
+addEventListener("walked", ({ detail: { model, pass, tree, whole } }) => {
+  if (whole && pass.text === own.text) return follow(own);
+  const found = moreOf(model, pass, tree, whole);
+  return follow({ ...own, ...found, beam: own.beam && found.beam });
 });
 follow(own);

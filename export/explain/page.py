@@ -33,7 +33,7 @@ def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = N
         body += _more(data)
         css += kit.texts_beside(__file__, "explain.css")
         drawn = f"const draw = (data, signal) => {{{kit.texts_beside(__file__, *SCRIPTS)}}};"
-        script += compact(f"(() => {{{drawn}{kit.texts_beside(__file__, 'following.js')}}})();")
+        script += f"(() => {{{compact(drawn)}{joined(HERE / 'following.js')}}})();"
         title = f"explain: {data['text']}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
     return kit.page(title, body, compact_style(css), script, head)

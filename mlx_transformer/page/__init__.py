@@ -15,7 +15,9 @@ def page(title: str, body: str, css: str = "", script: str = "", head: str = "")
     own, behind page.css; `script` runs at the end."""
     from html import escape
 
-    base = texts_beside(__file__, "page.css")
+    from .script import compact_style
+
+    base = compact_style(texts_beside(__file__, "page.css"))
     run = f"<script>{script}</script>" if script else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'

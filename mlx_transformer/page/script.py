@@ -89,5 +89,7 @@ def _template_end(text: str, at: int) -> int:
 
 
 def compact_style(text: str) -> str:
-    """Return a style sheet without its line ends and the spaces around braces and commas."""
-    return re.sub(r" *([{};,]) *", r"\1", re.sub(r"\s*\n\s*", "", text))
+    """Return a style sheet without its line ends, the spaces around braces and commas and behind colons, and the last
+    semicolon of each block."""
+    close = re.sub(r" *([{};,]) *", r"\1", re.sub(r"\s*\n\s*", "", text))
+    return close.replace(": ", ":").replace(";}", "}")

@@ -49,7 +49,7 @@ found.note = document.querySelector("#maps .note").textContent;
 found.steps = all(".step").length;
 found.nodes = all("svg.tree rect").length;
 found.lens = all(".lens td").length;
-found.sections = all("#more section").map((section) => section.id);
+found.sections = all("#more section").filter((section) => !section.hidden).map((section) => section.id);
 found.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
 found.wide = document.documentElement.scrollWidth - innerWidth;
 found.wrong = wrong;
@@ -57,11 +57,31 @@ document.body.append(Object.assign(document.createElement("pre"), { id: "found",
 </script>"""
 
 
-def opened(page: Path, size: str = "1200,900") -> dict[str, Any]:
+TYPE = """<script>
+const read = () => ({
+  title: document.getElementById("more-views").textContent,
+  lens: [...document.querySelectorAll(".lens td[title]")].map((cell) => cell.title),
+  steps: [...document.querySelectorAll(".bar")].map((bar) => bar.title),
+  said: document.querySelector("#more .said").textContent,
+});
+const before = read();
+addEventListener("walked", ({ detail }) => {
+  if (detail.pass.text !== "TYPED" || document.getElementById("found")) return;
+  const found = { before, after: read(), wrong };
+  const place = Object.assign(document.createElement("pre"), { id: "found", textContent: JSON.stringify(found) });
+  document.body.append(place);
+});
+const box = document.getElementById("text");
+box.value = "TYPED";
+box.dispatchEvent(new Event("input", { bubbles: true }));
+</script>"""
+
+
+def opened(page: Path, size: str = "1200,900", script: str = TRY) -> dict[str, Any]:
     """What the browser found in the page."""
     text = page.read_text(encoding="utf-8")
     tried = page.with_name("tried.html")
-    tried.write_text(text.replace("<main>", f"{WATCH}<main>").replace("</body>", f"{TRY}</body>"), encoding="utf-8")
+    tried.write_text(text.replace("<main>", f"{WATCH}<main>").replace("</body>", f"{script}</body>"), encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size}", "--virtual-time-budget=8000"]
     command = [CHROMIUM, *flags, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", tried.as_uri()]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=True)
@@ -99,3 +119,28 @@ def test_a_phone(tmp_path):
     found = opened(tmp_path / "page.html", "500,900")  # the narrowest window that the browser makes
     assert found["wrong"] == []
     assert found["wide"] <= 0  # what is wider scrolls within its card
+
+
+def numbers_of(said: dict[str, Any]) -> tuple[list[str], list[float]]:
+    """The words of what is shown, and its numbers."""
+    lines = [*said["lens"], *said["steps"], said["said"]]
+    words = [re.sub(r"\d[\d.]*(e-?\d+)?", "#", line) for line in lines]
+    return words, [float(number[0]) for line in lines for number in re.finditer(r"\d+(\.\d+)?(e-?\d+)?", line)]
+
+
+def test_more_views_follow_what_is_typed(tmp_path):
+    """They show what a page that is made with this text shows."""
+    place = write_explained(tmp_path / "made", "encoder", onnx=False)
+    texts = ("one two three.", "seven five four!")
+    for name, text in zip(("first", "other"), texts, strict=True):
+        explain(place / "model", [text], out=tmp_path / f"{name}.html")
+    script = TYPE.replace("TYPED", texts[1])
+    typed, made = opened(tmp_path / "first.html", script=script), opened(tmp_path / "other.html", script=script)
+    assert typed["wrong"] == made["wrong"] == []
+    assert typed["before"]["title"] == f"More views: {texts[0]}"
+    assert typed["after"]["title"] == f"More views: {texts[1]}"
+    assert typed["before"]["lens"] != typed["after"]["lens"]
+    (words, numbers), (expected, wanted) = numbers_of(typed["after"]), numbers_of(made["before"])
+    assert words == expected
+    assert len(numbers) > 100
+    assert numbers == pytest.approx(wanted, rel=2e-3, abs=1e-3)  # four digits, three of shares; made by MLX in float32

@@ -3,13 +3,6 @@
 import { derived, escaped, table } from '../../../mlx_transformer/page/kit.js';
 import { bits } from './pass.js';
 
-const WHOLE = {
-  positions: ['positions', 'nothing is added for the place: a bag of words'],
-  mask: ['mask', 'the decoder sees what comes later'],
-  scale: ['scale', 'scores aren\'t divided by √d_k'],
-  residual: ['residuals', 'a sub-layer\'s output replaces the vector'],
-  norm: ['norms', 'sums go on as they are'],
-};
 const KINDS = { self_attention: 'self-attention', cross_attention: 'cross-attention', feed_forward: 'feed-forward' };
 
 /** All parts that may be off by themselves: [[stack, layer, kind, head]], head undefined for a sub-layer. */
@@ -36,7 +29,7 @@ export const switchesOf = ({ parts = [], ...whole }) => ({
 });
 
 export function controls(v) {
-  const boxes = Object.entries(WHOLE).filter(([name]) => name !== 'mask' || v.pass.config.architecture !== 'encoder')
+  const boxes = Object.entries(v.said.switches).filter(([name]) => name !== 'mask' || v.pass.config.architecture !== 'encoder')
     .map(([name, [shown, said]]) => `<label class="switch"><input type="checkbox" data-off="${name}"${v.off[name] ? ' checked' : ''}> <b>${shown} off</b> <small>${said}</small></label>`);
   const options = partsOf(v.pass.config).map((part) => `<option value="${part.join(',')}">${partName(part)}</option>`);
   return `<fieldset class="switches"><legend>switched off</legend>${boxes.join('')}</fieldset>`

@@ -66,14 +66,6 @@ function four() {
   return table(['position', 'sin(p)', 'cos(p)', 'sin(p / 100)', 'cos(p / 100)'], rows, { label: 'positions with d = 4' });
 }
 
-const OTHERWISE = {
-  learned: 'Here the positions are a table that was learned, a row for each place.',
-  rotary: 'Here nothing is added: queries and keys are turned by an angle that grows with the place (rotary positions).',
-  relative: 'Here nothing is added: each score gets a number by how far apart two words stand (relative positions).',
-  relative_layers: 'Here nothing is added: each score gets a number by how far apart two words stand (relative positions).',
-  none: 'This model has no positions: it can\'t tell the order of what it may see.',
-};
-
 export const position = {
   id: 'position',
   formula: () => 'PE(pos, 2<i>i</i>) = sin(pos / 10000<sup>2<i>i</i>/<i>d</i></sup>), PE(pos, 2<i>i</i>+1) = cos(…)',
@@ -88,7 +80,7 @@ export const position = {
     const off = v.off.positions ? '<p class="off">Positions are switched off: nothing is added.</p>' : '';
     const waves = SINUSOIDS.includes(kind) && !v.off.positions
       ? [...new Set([0, 8, 24, c])].filter((j) => j < after.length).sort((a, b) => a - b).map((j) => curve(v, j)).join('') : '';
-    return `${off}${OTHERWISE[kind] ? `<p>${OTHERWISE[kind]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
+    return `${off}${v.said.positions[kind] ? `<p>${v.said.positions[kind]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
       + `${strip('+ place', added, { most: 1, lit: v.c })}${strip('= input', after, { point: to, index: v.i, lit: v.c })}`
       + `<p class="cell">column ${c}: ${number(before[c], from, `${v.i},${c}`)} + ${derived(added[c])} = ${number(after[c], to, `${v.i},${c}`)}</p>`
       + `${waves}${fold('the same with d = 4', `${four()}<p>PE${SUB('1')} is (.84147, .54030, .01000, .99995): cut off, not rounded, it is often shown as .8414.</p>`)}`;

@@ -8,7 +8,7 @@ import { logSumExp } from '../../web/page/sampling.js';
 import { readTensors } from '../live/safetensors.js';
 import { Twin } from '../live/twin.js';
 import { Pass } from './pass.js';
-import { marked, partText, piecesOf, specialText } from './pieces.js';
+import { marked, piecesOf, specialText } from './pieces.js';
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
@@ -65,7 +65,7 @@ export class Live {
   text(id) {
     if (id in this.names) return specialText(this.names[id]);
     const text = this.tokenizer.text([id]);
-    return text.includes('\ufffd') ? partText(this.tokenizer.bytes[id]) : marked(text);
+    return text.includes('\ufffd') ? 'part of a character' : marked(text);
   }
 
   pieces(ids) {

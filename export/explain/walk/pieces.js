@@ -9,12 +9,6 @@ export const marked = (text) => text.replace(/^ +/, (spaces) => '·'.repeat(spac
 
 const lengthOf = (lead) => (lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1);
 
-/** A part of a character by itself, by its bytes: of which character it is a part only its neighbours say. */
-export function partText(bytes) {
-  const at = bytes.findIndex((byte) => byte >= 0xc0);
-  return at < 0 ? 'the rest of a character' : `${bytes.length - at}/${lengthOf(bytes[at])} of a character`;
-}
-
 /** The text of each id of a sequence. tokenizer: of the web page, with `bytes` by id; names: {id: special token}. */
 export function piecesOf(tokenizer, names, ids) {
   const all = [];

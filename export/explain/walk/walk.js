@@ -9,7 +9,6 @@ import { feedForward, next, norm } from './layer_stations.js';
 import { Live, Recorded } from './models.js';
 import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
-import { moreOf } from './more.js';
 import { Missing } from './pass.js';
 import { Tour } from './tour.js';
 import { viewOf } from './view.js';
@@ -36,7 +35,7 @@ const stationsOf = ({ architecture }) => [
 /** The answer of a station, with the model's own sizes in it. */
 const answer = ({ id }, { shape }) => words(data.words.stations[id].answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
   .replaceAll('{root}', short(Math.sqrt(shape.dk), 4)));
-const view = () => ({ ...viewOf(model, pass, state), tree, seen: breakage, turns });
+const view = () => ({ ...viewOf(model, pass, state), tree, seen: breakage, turns, said: data.words });
 
 function frame() {
   const v = view();
@@ -142,7 +141,7 @@ async function read(anew) {
     fill(['break']);
     if (model.config.architecture !== 'encoder') await grow(mine);
     if (mine !== drawn) return;
-    if (find('more')) dispatchEvent(new CustomEvent('walked', { detail: moreOf(model, pass, tree, !changed) }));
+    dispatchEvent(new CustomEvent('walked', { detail: { model, pass, tree, whole: !changed } })); // which more views follow
     ready();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;

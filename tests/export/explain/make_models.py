@@ -3,7 +3,7 @@
 PYTHONPATH=.:tests/helpers python tests/export/explain/make_models.py [RUN ...]
 
 RUN: the folder of a finished run of a recipe of that name, which is taken as it is. Five minutes on a CPU core without.
-Which head looks where depends on the seed and on the machine's rounding: after it test_shipped.py says what has changed.
+Which head looks where depends on the seed and on the machine's rounding: test_shipped.py says then what has changed.
 """
 
 from __future__ import annotations

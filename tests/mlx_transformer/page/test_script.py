@@ -33,4 +33,4 @@ def test_modules_are_joined_in_the_order_of_their_needs(tmp_path):
 
 
 def test_a_style_sheet_keeps_what_selects():
-    assert compact_style("a b { c: d e;\n  f: g; }\n  h > i { j: k; }\n") == "a b{c: d e;f: g;}h > i{j: k;}"
+    assert compact_style("a b { c: d e;\n  f: g; }\n  h > i { j: k; }\n") == "a b{c:d e;f:g}h > i{j:k}"
