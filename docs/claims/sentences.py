@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.data.sentences import NOTES
@@ -57,7 +56,7 @@ def without(model: Transformer, heads: Sequence[Head]) -> Transformer:
         name = f"{stack}.layers.{layer}.{part}.output_proj.weight"
         matrix = np.array(weights[name])
         matrix[:, head * width : (head + 1) * width] = 0
-        weights[name] = mx.array(matrix)
+        weights[name] = matrix
     return Transformer.from_weights(model.config, weights)
 
 

@@ -15,16 +15,19 @@ def page(title: str, body: str, css: str = "", script: str = "", head: str = "")
     own, behind page.css; `script` runs at the end."""
     from html import escape
 
-    from .script import compact_style
-
-    base = compact_style(texts_beside(__file__, "page.css"))
     run = f"<script>{script}</script>" if script else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark">{head}<title>{escape(title)}</title>'
-        f"<style>{base}{css}</style></head><body><main>{body}</main>{run}</body></html>\n"
+        f"<style>{_base()}{css}</style></head><body><main>{body}</main>{run}</body></html>\n"
     )
+
+
+def _base() -> str:
+    from .script import compact_style
+
+    return compact_style(texts_beside(__file__, "page.css"))
 
 
 def texts_beside(file: str, *names: str) -> str:
