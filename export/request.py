@@ -14,6 +14,8 @@ CROSS_ATTENTION = "cross_attention"
 token's row. Also its key in mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
 """The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+DIMENSIONS = "dimensions"
+"""The key in mlx_transformer.json of a folder whose vectors are cut."""
 BY_TOKEN = "row_per_token"
 """The key in mlx_transformer.json of a folder whose encoder alone has a row for each token."""
 SENTENCE_EMBEDDING = "sentence_embedding"
@@ -46,6 +48,8 @@ class Request:
     """The search takes and returns strings."""
     embedding: TextEmbedding | None = None
     """What an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+    dimensions: int | None = None
+    """Numbers of a text's vector, where they are fewer than the checkpoint's."""
     by_token: bool = False
     """The graph of an encoder alone has a row for each token: a fact of the target."""
 
@@ -60,6 +64,7 @@ class Request:
         embedding = None if made is None else _embedding(**made)
         by_token = values.get(BY_TOKEN) is True
         asked = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
+        asked |= {"dimensions": values.get(DIMENSIONS)}
         return cls(config=config, shape=shape, **asked)
 
     def written(self) -> dict[str, Any]:
@@ -67,6 +72,7 @@ class Request:
         attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
         facts = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
         facts |= {BY_TOKEN: True} if self.by_token else {}
+        facts |= {DIMENSIONS: self.dimensions} if self.dimensions is not None else {}
         if (e := self.embedding) is None:
             return {**attention, **facts}
         made = {"pooling": [*e.pooling], "dense": [asdict(layer) for layer in e.dense], "normalize": e.normalize}

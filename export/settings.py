@@ -50,6 +50,9 @@ class ExportSettings:
     """The decoder layer whose attention that is, from 0; unset: the one that aligns best."""
     inputs_embeds: bool = False
     """The encoder reads vectors, inputs_embeds, in place of input_ids."""
+    dimensions: int | None = None
+    """Numbers of a text's vector, the first ones, at length 1 again where vectors are, for encoders that were trained
+    to be cut (Matryoshka); unset: all."""
     shortlist: Path | str | None = None
     """File of Marian's that names which tokens each source token may become, for searches to come; none: all; unset:
     what the model's settings name."""

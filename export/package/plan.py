@@ -16,7 +16,7 @@ from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.shortlist import open_shortlist
-from mlx_transformer.core.text_embedding import read_embedding
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding, read_embedding
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 
@@ -44,6 +44,8 @@ class Plan:
     fixed_shape: str | None
     """The text that asks for the request's shape."""
     request: Request
+    embedding: TextEmbedding | None
+    """How an encoder's vector of a text is made, cut where that was asked for."""
     generation: Settings
     """How the model generates unless told otherwise."""
     named: dict[str, Path]
@@ -68,10 +70,12 @@ class Plan:
             target.check_vectors(opened.config)
         target.for_model(opened.config)
         generation, named = _generation(opened, settings.shortlist)
+        embedding = _embedding(opened, settings.dimensions)
         return cls(
             generation=generation,
             named=named,
             checkpoint=opened,
+            embedding=embedding,
             tokenizer=tokenizer,
             target=target,
             precisions=tuple(precisions),
@@ -84,7 +88,8 @@ class Plan:
                 attention_layer=layer,
                 inputs_embeds=settings.inputs_embeds,
                 by_token=target.by_token and opened.config.architecture == "encoder",
-                embedding=target.embedding_of(opened.config, read_embedding(opened.folder, opened.config.d_model)),
+                embedding=target.embedding_of(opened.config, embedding),
+                dimensions=settings.dimensions,
             ),
         )
 
@@ -106,6 +111,18 @@ class Plan:
         """The plan of a portable package that the quality gate reads logits from: float32, and what is judged."""
         precisions, request = ("float32", *self.judged), Request(config=self.config)
         return replace(self, target=target_of("portable"), precisions=precisions, fixed_shape=None, request=request)
+
+
+def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | None:
+    """What the folder says of a text's vector, cut to so many numbers. `UserError` where there is none to cut."""
+    embedding = read_embedding(opened.folder, opened.config.d_model)
+    if embedding is not None:
+        return embedding.cut(dimensions, opened.config.d_model)
+    if dimensions is not None:
+        raise UserError(
+            f"dimensions={dimensions}: {opened.folder} has no {EMBEDDING}, which says how a text's vector is made"
+        )
+    return None
 
 
 def _generation(opened: Checkpoint, shortlist: Path | str | None) -> tuple[Settings, dict[str, Path]]:

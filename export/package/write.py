@@ -24,7 +24,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -41,7 +40,7 @@ from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
-from mlx_transformer.core.text_embedding import TextEmbedding, kept_files, read_embedding
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
@@ -137,7 +136,7 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     settings = plan.generation
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
-    embedding = read_embedding(opened.folder, config.d_model)
+    embedding = plan.embedding
     if embedding is not None:
         _write_embedding(plan, embedding, folder, texts)
     for name, file in plan.named.items():
@@ -170,8 +169,10 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
 
 def _write_embedding(plan: Plan, embedding: TextEmbedding, folder: Path, texts: dict[str, Any]) -> None:
     """How a text's vector is made, for ourselves and as sentence-transformers says it."""
-    for name, path in kept_files(plan.checkpoint.folder):
-        copyfile(path, folder / name)
+    for name, text in embedding.texts().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for name, arrays in embedding.tensors().items():
+        write_tensors(folder / name, arrays)
     for name, values in sentence_files(embedding, plan.config.d_model, plan.config.max_positions).items():
         (folder / name).parent.mkdir(exist_ok=True)
         texts[name] = values

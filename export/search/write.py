@@ -26,7 +26,7 @@ from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
-from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding, read_embedding
+from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files
@@ -149,11 +149,10 @@ def _check_text(plan: Plan, out: Path) -> None:
 
 def _embedding(plan: Plan) -> TextEmbedding:
     """How the model's folder says that a vector is made. `UserError` if it doesn't."""
-    folder = plan.checkpoint.folder
-    embedding = read_embedding(folder, plan.config.d_model)
-    if embedding is None:
+    if plan.embedding is None:
+        folder = plan.checkpoint.folder
         raise UserError(f"{folder}: has no {EMBEDDING}, which says how a text's vector is made: export a folder")
-    return embedding
+    return plan.embedding
 
 
 def _source(file: Path) -> str | None:

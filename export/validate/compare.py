@@ -317,6 +317,8 @@ def _shown(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
                 f"{checkpoint.folder}: has no {EMBEDDING}, by which the graphs' {SENTENCE_EMBEDDING} could be judged: "
                 "give the checkpoint that they were exported from"
             )
+        cut = next((e.capabilities.dimensions for e in engines if e.capabilities.gives_vectors), None)
+        embedding = embedding.cut(cut, checkpoint.config.d_model)
     return Shown(next((layer for layer in layers if layer is not None), None), embedding)
 
 

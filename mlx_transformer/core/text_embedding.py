@@ -16,7 +16,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -104,6 +104,20 @@ class TextEmbedding:
         the same of the same output."""
         dense = tuple(self.dense)
         return TextEmbedding(pooling=tuple(self.pooling), dense=dense, normalize=self.normalize, weights=self.weights)
+
+    def cut(self, dimensions: int | None, d_model: int) -> TextEmbedding:
+        """Return what gives the first numbers alone, of unit length where vectors are; None: as it is.
+
+        They are chosen by one more dense layer, a row of zeros and a one for each, which every reader of the folder
+        knows. `UserError` for more numbers than there are.
+        """
+        if dimensions is None or dimensions == (width := self.width(d_model)):
+            return self
+        if not 1 <= dimensions < width:
+            raise UserError(f"dimensions={dimensions}: the model's vectors have {width}")
+        chosen = {f"dense.{len(self.dense)}.weight": np.eye(dimensions, width, dtype=np.float32)}
+        layer = Dense(width=dimensions, activation="identity", bias=False)
+        return replace(self, dense=(*self.dense, layer), weights={**self.weights, **chosen})
 
     def shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of `weights`."""

@@ -88,11 +88,13 @@ def vectors(folder, texts):
     return torch.nn.functional.normalize(found).tolist()
 
 
-def sentence_vectors(folder, texts):
-    """The same by sentence-transformers, which the folder tells how, with its backend for ONNX."""
+def sentence_vectors(folder, texts, backend="onnx", dimensions=None):
+    """The same by sentence-transformers, which the folder tells how. dimensions: the first numbers alone, which it
+    leaves at whatever length they have unless told otherwise."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(folder, backend="onnx", device="cpu").encode(texts).tolist()
+    model = SentenceTransformer(folder, backend=backend, device="cpu", truncate_dim=dimensions)
+    return model.encode(texts, normalize_embeddings=dimensions is not None).tolist()
 
 
 def decode(tokenizer, rows):

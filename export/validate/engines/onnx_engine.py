@@ -179,6 +179,7 @@ class OnnxEngine(OnnxFiles):
             reads_vectors=self.folder.request.inputs_embeds,
             attention_layer=self.folder.request.attention_layer,
             gives_vectors=self.folder.request.embedding is not None,
+            dimensions=self.folder.request.dimensions,
         )
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, TappedSession] = {}

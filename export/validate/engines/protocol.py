@@ -103,6 +103,8 @@ class Capabilities:
     """The layer whose cross-attention its graphs return; None: they return none."""
     gives_vectors: bool = False
     """Its graphs return texts' vectors."""
+    dimensions: int | None = None
+    """Numbers of them, where they are fewer than the checkpoint's."""
     among: bool = False
     """It has a way of its own to compute the logits of given ids alone."""
 

@@ -135,6 +135,13 @@ def test_on_the_command_line(file: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert np.load(tmp_path / "v.npy").shape == (2, 32)
 
 
+def test_fewer_dimensions(checkpoint: Path, file: Path, tmp_path: Path) -> None:
+    cut = export_search(checkpoint, tmp_path / "cut.onnx", text=True, dimensions=16)
+    found = vectors(cut, NASTY)
+    np.testing.assert_allclose(found, open_file(file).embed(NASTY, dimensions=16), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(open_file(cut).embed(NASTY).shape, found.shape)
+
+
 def test_what_a_file_can_t_do_is_said(checkpoint: Path, file: Path, tmp_path: Path) -> None:
     opened = open_file(file)
     for options in ({"pooling": "cls"}, {"normalize": False}, {"prompt_name": "query"}):

@@ -19,9 +19,11 @@ from small_models import alone, write_text_model
 from export import OnnxTransformer, export_onnx
 from export.request import SENTENCE_EMBEDDING, Request
 from export.validate import compare
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.core.text_embedding import EMBEDDING, Dense, TextEmbedding
+from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.system.errors import UserError
 
@@ -161,3 +163,46 @@ def test_a_folder_that_says_nonsense_of_vectors_is_damaged(told: Any, tmp_path: 
     spec.write_text(json.dumps({**json.loads(spec.read_text()), SENTENCE_EMBEDDING: told}))
     with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged \(.*; export the model again"):
         OnnxTransformer(folder, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("made", "package"),
+    [*combined({"mean": 16, "dense": 16}, {"portable": 0, "cpu": 0}), ("mean", "coreml"), ("all ways", "web")],
+)
+def test_fewer_dimensions_are_the_first_ones_at_length_1_again(made: str, package: str, tmp_path: Path) -> None:
+    checkpoint, folder = written(MADE[made], tmp_path, dimensions=16, **PACKAGES[package])
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, threads=1)
+    assert report.equal, report.failures()
+    assert SENTENCE_EMBEDDING in {point.tap for point in report.points}
+    found = vectors(OnnxTransformer(folder, threads=1), ROWS)
+    assert found.shape == (len(ROWS), 16)
+    model = Transformer.load(checkpoint)
+    whole = Embedder(model.config, None, MADE[made], model.token_vectors, dimensions=16)
+    np.testing.assert_allclose(found, whole.vectors(ROWS, of_text=False), rtol=0, atol=3e-6)
+    theirs = read_sentence_folder(folder).embedding
+    assert theirs.width(WIDTH) == 16
+    np.testing.assert_array_equal(theirs.weights[f"dense.{len(theirs.dense) - 1}.weight"][:, :16], np.eye(16))
+
+
+def test_fewer_dimensions_than_a_register_holds_are_left_to_the_host(tmp_path: Path) -> None:
+    checkpoint, folder = written(MADE["mean"], tmp_path, dimensions=5)
+    assert SENTENCE_EMBEDDING not in outputs(folder)
+    found = vectors(OnnxTransformer(folder), ROWS, graph=False)
+    model = Transformer.load(checkpoint)
+    whole = Embedder(model.config, None, MADE["mean"], model.token_vectors, dimensions=5)
+    np.testing.assert_allclose(found, whole.vectors(ROWS, of_text=False), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "told"), [(0, "dimensions=0: the model's vectors have"), (999, "dimensions=999: the model's")]
+)
+def test_dimensions_that_it_has_not(dimensions: int, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=told):
+        written(MADE["mean"], tmp_path, dimensions=dimensions)
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_a_model_without_vectors_has_none_to_cut(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dimensions=16: .*has no embedding.json"):
+        write_model(alone("paper", "encoder"), tmp_path, 3, dimensions=16)
