@@ -32,7 +32,7 @@ help:
 	@echo 'make test-arm64     a part of the tests on an ARM processor, emulated (Debian: apt install qemu-user-static)'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
-	@echo 'make test-consumers Optimum, transformers.js, onnxruntime-genai against MLX, clients of the server (MODEL=folder)'
+	@echo 'make test-consumers Optimum, sentence-transformers, transformers.js and others against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
 	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
@@ -227,7 +227,7 @@ test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.inst
 PEERS := tests/peers
 PEERS_VENV := .venv-peers
 
-test-peers: $(VENV)/.installed-dev $(PEERS_VENV)/.installed
+test-peers: has-node $(VENV)/.installed-dev $(PEERS_VENV)/.installed $(NODE_MODULES)/.installed
 	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) $(ARGS)
 
 $(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
@@ -270,11 +270,11 @@ has-node:
 	fi
 
 $(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-dev
-	@echo 'Installing Optimum, transformers, torch, onnxruntime-genai and clients of the server into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
+	@echo 'Installing Optimum, transformers, sentence-transformers, torch, onnxruntime-genai and clients of the server into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
 	@$(BIN)/python -m venv --clear $(CONSUMERS_VENV)
 	@$(CONSUMERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers torch onnxruntime-genai \
-	  openai libretranslatepy
+	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers sentence-transformers torch \
+	  onnxruntime-genai openai libretranslatepy
 	@touch $@
 
 # Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.

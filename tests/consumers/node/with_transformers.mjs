@@ -87,12 +87,17 @@ const KINDS = {
     return (await extractor(texts, { pooling: 'mean', normalize: true })).tolist();
   },
 
-  /** The same by one file that takes text, on ONNX Runtime's WebAssembly build. */
-  async text_vectors({ file, texts }) {
+  /** The same by one file that takes text, on ONNX Runtime's WebAssembly build, so many texts at a time. */
+  async text_vectors({ file, texts, batch = texts.length }) {
     const session = await web.InferenceSession.create(readFileSync(file), { executionProviders: ['wasm'] });
-    const { sentence_embedding: found } = await session.run({ text: new web.Tensor('string', texts, [texts.length]) });
-    const width = found.dims[1];
-    return texts.map((_, i) => Array.from(found.data.slice(i * width, (i + 1) * width)));
+    const vectors = [];
+    for (let start = 0; start < texts.length; start += batch) {
+      const part = texts.slice(start, start + batch);
+      const { sentence_embedding: found } = await session.run({ text: new web.Tensor('string', part, [part.length]) });
+      const width = found.dims[1];
+      for (let i = 0; i < part.length; i += 1) vectors.push(Array.from(found.data.slice(i * width, (i + 1) * width)));
+    }
+    return vectors;
   },
 
   /** Open every graph ({name: whose data file it uses}), run the first one on {name: [type, data, dims]}. */
