@@ -1,21 +1,28 @@
-"""Texts to vectors a second: ours beside ONNX Runtime as it is, which is how fastembed runs a model.
+"""Texts to vectors a second: ours beside others, of which each computes the same lines in the same batches, in turns.
 
     python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER
+    python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER --peers PYTHON --published MODEL
 
-CHECKPOINT: an imported folder of sentence-transformers. Each engine computes the same lines in the same batches, in
-turns, so that a busy machine slows all of them; a ratio is the median of those of the rounds. Of one thread the time is
-the processor's, which other programs take less of. Ours is the package of target cpu, a row for each token; the other
-pads each batch to its longest text, runs target portable's graph, and pools what comes out. Tokenizing counts for both.
-The vectors of both are compared first.
+CHECKPOINT: an imported folder of sentence-transformers. Ours is the package of target cpu, a row for each token; plain
+is ONNX Runtime as it is, which is how fastembed runs a model: it pads each batch to its longest text, runs target
+portable's graph, and pools what comes out. With --peers, an interpreter with torch, sentence-transformers, optimum-onnx
+and ctranslate2, there are those too, made of MODEL, the published folder (`engines/vectors.py`).
+
+A ratio is the median of those of the rounds, to the best of the others. With one thread the time is the processor's,
+which other programs take less of. Tokenizing counts for all. In float32 the vectors are compared first.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -29,6 +36,13 @@ from mlx_transformer.data.corpus import read_lines
 Engine = Callable[[Sequence[str]], NDArray]
 BATCHES, THREADS = (1, 8, 64), (1, 2)
 Clock = Callable[[], float]
+PEERS = (
+    "optimum:float32",
+    "sentence-transformers:float32",
+    "ctranslate2:float32",
+    "optimum:int8",
+    "ctranslate2:int8",
+)
 
 
 def plain(folder: Path, precision: str, threads: int) -> Engine:
@@ -59,65 +73,125 @@ def plain(folder: Path, precision: str, threads: int) -> Engine:
     return embed
 
 
-def seconds(engine: Engine, texts: Sequence[str], batch: int, clock: Clock) -> float:
-    """Return how long an engine takes for the texts, so many at a time."""
-    began = clock()
-    for i in range(0, len(texts), batch):
-        engine(texts[i : i + batch])
-    return clock() - began
+class Peer:
+    """An engine in a process of its own."""
+
+    def __init__(self, name: str, python: str, published: Path, folder: Path, threads: int):
+        command = [python, "-m", "engines.vectors", name, str(published), str(folder), str(threads)]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._answer()
+
+    def vectors(self, texts: Sequence[str]) -> NDArray:
+        return np.array(self._ask(texts=list(texts), vectors=True)["vectors"])
+
+    def seconds(self, texts: Sequence[str], batch: int, clock: Clock) -> float:
+        return self._ask(texts=list(texts), batch=batch)["cpu" if clock is time.process_time else "wall"]
+
+    def close(self) -> None:
+        self.process.communicate()
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit("a peer's process ended: see above")
+        return json.loads(line)
+
+
+class Here:
+    """An engine in this process."""
+
+    def __init__(self, embed: Engine):
+        self.vectors = embed
+
+    def seconds(self, texts: Sequence[str], batch: int, clock: Clock) -> float:
+        began = clock()
+        for i in range(0, len(texts), batch):
+            self.vectors(texts[i : i + batch])
+        return clock() - began
+
+    def close(self) -> None:
+        pass
 
 
 def measure(
-    engines: dict[str, Engine], texts: Sequence[str], batch: int, rounds: int, clock: Clock
+    engines: Mapping[str, Here | Peer], texts: Sequence[str], batch: int, rounds: int, clock: Clock
 ) -> dict[str, list[float]]:
     """Return the seconds of each round of each engine, which take turns."""
     for engine in engines.values():
-        engine(texts[:batch])
+        engine.seconds(texts[:batch], batch, clock)
     found: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
         for name, engine in engines.items():
-            found[name].append(seconds(engine, texts, batch, clock))
+            found[name].append(engine.seconds(texts, batch, clock))
     return found
 
 
-def row(name: str, batch: int, threads: int, texts: int, found: dict[str, list[float]]) -> tuple[str, float]:
-    """Return a line of the table, and how many times as fast ours is."""
-    ratio = median(theirs / ours for theirs, ours in zip(found["plain"], found["ours"], strict=True))
-    speeds = [f"{texts / median(found[engine]):,.0f}" for engine in ("ours", "plain")]
-    return f"| {name} | {batch} | {threads} | {speeds[0]} | {speeds[1]} | {ratio:.2f} |", ratio
+def row(precision: str, batch: int, threads: int, texts: int, found: dict[str, list[float]]) -> tuple[str, float]:
+    """Return a line of the table, and how many times as fast as the best of the others ours is."""
+    ratios = [min(round_[1:]) / round_[0] for round_ in zip(*found.values(), strict=True)]
+    speeds = [f"{texts / median(times):,.0f}" for times in found.values()]
+    ratio = median(ratios)
+    return f"| {precision} | {batch} | {threads} | {' | '.join(speeds)} | {ratio:.2f} |", ratio
+
+
+def engines_of(precision: str, threads: int, options: argparse.Namespace) -> dict[str, Here | Peer]:
+    """Ours first. Peers have no int8 with torch."""
+    portable, by_token = (options.folder / name for name in ("portable", "cpu"))
+    ours = OnnxTransformer(by_token, precision=precision, threads=threads)
+    engines: dict[str, Here | Peer] = {"ours": Here(ours.embed), "plain": Here(plain(portable, precision, threads))}
+    names = [name for name in PEERS if name.endswith(f":{precision}")] if options.peers else []
+    for name in names:
+        place = options.folder / name.replace(":", "-")
+        engines[name] = Peer(name, options.peers, options.published, place, threads)
+    return engines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="one text a line")
-    parser.add_argument("--folder", type=Path, required=True, help="new or empty, for the package")
+    parser.add_argument("--folder", type=Path, required=True, help="new or empty, for what engines load")
     parser.add_argument("--lines", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", nargs="+", default=["float32", "int8"])
     parser.add_argument("--threads", nargs="+", type=int, default=THREADS)
+    parser.add_argument("--batch", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--peers", help="a Python with the others")
+    parser.add_argument("--published", type=Path, help="the model's folder as it was published, for them")
     options = parser.parse_args()
+    if (options.peers is None) != (options.published is None):
+        parser.error("--peers and --published: give both or none")
     texts = [line for line in read_lines(options.text) if line.strip()][: options.lines]
     precisions = list(dict.fromkeys(["float32", *options.precision]))
-    scales = "token" if "int8" in precisions else None
-    wanted = {"precision": precisions, "int8_scales": scales}
-    folder = export_onnx(options.checkpoint, options.folder / "portable", **wanted)
-    by_token = export_onnx(options.checkpoint, options.folder / "cpu", target="cpu", **wanted)
+    wanted = {"precision": precisions, "int8_scales": "token" if "int8" in precisions else None}
+    export_onnx(options.checkpoint, options.folder / "portable", **wanted)
+    export_onnx(options.checkpoint, options.folder / "cpu", target="cpu", **wanted)
     ratios = []
-    print("| precision | batch | threads | ours, texts/s | ONNX Runtime as it is | ratio |\n|-|-|-|-|-|-|")
     for precision in options.precision:
         for threads in options.threads:
             clock = time.process_time if threads == 1 else time.perf_counter
-            ours = OnnxTransformer(by_token, precision=precision, threads=threads)
-            engines: dict[str, Engine] = {"ours": ours.embed, "plain": plain(folder, precision, threads)}
-            if precision == "float32":
-                np.testing.assert_allclose(engines["ours"](texts[:16]), engines["plain"](texts[:16]), atol=1e-5)
-            for batch in BATCHES:
-                found = measure(engines, texts, batch, options.rounds, clock)
-                line, ratio = row(precision, batch, threads, len(texts), found)
+            engines = engines_of(precision, threads, options)
+            print(f"\n| precision | batch | threads | {' | '.join(engines)} | ratio |\n|-|-|-|-|{'-|' * len(engines)}")
+            for engine in list(engines.values())[1:] if precision == "float32" else []:
+                np.testing.assert_allclose(engine.vectors(texts[:16]), engines["ours"].vectors(texts[:16]), atol=1e-5)
+            for batch in options.batch:
+                line, ratio = row(
+                    precision, batch, threads, len(texts), measure(engines, texts, batch, options.rounds, clock)
+                )
                 print(line, flush=True)
                 ratios.append(ratio)
-    print(f"\nGeometric mean of the ratios: {geometric_mean(ratios):.2f}")
+            for engine in engines.values():
+                engine.close()
+    print(f"\nGeometric mean of the ratios: {geometric_mean(ratios):.2f}, the smallest {min(ratios):.2f}")
 
 
 if __name__ == "__main__":
