@@ -1,7 +1,8 @@
 """The scales of Marian's int8: one multiplier for each matrix and one for what comes to it, 127 steps on either side.
 
-Our own int8 has a scale for each output and uses the signs that a product doesn't have; Marian's files hold neither. So
-scales for them are taken from a text by themselves, and judged as our own are, on integers that are the file's.
+Our own int8 may have a scale for each output and uses the signs that a product doesn't have; Marian's files hold
+neither. So scales for them are taken from a text by themselves, and judged as our own are, on integers that are the
+file's.
 """
 
 from __future__ import annotations

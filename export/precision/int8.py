@@ -1,4 +1,4 @@
-"""int8: signed weights with one scale an output, activations quantised with a scale a row or with fixed ones.
+"""int8: signed weights, one scale an output or a matrix; activations with a scale a row or fixed ones.
 
     x --> Abs --> ReduceMax --> m --+-------------------------------------------+
     |                               |                                           |
