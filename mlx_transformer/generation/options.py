@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -181,10 +182,14 @@ class Options:
 def _problems_of_ids(name: str, given: Any) -> list[str]:
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
         return [f"{name}={given!r:.60} must be a list of ids"]
-    wrong = [
-        id for id in given if isinstance(id, bool) or not isinstance(id, Integral) or int(id) not in range(LONGEST)
-    ]
-    return [f"{name}: {wrong[0]!r:.60} is no id" for _ in wrong[:1]]
+    wrong = (id for id in given if not _is_id(id))
+    return [f"{name}: {id!r:.60} is no id" for id in islice(wrong, 1)]
+
+
+def _is_id(value: Any) -> bool:
+    # An int's own type is asked for first: thousands of sequences may be banned.
+    whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    return whole and 0 <= int(value) < LONGEST
 
 
 def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:

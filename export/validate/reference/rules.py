@@ -79,10 +79,9 @@ def forced(step: int, limit: int, c: TransformerConfig, o: Options) -> int | Non
 
 def penalised(scores: Array, before: Sequence[int], o: Options) -> Array:
     """Return scores (V,) with those of all that was written or read `before` made worse."""
-    scores = scores.copy()
-    for token in {*before}:
-        score = scores[token]
-        scores[token] = score * o.repetition_penalty if score < 0 else score / o.repetition_penalty
+    scores, known = scores.copy(), [*{*before}]
+    was = scores[known]
+    scores[known] = np.where(was < 0, was * o.repetition_penalty, was / o.repetition_penalty)
     return scores
 
 
@@ -99,7 +98,8 @@ def allowed(scores: Array, before: Sequence[int], step: int, c: TransformerConfi
     if step == len(o.forced_first):
         never |= {*o.suppressed_first}
     read = tuple(before)
-    never |= {ids[-1] for ids in o.banned_sequences if read[-len(ids) + 1 :] == ids[:-1]}
+    begun = [ids for ids in o.banned_sequences if ids[-2] == read[-1]]  # few of what may be a whole vocabulary's
+    never |= {ids[-1] for ids in begun if read[-len(ids) + 1 :] == ids[:-1]}
     scores = scores.copy()
     scores[sorted(never)] = -np.inf
     return scores
