@@ -354,15 +354,16 @@ multi30k: $(VENV)/.installed
 	@$(BIN)/mlx-transformer evaluate '$(MULTI30K_OUT)' \
 	  --source '$(DATA)/test_2016_flickr.en' --reference '$(DATA)/test_2016_flickr.de'
 
-# Those of the README: how a quickstart was trained, and that both runtimes are equal.
+# Those of the README: one word through the model that ships, and that both runtimes are equal.
 pictures: has-chromium $(VENV)/.installed
 	@if [ ! -f '$(OUT)/report/validate.html' ]; then echo 'make: pictures needs a finished make quickstart OUT=$(OUT)' >&2; exit 1; fi
-	@$(BIN)/mlx-transformer explain '$(OUT)' 'February 28, 1992' --with '$(OUT)/onnx' --out '$(OUT)/report/explain.html' --force
+	@$(BIN)/mlx-transformer explain --out '$(OUT)/report/walk.html' --force
 	@mkdir -p docs/pictures
-	@for page in explain validate; do \
-	  "$$($(FIND_CHROMIUM))" --headless --no-sandbox --hide-scrollbars --window-size=1040,860 \
-	    --screenshot="docs/pictures/$$page.png" "file://$$(cd '$(OUT)/report' && pwd)/$$page.html" 2>/dev/null || exit 1; \
-	  echo "docs/pictures/$$page.png"; \
+	@for page in walk:explain validate:validate; do \
+	  picture="docs/pictures/$${page#*:}.png"; \
+	  "$$($(FIND_CHROMIUM))" --headless --no-sandbox --hide-scrollbars --window-size=1040,860 --virtual-time-budget=5000 \
+	    --screenshot="$$picture" "file://$$(cd '$(OUT)/report' && pwd)/$${page%:*}.html" 2>/dev/null || exit 1; \
+	  echo "$$picture"; \
 	done
 
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
