@@ -20,9 +20,9 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 HERE = Path(__file__).parent
 
 
-def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = None) -> str:
+def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = None, policy: str = POLICY) -> str:
     """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
-    sentence in the first, of what `content.content` returns."""
+    sentence in the first, of what `content.content` returns. `policy`: what the page may ask for."""
     words = tomllib.loads(kit.texts_beside(__file__, "walk/words.toml"))
     walk = kit.texts_beside(__file__, "walk/shell.html")
     body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
@@ -35,7 +35,7 @@ def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = N
         drawn = f"const draw = (data, signal) => {{{kit.texts_beside(__file__, *SCRIPTS)}}};"
         script += f"(() => {{{compact(drawn)}{joined(HERE / 'following.js')}}})();"
         title = f"explain: {data['text']}"
-    head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
     return kit.page(title, body, compact_style(css), script, head)
 
 

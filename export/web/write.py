@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -19,6 +19,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
 
 from .assets import WASM, WEBGPU, find_package, version_of
+from .inside import PAGE as INSIDE
+from .inside import inside_page, tapped
 from .models import Graph, SiteModel, facts_of, read_models
 from .site import FORMAT, SERVICE_WORKER, SITE, is_site
 
@@ -54,6 +56,7 @@ def write_site(
     found = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(found)
     listed = _shortlist(found[0], settings.shortlist)
+    inside = tapped(found) if settings.taps else None
     package = find_package(None if settings.assets is None else Path(settings.assets), told)
     webgpu = any(model.webgpu for model in found)
     with replace_folder(out, "site") as folder:
@@ -67,6 +70,7 @@ def write_site(
             shutil.copyfile(listed, folder / SHORTLIST)
         heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
         entries = [_copy_model(model, folder) for model in found]
+        facts_inside = None if inside is None else _copy_inside(*inside, folder, heading)
         _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
         facts = {
             "format": FORMAT,
@@ -76,6 +80,7 @@ def write_site(
             "config": facts_of(found[0].config, found[0].settings),
             "shortlist": None if listed is None else {"file": SHORTLIST, "shared": _shares_ids(found[0])},
             "models": entries,
+            "inside": facts_inside,
             "files": _listed(folder),
         }
         _write_json(folder / SITE, facts)
@@ -116,13 +121,22 @@ def _copy_page(folder: Path) -> None:
 def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
     """Its entry in site.json."""
     place = f"models/{model.name.replace(', ', '-').replace(' ', '-')}"
-    (folder / place).mkdir(parents=True)
+    (folder / place).mkdir(parents=True, exist_ok=True)
     graphs = {name: _copy_graph(graph, folder, place) for name, graph in model.graphs.items()}
     paths = {graph["graph"] for graph in graphs.values()} | {d["file"] for g in graphs.values() for d in g["data"]}
     size = sum((folder / path).stat().st_size for path in paths)
     entry: dict[str, Any] = {"name": model.name, "kind": model.kind, "bytes": size}
     where = {"webgpu": model.webgpu, "float16": model.float16}
     return {**entry, **where, "graphs": graphs, "names": model.names, "attention": model.attention}
+
+
+def _copy_inside(model: SiteModel, taps: Mapping[str, Mapping[str, str]], folder: Path, title: str) -> dict[str, Any]:
+    """Write the page that looks into the graphs; its entry in site.json."""
+    (folder / INSIDE).write_text(inside_page(model, title), encoding="utf-8")
+    entry = _copy_model(model, folder)
+    for name, points in taps.items():
+        entry["names"][name]["outputs"] |= points
+    return entry | {"taps": taps}
 
 
 def _copy_graph(graph: Graph, folder: Path, place: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ function halves(raw) {
   return readTensors(file.buffer).x.data;
 }
 
+/** One pass that was recorded; or, where the page names a module that runs the model, that pass of what is typed. */
 export class Recorded {
   constructor(spec) {
     Object.assign(this, { spec, config: spec.config, live: false, vocabulary: spec.config.vocab_size });
@@ -44,9 +45,10 @@ export class Recorded {
     return this.spec.texts[id] ?? `#${id}`;
   }
 
-  async read() {
+  async read(text) {
     const { spec } = this;
-    return new Pass(this.config, recordedPoints(spec.points), spec.tokens, spec.pieces, { text: spec.text, output: spec.output, given: spec.given });
+    if (spec.module) Object.assign(spec, await (await import(spec.module)).read(text));
+    return new Pass(this.config, spec.module ? spec.points : recordedPoints(spec.points), spec.tokens, spec.pieces, { text: spec.text, output: spec.output, given: spec.given });
   }
 }
 

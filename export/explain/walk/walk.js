@@ -287,7 +287,8 @@ function tabs() {
 function begin() {
   if (readLink(state, START)) wanted = null;
   find('text').value = state.text;
-  find('text').readOnly = !data.models[state.model].weights;
+  const { weights, module } = data.models[state.model];
+  find('text').readOnly = !weights && !module;
   tabs();
   find('glossary-list').innerHTML = Object.entries(data.words.glossary).map(([term, said]) => `<li>${entry(term, said)}</li>`).join('');
   find('key').innerHTML = key();

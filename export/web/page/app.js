@@ -19,6 +19,7 @@ async function begin() {
   about = await client.ask('begin', { base: document.baseURI });
   site = await (await fetch('site.json')).json();
   find('title').textContent = document.title = site.title;
+  showInside(site.inside);
   find('made-of').textContent = `onnxruntime-web ${site.onnxruntime_web}; all files come from this site.`;
   find('device').querySelector('[value="webgpu"]').disabled = !about.webgpu;
   const why = 'One thread: this page is not cross-origin isolated (its server sends no COOP and COEP headers).';
@@ -28,6 +29,13 @@ async function begin() {
   showMethod();
   await open(0);
   await offerOffline();
+}
+
+/** The link to the page that looks into the graphs, with what is typed. */
+function showInside(inside) {
+  find('inside').hidden = !inside;
+  const link = find('inside').querySelector('a');
+  link.addEventListener('click', () => { if (source()) link.hash = new URLSearchParams({ text: source() }); });
 }
 
 /** Opens model number `number`; what was typed is translated again. */

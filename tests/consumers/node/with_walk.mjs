@@ -2,7 +2,7 @@
 //
 //     CHROMIUM=/usr/bin/chromium node with_walk.mjs TASKS.json ANSWERS.json
 //
-// TASKS: [{page, model, texts, switches, link, width}]. Each text is typed; of every stack, layer and head all numbers
+// TASKS: [{page, model, texts, switches, link, width}]; page: a file, or an address. Each text is typed; of every stack, layer and head all numbers
 // that name a point are read. ANSWERS: for each page {texts: [{output, numbers: {point: {index: value}}, sums}], off:
 // {switch: {name: value}}, ...}. Beside ANSWERS.json: pictures.
 
@@ -72,12 +72,13 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
   const page = await browser.newPage();
   page.on('console', (message) => message.type() === 'error' && answer.problems.push(message.text()));
   page.on('pageerror', (error) => answer.problems.push(String(error.stack ?? error)));
-  page.on('request', (request) => request.url().startsWith('file:') || request.url().startsWith('data:') || answer.requests.push(request.url()));
+  const url = file.startsWith('http:') ? file : pathToFileURL(file).href;
+  const own = [new URL(url).origin === 'null' ? 'file:' : new URL(url).origin, 'data:'];
+  page.on('request', (request) => own.some((begin) => request.url().startsWith(begin)) || answer.requests.push(request.url()));
   await page.addInitScript(() => { // what goes wrong ends the waiting
     for (const kind of ['error', 'unhandledrejection']) addEventListener(kind, () => { document.documentElement.dataset.ready = 'failed'; });
   });
   await page.setViewportSize({ width, height: 900 });
-  const url = pathToFileURL(file).href;
   await page.goto(url, { timeout: PATIENCE });
   await ready(page);
   answer.questions = await page.evaluate(() => [...document.querySelectorAll('.answer')].map((each) => [each.querySelector('h3').textContent, each.querySelector('p').textContent, each.closest('section').querySelectorAll('.n').length]));

@@ -235,3 +235,32 @@ def test_damage_is_found(made, tmp_path):
     assert "app.js" in site_files(site, verify=False)
     with pytest.raises(UserError, match="is no site; write one"):
         site_files(made)
+
+
+def test_taps_add_a_page_and_outputs_and_nothing_else(made, tmp_path, site):
+    """No node, no initializer; the weights stay one file."""
+    tapped = written(made, tmp_path / "site", taps=True)
+    facts = json.loads((tapped / SITE).read_text(encoding="utf-8"))
+    inside = facts["inside"]
+    first = facts["models"][0]
+    assert '"module":"./inside.js"' in (tapped / "inside.html").read_text(encoding="utf-8")
+    for name, points in inside["taps"].items():
+        plain = onnx.load(tapped / first["graphs"][name]["graph"], load_external_data=False)
+        shown = onnx.load(tapped / inside["graphs"][name]["graph"], load_external_data=False)
+        assert [each.SerializeToString() for each in plain.graph.node] == [
+            each.SerializeToString() for each in shown.graph.node
+        ]
+        assert inside["graphs"][name]["data"] == first["graphs"][name]["data"]
+        outputs = [value.name for value in shown.graph.output]
+        assert set(points.values()) <= set(outputs)
+        assert points.items() <= inside["names"][name]["outputs"].items()
+    every = inside["taps"]["encoder"].keys() | inside["taps"]["decoder"].keys()
+    assert {"encoder.layers.0.self_attention.weights", "decoder.layers.0.cross_attention.scores", "logits"} <= every
+    assert json.loads((site / SITE).read_text(encoding="utf-8"))["inside"] is None
+    assert not (site / "inside.html").exists()
+
+
+def test_taps_need_a_model_that_is_searched_step_by_step(made, tmp_path):
+    with pytest.raises(UserError, match=r"^--taps needs a folder of export --target web"):
+        written(made, tmp_path / "site", "mine.onnx", taps=True)
+    assert not (tmp_path / "site").exists()

@@ -1,0 +1,66 @@
+"""`inside.html` of a site: one word through the exported graphs, all of whose inner values are outputs there. No node
+and no weight is added, so that what is shown is what the graphs compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from export.explain.page import page
+from export.graph.protos import add_taps, read_model
+from export.validate.findings import inner_names
+from export.validate.locate.isolate_onnx import points_of
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import output_weight_name
+from mlx_transformer.system.errors import UserError
+
+from .models import Graph, SiteModel
+
+PAGE = "inside.html"
+POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; connect-src 'self'; "
+    "style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+)
+SAID = "The graphs of this site: their inner values, computed here by onnxruntime-web. Type, and everything moves."
+FIRST = "Hello"
+
+
+def tapped(models: list[SiteModel]) -> tuple[SiteModel, dict[str, dict[str, str]]]:
+    """Return the first model that the page searches with step by step, with every point of its graphs as an output
+    under another file name, and {graph: {point: output}}. `UserError` if there is none."""
+    model = next((model for model in models if model.kind == "steps"), None)
+    if model is None:
+        raise UserError(
+            "--taps needs a folder of export --target web: a file with the search shows nothing from within"
+        )
+    graphs: dict[str, Graph] = {}
+    taps = {}
+    for name, graph in model.graphs.items():
+        proto = read_model(graph.file)
+        taps[name] = points_of(proto.graph, inner_names(model.config))
+        contents = add_taps(proto, list(taps[name].values())).SerializeToString(deterministic=True)
+        graphs[name] = replace(graph, file=Path(f"{graph.file.stem}-inside.onnx"), contents=contents)
+        taps[name] |= _same(model.config, taps[name])
+    return replace(model, graphs=graphs), taps
+
+
+def _same(config: TransformerConfig, taps: dict[str, str]) -> dict[str, str]:
+    """Return the outputs of layers, which are those of their last norms or sums."""
+    last = "feed_forward_norm" if config.norm_placement == "post" else "feed_forward.residual"
+    ends = {name: value for name, value in taps.items() if name.endswith(f".{last}")}
+    return {name.removesuffix(f".{last}"): value for name, value in ends.items()}
+
+
+def inside_page(model: SiteModel, title: str) -> str:
+    """Return the page, which runs `inside.js` beside it."""
+    spec: dict[str, Any] = {
+        "title": title,
+        "said": SAID,
+        "module": "./inside.js",
+        "examples": [{"text": FIRST, "at": {}}],
+        "config": model.config.to_dict(),
+        "classifier": output_weight_name(model.config),
+        "parameters": {},
+    }
+    return page([spec], policy=POLICY)
