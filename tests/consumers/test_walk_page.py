@@ -146,6 +146,14 @@ def test_ten_questions_have_an_answer(answers: dict[str, Any]) -> None:
     assert answers["sentences"]["glossary"] >= 40
 
 
+def test_times_are_measured(answers: dict[str, Any]) -> None:
+    """And printed (`-s`): first text, everything drawn, a key to other strips, a text to its whole output."""
+    for name, answer in answers.items():
+        print(f"{name}: {answer['times']}")
+        assert set(answer["times"]) == {"paint", "all", "key", "text"}
+        assert 0 < answer["times"]["paint"] <= answer["times"]["all"]
+
+
 def test_the_page_is_small_and_asks_for_nothing(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES

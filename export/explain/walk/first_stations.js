@@ -3,7 +3,6 @@
 import { derived, escaped, fold, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
 
 export const SINUSOIDS = ['sinusoidal', 'sinusoidal_halves', 'sinusoidal_concat'];
-const SUB = (i) => `<sub>${i}</sub>`;
 
 /** How much column j of the paper's positions turns at each position, and whether it is a cosine. */
 export function wave(config, j) {
@@ -24,7 +23,7 @@ export const token = {
     const V = v.vocabulary;
     const place = (100 * v.ids[v.i]) / V;
     return `<div class="chips" role="group" aria-label="pieces and ids">${tokens.join('')}</div>`
-      + `<p>As a vector this id is <b>one-hot</b>: ${V.toLocaleString('en')} numbers, all 0 but a 1 at place ${v.ids[v.i]}. Any two such vectors are equally far apart (√2), so they say nothing of meaning.</p>`
+      + `<p>As a vector this id is <b>one-hot</b>: ${V.toLocaleString('en')} numbers, all 0 but a 1 at place ${v.ids[v.i]}.</p>`
       + `<div class="onehot" role="img" aria-label="one-hot: a 1 at place ${v.ids[v.i]} of ${V}"><i style="left:${place}%"></i></div>`;
   },
 };
@@ -83,6 +82,6 @@ export const position = {
     return `${off}${v.said.positions[kind] ? `<p>${v.said.positions[kind]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
       + `${strip('+ place', added, { most: 1, lit: v.c })}${strip('= input', after, { point: to, index: v.i, lit: v.c })}`
       + `<p class="cell">column ${c}: ${number(before[c], from, `${v.i},${c}`)} + ${derived(added[c])} = ${number(after[c], to, `${v.i},${c}`)}</p>`
-      + `${waves}${fold('the same with d = 4', `${four()}<p>PE${SUB('1')} is (.84147, .54030, .01000, .99995): cut off, not rounded, it is often shown as .8414.</p>`)}`;
+      + `${waves}${fold('the same with d = 4', `${four()}<p>${v.said.stations.position.four}</p>`)}`;
   },
 };

@@ -4,7 +4,7 @@
 //
 // TASKS: [{page, model, texts, switches, link, width}]; page: a file, or an address. Each text is typed; of every stack, layer and head all numbers
 // that name a point are read. ANSWERS: for each page {texts: [{output, numbers: {point: {index: value}}, sums}], off:
-// {switch: {name: value}}, ...}. Beside ANSWERS.json: pictures.
+// {switch: {name: value}}, times, ...}: milliseconds, which depend on the machine. Beside ANSWERS.json: pictures.
 
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -42,8 +42,22 @@ const ready = (page) => page.waitForFunction(() => document.documentElement.data
 
 async function typed(page, text) {
   await page.evaluate(() => { delete document.documentElement.dataset.ready; });
+  const began = Date.now();
   await page.fill('#text', text);
   await ready(page);
+  return Date.now() - began;
+}
+
+const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
+
+/** In the page: milliseconds from a key to other strips, laid out; and to its first text. */
+function waited() {
+  const keys = Array.from({ length: 9 }, (_, n) => {
+    const began = performance.now();
+    document.body.dispatchEvent(new KeyboardEvent('keydown', { key: n % 2 ? 'ArrowLeft' : 'ArrowRight', bubbles: true }));
+    return document.body.offsetHeight && performance.now() - began;
+  });
+  return { keys, paint: performance.getEntriesByName('first-contentful-paint')[0]?.startTime };
 }
 
 /** All stacks, layers and heads: the numbers of each, together. */
@@ -79,8 +93,10 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
     for (const kind of ['error', 'unhandledrejection']) addEventListener(kind, () => { document.documentElement.dataset.ready = 'failed'; });
   });
   await page.setViewportSize({ width, height: 900 });
+  const began = Date.now();
   await page.goto(url, { timeout: PATIENCE });
   await ready(page);
+  const all = Date.now() - began;
   answer.questions = await page.evaluate(() => [...document.querySelectorAll('.answer')].map((each) => [each.querySelector('h3').textContent, each.querySelector('p').textContent, each.closest('section').querySelectorAll('.n').length]));
   answer.unknown = await page.evaluate(() => { // terms without an entry in the glossary
     const listed = new Set([...document.querySelectorAll('#glossary-list b')].map((each) => each.textContent));
@@ -90,8 +106,9 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
   answer.wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   if (model) await page.click(`#tabs [data-model="${model}"]`);
   await ready(page);
+  const outputs = [];
   for (const text of texts) {
-    await typed(page, text);
+    outputs.push(await typed(page, text));
     answer.texts.push({ text, ...await walked(page) });
   }
   const before = await page.evaluate(collected);
@@ -113,6 +130,8 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
     await ready(page);
   }
   answer.same = JSON.stringify((await page.evaluate(collected)).numbers) === JSON.stringify(before.numbers);
+  const { keys, paint } = await page.evaluate(waited);
+  answer.times = Object.fromEntries(Object.entries({ paint, all, key: median(keys), text: median(outputs) }).map(([name, ms]) => [name, Math.round(ms)]));
   await page.screenshot({ path: join(dirname(answersFile), `${basename(file, '.html')}-${width}.png`) });
   await page.close();
   return answer;
