@@ -359,10 +359,10 @@ pictures: has-chromium $(VENV)/.installed
 	@if [ ! -f '$(OUT)/report/validate.html' ]; then echo 'make: pictures needs a finished make quickstart OUT=$(OUT)' >&2; exit 1; fi
 	@$(BIN)/mlx-transformer explain --out '$(OUT)/report/walk.html' --force
 	@mkdir -p docs/pictures
-	@for page in walk:explain validate:validate; do \
-	  picture="docs/pictures/$${page#*:}.png"; \
+	@for page in 'explain:walk.html#text=On+the+river+bank&stack=encoder&word=4&step=2&layer=1' validate:validate.html; do \
+	  picture="docs/pictures/$${page%%:*}.png"; \
 	  "$$($(FIND_CHROMIUM))" --headless --no-sandbox --hide-scrollbars --window-size=1040,860 --virtual-time-budget=5000 \
-	    --screenshot="$$picture" "file://$$(cd '$(OUT)/report' && pwd)/$${page%:*}.html" 2>/dev/null || exit 1; \
+	    --screenshot="$$picture" "file://$$(cd '$(OUT)/report' && pwd)/$${page#*:}" 2>/dev/null || exit 1; \
 	  echo "$$picture"; \
 	done
 
