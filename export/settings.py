@@ -105,8 +105,6 @@ class WebSettings:
     """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
     force: bool = False
     """Replace another site that OUT holds."""
-    taps: bool = False
-    """Write `inside.html` too, a page of one word's way through the graphs, whose inner values are outputs there."""
     shortlist: Path | str | None = None
     """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
     unset: what the models' settings name."""

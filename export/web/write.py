@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
 
 from .assets import WASM, WEBGPU, find_package, version_of
-from .inside import PAGE as INSIDE
-from .inside import inside_page, tapped
 from .models import Graph, SiteModel, facts_of, read_models
 from .site import FORMAT, SERVICE_WORKER, SITE, is_site
 
@@ -29,7 +27,18 @@ DIGITS = 16
 LARGE = ("models/", "ort/")
 """Where what a page fetches when it needs it lies; the rest is kept by its service worker at once."""
 TOKENIZER = "tokenizer.json"
+INSIDE = "inside.html"
 SHORTLIST = "models/shortlist.bin"
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A page that looks into a model's graphs, that model with their inner values as outputs, and the outputs' names:
+    {graph: {point: output}}."""
+
+    page: str
+    model: SiteModel
+    taps: Mapping[str, Mapping[str, str]]
 
 
 def write_site(
@@ -38,13 +47,15 @@ def write_site(
     settings: WebSettings = WebSettings(),
     *,
     told: Callable[[str], None] = lambda _: None,
+    inside: Callable[[Sequence[SiteModel], str], Inside] | None = None,
     **changes: Any,
 ) -> Path:
     """Write `out`, the folder of a static page that runs these models.
 
     models: folders that `export_onnx` wrote for `web` or `portable`, each of their precisions a model of the page, and
     files of `export_search` without text. All are of the same weights. `settings`, and by their names in `changes`
-    those that differ, are as `export.settings.WebSettings` says; without `assets` see `assets.find_package`.
+    those that differ, are as `export.settings.WebSettings` says; without `assets` see `assets.find_package`. `inside`:
+    makes the page that looks into the graphs, of the models and the heading: `export.explain.inside.inside`.
     `UserError` for what a page can't run, for files in the way and a full disk.
     """
     settings, out = replace(settings, **changes), Path(out)
@@ -56,7 +67,8 @@ def write_site(
     found = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(found)
     listed = _shortlist(found[0], settings.shortlist)
-    inside = tapped(found) if settings.taps else None
+    heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
+    looked = None if inside is None else inside(found, heading)
     package = find_package(None if settings.assets is None else Path(settings.assets), told)
     webgpu = any(model.webgpu for model in found)
     with replace_folder(out, "site") as folder:
@@ -68,9 +80,8 @@ def write_site(
         if listed is not None:
             (folder / SHORTLIST).parent.mkdir()
             shutil.copyfile(listed, folder / SHORTLIST)
-        heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
         entries = [_copy_model(model, folder) for model in found]
-        facts_inside = None if inside is None else _copy_inside(*inside, folder, heading)
+        inner = None if looked is None else _copy_inside(looked, folder)
         _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
         facts = {
             "format": FORMAT,
@@ -80,7 +91,7 @@ def write_site(
             "config": facts_of(found[0].config, found[0].settings),
             "shortlist": None if listed is None else {"file": SHORTLIST, "shared": _shares_ids(found[0])},
             "models": entries,
-            "inside": facts_inside,
+            "inside": inner,
             "files": _listed(folder),
         }
         _write_json(folder / SITE, facts)
@@ -130,13 +141,13 @@ def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
     return {**entry, **where, "graphs": graphs, "names": model.names, "attention": model.attention}
 
 
-def _copy_inside(model: SiteModel, taps: Mapping[str, Mapping[str, str]], folder: Path, title: str) -> dict[str, Any]:
+def _copy_inside(inside: Inside, folder: Path) -> dict[str, Any]:
     """Write the page that looks into the graphs; its entry in site.json."""
-    (folder / INSIDE).write_text(inside_page(model, title), encoding="utf-8")
-    entry = _copy_model(model, folder)
-    for name, points in taps.items():
+    (folder / INSIDE).write_text(inside.page, encoding="utf-8")
+    entry = _copy_model(inside.model, folder)
+    for name, points in inside.taps.items():
         entry["names"][name]["outputs"] |= points
-    return entry | {"taps": taps}
+    return entry | {"taps": inside.taps}
 
 
 def _copy_graph(graph: Graph, folder: Path, place: str) -> dict[str, Any]:

@@ -64,13 +64,21 @@ def web(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; any web server can host it.")] = Path(
         "site"
     ),
+    taps: Annotated[
+        bool,
+        typer.Option(
+            "--taps",
+            help="Write inside.html too: one word's way through the graphs, whose inner values are outputs there.",
+        ),
+    ] = False,
     *,
     settings: WebSettings,
 ) -> None:
     """Write a static page that translates in the browser, with onnxruntime-web, on WebGPU or wasm."""
+    from export.explain.inside import inside
     from export.web import write_site
 
-    write_site(models, out, settings, told=print)
+    write_site(models, out, settings, told=print, inside=inside if taps else None)
     print(f"{_folder(out)}; see it: {context.find_root().info_name} serve --web {out}")
 
 

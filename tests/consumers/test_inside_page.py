@@ -18,6 +18,7 @@ from imports import ROOT
 from test_walk_page import passed
 
 from export import export_onnx
+from export.explain.inside import inside
 from export.explain.shipped import FOLDER
 from export.web import write_site
 from export.web.site import SITE
@@ -39,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = {name: array.astype(np.float32) for name, array in shipped.tensors()}
     save_checkpoint(folder / "model", shipped.config, weights, shipped.tokenizer_json())
     exported = export_onnx(folder / "model", folder / "web", target="web")
-    return write_site(exported, folder / "site", assets=HERE / "node" / "node_modules", taps=True)
+    return write_site(exported, folder / "site", assets=HERE / "node" / "node_modules", inside=inside)
 
 
 @pytest.fixture(scope="module")

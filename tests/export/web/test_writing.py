@@ -14,6 +14,7 @@ from web_package import write_web_package
 
 from export import export_onnx, export_search
 from export.__main__ import main
+from export.explain.inside import inside
 from export.search_inputs import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
@@ -239,22 +240,22 @@ def test_damage_is_found(made, tmp_path):
 
 def test_taps_add_a_page_and_outputs_and_nothing_else(made, tmp_path, site):
     """No node, no initializer; the weights stay one file."""
-    tapped = written(made, tmp_path / "site", taps=True)
+    tapped = written(made, tmp_path / "site", inside=inside)
     facts = json.loads((tapped / SITE).read_text(encoding="utf-8"))
-    inside = facts["inside"]
+    entry = facts["inside"]
     first = facts["models"][0]
     assert '"module":"./inside.js"' in (tapped / "inside.html").read_text(encoding="utf-8")
-    for name, points in inside["taps"].items():
+    for name, points in entry["taps"].items():
         plain = onnx.load(tapped / first["graphs"][name]["graph"], load_external_data=False)
-        shown = onnx.load(tapped / inside["graphs"][name]["graph"], load_external_data=False)
+        shown = onnx.load(tapped / entry["graphs"][name]["graph"], load_external_data=False)
         assert [each.SerializeToString() for each in plain.graph.node] == [
             each.SerializeToString() for each in shown.graph.node
         ]
-        assert inside["graphs"][name]["data"] == first["graphs"][name]["data"]
+        assert entry["graphs"][name]["data"] == first["graphs"][name]["data"]
         outputs = [value.name for value in shown.graph.output]
         assert set(points.values()) <= set(outputs)
-        assert points.items() <= inside["names"][name]["outputs"].items()
-    every = inside["taps"]["encoder"].keys() | inside["taps"]["decoder"].keys()
+        assert points.items() <= entry["names"][name]["outputs"].items()
+    every = entry["taps"]["encoder"].keys() | entry["taps"]["decoder"].keys()
     assert {"encoder.layers.0.self_attention.weights", "decoder.layers.0.cross_attention.scores", "logits"} <= every
     assert json.loads((site / SITE).read_text(encoding="utf-8"))["inside"] is None
     assert not (site / "inside.html").exists()
@@ -262,5 +263,5 @@ def test_taps_add_a_page_and_outputs_and_nothing_else(made, tmp_path, site):
 
 def test_taps_need_a_model_that_is_searched_step_by_step(made, tmp_path):
     with pytest.raises(UserError, match=r"^--taps needs a folder of export --target web"):
-        written(made, tmp_path / "site", "mine.onnx", taps=True)
+        written(made, tmp_path / "site", "mine.onnx", inside=inside)
     assert not (tmp_path / "site").exists()

@@ -3,21 +3,22 @@ and no weight is added, so that what is shown is what the graphs compute."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from export.explain.page import page
 from export.graph.protos import add_taps, read_model
 from export.validate.findings import inner_names
 from export.validate.locate.isolate_onnx import points_of
+from export.web.models import Graph, SiteModel
+from export.web.write import Inside
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.system.errors import UserError
 
-from .models import Graph, SiteModel
+from .page import page
 
-PAGE = "inside.html"
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; connect-src 'self'; "
     "style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
@@ -26,9 +27,9 @@ SAID = "The graphs of this site: their inner values, computed here by onnxruntim
 FIRST = "Hello"
 
 
-def tapped(models: list[SiteModel]) -> tuple[SiteModel, dict[str, dict[str, str]]]:
-    """Return the first model that the page searches with step by step, with every point of its graphs as an output
-    under another file name, and {graph: {point: output}}. `UserError` if there is none."""
+def inside(models: Sequence[SiteModel], title: str) -> Inside:
+    """Return the page, and the first model that is searched step by step with every point of its graphs as an output
+    under another file name. `UserError` if there is none."""
     model = next((model for model in models if model.kind == "steps"), None)
     if model is None:
         raise UserError(
@@ -42,7 +43,7 @@ def tapped(models: list[SiteModel]) -> tuple[SiteModel, dict[str, dict[str, str]
         contents = add_taps(proto, list(taps[name].values())).SerializeToString(deterministic=True)
         graphs[name] = replace(graph, file=Path(f"{graph.file.stem}-inside.onnx"), contents=contents)
         taps[name] |= _same(model.config, taps[name])
-    return replace(model, graphs=graphs), taps
+    return Inside(_page(model, title), replace(model, graphs=graphs), taps)
 
 
 def _same(config: TransformerConfig, taps: dict[str, str]) -> dict[str, str]:
@@ -52,7 +53,7 @@ def _same(config: TransformerConfig, taps: dict[str, str]) -> dict[str, str]:
     return {name.removesuffix(f".{last}"): value for name, value in ends.items()}
 
 
-def inside_page(model: SiteModel, title: str) -> str:
+def _page(model: SiteModel, title: str) -> str:
     """Return the page, which runs `inside.js` beside it."""
     spec: dict[str, Any] = {
         "title": title,
