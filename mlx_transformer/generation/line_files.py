@@ -74,7 +74,8 @@ def write_lines(
     if resume and (input is None or output is None):
         raise UserError("resume=True continues a file: it needs input and output")
     is_file = input is not None and input.is_file()
-    if work.head is not None and not (is_file or text):
+    no_file = input is None or (input.exists() and not is_file)  # one that is missing is said so when it is opened
+    if work.head is not None and not text and no_file:
         raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
     if input is not None and output is not None:
         check_unread(output, input)

@@ -212,6 +212,7 @@ def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path,
     [
         ({"text": ["a"], "input": Path("x")}, "text is given twice"),
         ({"text": ["a"], "resume": True}, "resume=True continues a file: it needs input and output"),
+        ({"input": Path("missing"), "output": Path("x.npy")}, r"^missing: cannot be read \(no such file\)"),
         ({"output": Path("x.npy")}, "x.npy: an array says how many rows it has: give a file as input, or write JSON"),
     ],
 )
