@@ -4,10 +4,13 @@ random SIZE OUT             a Marian model with seeded random weights, or one of
 ct2 FOLDER OUT PRECISION    CTranslate2's conversion, of a Pegasus model (norms before each sub-layer) as well
 optimum FOLDER OUT          Optimum's export, four graphs
 quantise OPTIMUM OUT        its dynamic quantisation for AVX2
+bert PUBLISHED OUT          a BERT-base of random weights that reads 128 tokens, in a folder of sentence-transformers
+                            with the tokenizer and the pooling of another one
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -167,6 +170,19 @@ def optimum(folder: str, out: str) -> None:
     main_export(folder, out, task="text2text-generation-with-past", do_validation=False)
 
 
+def bert(published: str, out: str) -> None:
+    import torch  # type: ignore[import-not-found]
+    from transformers import AutoConfig, BertConfig, BertModel  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    shutil.copytree(published, out, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "onnx"))
+    limits, pooling = Path(out) / "sentence_bert_config.json", Path(out) / "1_Pooling" / "config.json"
+    limits.write_text(json.dumps({"max_seq_length": 128, "do_lower_case": False}))
+    config = BertConfig(vocab_size=AutoConfig.from_pretrained(published).vocab_size)
+    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "word_embedding_dimension": config.hidden_size}))
+    BertModel(config).save_pretrained(out)
+
+
 def quantise(exported: str, out: str) -> None:
     from optimum.onnxruntime import ORTQuantizer  # type: ignore[import-not-found]
     from optimum.onnxruntime.configuration import AutoQuantizationConfig  # type: ignore[import-not-found]
@@ -180,4 +196,4 @@ def quantise(exported: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"random": random, "ct2": ct2, "optimum": optimum, "quantise": quantise}[sys.argv[1]](*sys.argv[2:])
+    {"random": random, "ct2": ct2, "optimum": optimum, "quantise": quantise, "bert": bert}[sys.argv[1]](*sys.argv[2:])

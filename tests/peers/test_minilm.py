@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.consumers
 
 GOLDEN: dict[str, Any] = json.loads(minilm.GOLDEN.read_text())
 SHOWN = np.array(GOLDEN["embeddings"])
+ALL = slice(None)
+BY_LENGTH = sorted(range(len(minilm.LINES)), key=lambda i: len(minilm.LINES[i]))
+"""For batches that hold little padding."""
 TIE = 1e-6
 """Cosines that are nearer than that may change places in float32."""
 
@@ -42,12 +46,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def check(vectors: NDArray) -> None:
-    """Vectors are float64's within the rule's multiples of what float32 in PyTorch is off by, and so are neighbours."""
+def check_numbers(vectors: NDArray, lines: slice = ALL) -> None:
+    """Vectors of these lines are float64's within the rule's multiples of what float32 in PyTorch is off by."""
     budget = budget_for("float32", "cpu")
-    error = vectors[:, : SHOWN.shape[1]].astype(np.float64) - SHOWN
+    error = vectors[:, : SHOWN.shape[1]].astype(np.float64) - SHOWN[lines]
     assert np.sqrt((error**2).mean()) <= budget.rms * GOLDEN["float32"]["rms"]
     assert np.abs(error).max() <= budget.max * GOLDEN["float32"]["max"]
+
+
+def check(vectors: NDArray) -> None:
+    """So are those of all lines, and the ten nearest to each."""
+    check_numbers(vectors)
     found = zip(nearest(vectors), GOLDEN["neighbours"], GOLDEN["gaps"], strict=True)
     clear = [set(ours.tolist()) == set(theirs) for ours, theirs, gap in found if gap > TIE]
     assert all(clear)
@@ -74,6 +83,15 @@ def test_ids_are_its_own_tokenizer_s_in_every_line(checkpoint: Path) -> None:
     assert embedder.rows(lines) == [each.ids for each in theirs.encode_batch([line.strip() for line in lines])]
 
 
+def test_lines_are_of_every_length_in_twenty_scripts(checkpoint: Path) -> None:
+    lengths = [len(row) for row in Transformer.load(checkpoint).embedder().rows(minilm.LINES)]
+    assert set(lengths) == set(range(2, 257))
+    words = ["".join(filter(str.isalpha, line)) for line in minilm.LINES]
+    scripts = {unicodedata.name(letter).split()[0] for word in words for letter in word}
+    assert len(minilm.LINES) >= 1000
+    assert len(scripts) >= 20
+
+
 def test_mlx(checkpoint: Path) -> None:
     check(Transformer.load(checkpoint).embed(minilm.LINES))
 
@@ -83,8 +101,15 @@ def test_each_target(checkpoint: Path, target: str, tmp_path: Path) -> None:
     model = OnnxTransformer(export_onnx(checkpoint, tmp_path / "onnx", target=target))
     vectors = model.embed(minilm.LINES)
     check(vectors)
-    for i in range(0, len(vectors), 20):
+    for i in range(0, len(vectors), 100):
         np.testing.assert_array_equal(model.embed(minilm.LINES[i]), vectors[i])
+
+
+def test_graphs_of_fixed_shape_without_core_ml(checkpoint: Path, tmp_path: Path) -> None:
+    """Every eighth line, as each is computed at the longest one's length."""
+    some = slice(None, None, 8)
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target="coreml", fixed_shape="8x256")
+    check_numbers(OnnxTransformer(folder).embed(minilm.LINES[some]), some)
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +119,34 @@ def one_file(checkpoint: Path) -> Path:
 
 def test_one_file_by_onnx_runtime_as_it_is(one_file: Path) -> None:
     session = ort.InferenceSession(one_file, providers=["CPUExecutionProvider"])
-    parts = (minilm.LINES[i : i + 16] for i in range(0, len(minilm.LINES), 16))
-    given = [session.run(["sentence_embedding"], {"text": np.array(part, object)})[0] for part in parts]
-    check(np.concatenate([np.asarray(part) for part in given]))
-    check(open_file(one_file).embed(minilm.LINES))
+    vectors = np.zeros((len(minilm.LINES), 384))
+    for i in range(0, len(BY_LENGTH), 16):
+        part = BY_LENGTH[i : i + 16]
+        text = np.array([minilm.LINES[place] for place in part], object)
+        vectors[part] = np.asarray(session.run(["sentence_embedding"], {"text": text})[0])
+    check(vectors)
+    some = slice(None, None, 25)
+    check_numbers(open_file(one_file).embed(minilm.LINES[some]), some)
+
+
+def test_one_file_in_web_assembly(one_file: Path, tmp_path: Path) -> None:
+    texts = [minilm.LINES[i] for i in BY_LENGTH]
+    vectors = np.zeros((len(texts), 384))
+    vectors[BY_LENGTH] = minilm.in_node(dict(kind="text_vectors", file=str(one_file), texts=texts, batch=8), tmp_path)
+    check(vectors)
 
 
 def test_what_must_not_pass(checkpoint: Path) -> None:
-    model = Transformer.load(checkpoint)
+    model, some = Transformer.load(checkpoint), slice(None, None, 25)
+    lines = minilm.LINES[some]
+    check_numbers(model.embed(lines), some)
     wrong = {"the first row": {"pooling": "cls"}, "no norm": {"normalize": False}, "a prompt": {"prompt": "query: "}}
     for options in wrong.values():
         with pytest.raises(AssertionError):
-            check(model.embed(minilm.LINES, **options))
+            check_numbers(model.embed(lines, **options), some)
     model.text_embedding = TextEmbedding(normalize=True, max_length=128)  # as tokenizer.json would have it
     with pytest.raises(AssertionError):
-        check(model.embed(minilm.LINES))
+        check_numbers(model.embed(lines), some)
 
 
 def test_sixteen_bits_keep_its_neighbours(checkpoint: Path, tmp_path: Path) -> None:
