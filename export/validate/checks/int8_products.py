@@ -17,13 +17,15 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from export.graph.protos import all_nodes, initializers
+from export.graph.protos import all_nodes, initializers, inner_graphs
 from export.interface import ROWS_CPU
 from export.precision.int8 import WHOLE, ZERO, unit_of, zero_point
 from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, ProductScales
 
 PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
 """Which input is the zero point of the activations."""
+SHOWN = " (shown)"
+"""Ends the name of a branch's integers where they are an output."""
 COPIES = ("Transpose", "Reshape", "Identity", "Gather")
 """What gives the numbers of its first input: in another shape, or those of some rows."""
 
@@ -44,11 +46,39 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
 
 
 def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (parameter, the integers that it is multiplied with) of the outermost graph's products."""
+    """Yield (parameter, the integers that it is multiplied with) of the outermost graph's products and those in its
+    branches, where `show_integers` has made these outputs."""
     found = _Graph(graph, folder)
+    branches = (branch for node in graph.node for branch in inner_graphs(node))
+    for owner in (graph, *branches):
+        inside = {output for node in owner.node for output in node.output} if owner is not graph else ()
+        for node in owner.node:
+            if node.op_type in PRODUCTS:
+                shown = f"{node.input[0]}{SHOWN}" if node.input[0] in inside else node.input[0]
+                yield found.origin(node.input[1]).rpartition(".")[0], shown
+
+
+def show_integers(graph: onnx.GraphProto) -> None:
+    """Make what products within branches read an output of them, empty of the branch that doesn't multiply: a merged
+    decoder computes the keys and values of the source in one of two."""
     for node in graph.node:
-        if node.op_type in PRODUCTS:
-            yield found.origin(node.input[1]).rpartition(".")[0], node.input[0]
+        branches = list(inner_graphs(node)) if node.op_type == "If" else []
+        for branch in branches:
+            made = {output for each in branch.node for output in each.output}
+            for value in dict.fromkeys(each.input[0] for each in branch.node if each.op_type in PRODUCTS):
+                if value not in made:
+                    continue
+                node.output.append(f"{value}{SHOWN}")
+                for each in branches:
+                    if each is not branch:
+                        each.node.append(_nothing(f"{value}{SHOWN} otherwise"))
+                    name = value if each is branch else f"{value}{SHOWN} otherwise"
+                    each.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, None))
+
+
+def _nothing(name: str) -> onnx.NodeProto:
+    empty = numpy_helper.from_array(np.zeros((0, 0, 0), np.uint8))
+    return onnx.helper.make_node("Constant", [], [name], value=empty)
 
 
 class _Graph:

@@ -29,7 +29,7 @@ from export.targets.coreml.shape import joined, parts_of
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
 from export.validate.cases import Case
-from export.validate.checks.int8_products import quantisers
+from export.validate.checks.int8_products import quantisers, show_integers
 from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.rule import Budget, budget_for
@@ -198,8 +198,7 @@ class OnnxEngine(OnnxFiles):
         return self._taps_of(lambda: _logits(self._model(sessions), case))
 
     def integers(self, case: Case) -> dict[str, Array]:
-        """Return the integers (B,L,D) that products read in a full pass, by their parameters: those that the graphs can
-        show, which no branch does."""
+        """Return the integers (B,L,D) that products read in a full pass, by their parameters."""
         return self.taps_with_integers(case)[1]
 
     def taps_with_integers(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -210,7 +209,9 @@ class OnnxEngine(OnnxFiles):
             shown |= (read := self._integers_of(graph))
             names = list(dict.fromkeys(read.values()))
             if (key := (graph, *names)) not in self._shown:
-                copy = add_taps(onnx.load(self.files[graph], load_external_data=False), [*names, *taps])
+                model = onnx.load(self.files[graph], load_external_data=False)
+                show_integers(model.graph)
+                copy = add_taps(model, [*names, *taps])
                 self._shown[key] = TappedSession(self.open(self.files[graph], copy), [*names, *taps], self._observe)
             sessions[graph] = self._shown[key]
         values = self._values_of(sessions, case)
