@@ -38,7 +38,8 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
     large = max(threshold, CONSTANT)
     for model in models:
         for name, value in model.graph.initializers.items():
-            if value.const_value is None or nbytes(value) > large:
+            is_text = value.dtype == ir.DataType.STRING  # which no data file can hold
+            if value.const_value is None or (nbytes(value) > large and not is_text):
                 users.setdefault(str(name), []).append(value)
     external = any(nbytes(values[0]) > large for values in users.values())
     made = _Made(checkpoint)

@@ -7,6 +7,8 @@ Shapes: O rows, D columns, G blocks of a row, b columns of a block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,8 @@ INT8 = 127
 PAIR = 32767 // 255
 COARSER = 2.0
 """Most times as coarse as rows' own steps one step for all rows may be."""
+ROWS = 4096
+"""Rows that are quantised together."""
 BLOCK = 32
 """Columns that share a scale, where rows are in blocks."""
 
@@ -27,6 +31,10 @@ def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     more than 128, so that uint8 x int8 kernels with saturating 16-bit sums (vpmaddubsw; AVX2 and AVX-512 without VNNI)
     are exact. On normal weights this costs a third of a step; seven bits (`reduce_range` elsewhere) would cost a whole.
     """
+    return _in_parts(_int8_rows, w)
+
+
+def _int8_rows(w: NDArray) -> tuple[NDArray, NDArray]:
     largest = np.maximum(np.abs(w).max(axis=1) / INT8, _pairs(w) / (PAIR - 0.5))
     scale = np.where(largest > 0, largest, 1).astype(np.float32)
     q = np.rint(w / scale[:, None])
@@ -42,15 +50,32 @@ def one_multiplier(w: NDArray) -> np.float32 | None:
     return np.float32(1 / scale.max())
 
 
+def _in_parts(quantise: Callable[[NDArray], tuple[NDArray, NDArray]], w: NDArray) -> tuple[NDArray, NDArray]:
+    """Quantise some rows after others, which know nothing of one another: what it takes on the way is several times the
+    matrix."""
+    if len(w) <= ROWS:
+        return quantise(w)
+    q, scale = quantise(w[:ROWS])
+    found = np.empty((len(w), *q.shape[1:]), q.dtype), np.empty((len(w), *scale.shape[1:]), scale.dtype)
+    for begin in range(0, len(w), ROWS):
+        part = slice(begin, begin + ROWS)
+        found[0][part], found[1][part] = quantise(w[part])
+    return found
+
+
 def int8_matrix(w: NDArray, multiplier: np.float32) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise a matrix whose integers are known, w ~ q / multiplier: (O, D) -> q (O, D) and scales (O,), all the same.
 
     Raises `ValueError` for one with other values, beyond 127 steps.
     """
-    q = np.rint(w * multiplier)
-    if (largest := np.abs(q).max(initial=0)) > INT8:
-        raise ValueError(f"its largest value is {largest:.0f} steps of 1/{multiplier:.9g}, a byte holds {INT8}")
-    return q.astype(np.int8), np.full(len(w), 1 / multiplier, np.float32)
+
+    def rounded(w: NDArray) -> tuple[NDArray, NDArray]:
+        q = np.rint(w * multiplier)
+        if (largest := np.abs(q).max(initial=0)) > INT8:
+            raise ValueError(f"its largest value is {largest:.0f} steps of 1/{multiplier:.9g}, a byte holds {INT8}")
+        return q.astype(np.int8), np.full(len(w), 1 / multiplier, np.float32)
+
+    return _in_parts(rounded, w)
 
 
 def _pairs(w: NDArray) -> NDArray:
@@ -75,6 +100,10 @@ def block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray[np.uint8], ND
     Each block takes the scale of the least squared error among those tried; its largest value in magnitude may lie at
     the end that has one step more, -2^(bits-1), so scales may be negative. D is padded with zeros to G * b.
     """
+    return _in_parts(lambda rows: _block_rows(rows, bits, block), w)
+
+
+def _block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray, NDArray]:
     half = 1 << (bits - 1)
     padded = np.pad(w, ((0, 0), (0, -w.shape[1] % block))).reshape(len(w), -1, block)
     largest = np.take_along_axis(padded, np.abs(padded).argmax(axis=2, keepdims=True), axis=2)

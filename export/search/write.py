@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from export.graph.protos import metadata_of, read_model
+from export.graph.protos import metadata_of, read_model, write_inside
 from export.package import export_onnx
 from export.package.fixed_scales import settled
 from export.package.plan import Plan
@@ -41,7 +41,6 @@ from .steps import STEPS
 from .vectors import vector_model
 from .vocabulary import ALL_LOGITS
 
-EVERYTHING_INSIDE = 1 << 62
 PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2^31
 EXTERNAL_THRESHOLD = 1024
 
@@ -109,14 +108,18 @@ def export_search(
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
-        fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
+        fill([model], opened, data, EXTERNAL_THRESHOLD)
         for inner in () if of_vectors else (ALL_LOGITS, STEPS):
             move_inside(model, inner)
         for name, path in named.items():
             shutil.copyfile(path, temporary / name)
-        file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+        proto = ir.to_proto(model)
+        file.write_bytes(proto.SerializeToString(deterministic=True))
         if not text:  # the checker knows no operators but ONNX's and ONNX Runtime's
             onnx.checker.check_model(file, full_check=True)
+        if not external:
+            write_inside(proto, temporary, file)
+            data.unlink(missing_ok=True)
     return out
 
 

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from mlx_transformer.system.files import check_name, read_json, read_text
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest, sha256, verify_files, write_manifest
 from mlx_transformer.system.stored import Stored
-from mlx_transformer.system.tensors import check_finite, open_tensors, stored_tensors, write_tensors
+from mlx_transformer.system.tensors import open_tensors, stored_tensors, write_tensors
 
 from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
 from .card import write_card
@@ -84,14 +83,13 @@ class Checkpoint:
 
     def tensor(self, name: str) -> NDArray:
         """One parameter in the table's shape."""
-        with open_tensors(self.folder / WEIGHTS) as file:
-            return self._tensor(file, name)
+        return self._tensor(stored_tensors(self.folder / WEIGHTS), name)
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) one by one, in the table's order."""
-        with open_tensors(self.folder / WEIGHTS) as file:
-            for name in self.names():
-                yield name, self._tensor(file, name)
+        stored = stored_tensors(self.folder / WEIGHTS)
+        for name in self.names():
+            yield name, self._tensor(stored, name)
 
     def unread(self) -> dict[str, Stored]:
         """The same, none of them read yet."""
@@ -107,37 +105,33 @@ class Checkpoint:
     def packed(self, name: str) -> Packed:
         """A quantised matrix as it is stored, without an adapter's change, its scales and biases in float32. `name` is
         one of `quantization`."""
-        with open_tensors(self.folder / WEIGHTS) as file:
-            return self._packed(file, name)
+        return self._packed(stored_tensors(self.folder / WEIGHTS), name)
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's sum."""
-        with open_tensors(self.folder / WEIGHTS) as file:
-            for name in self.names():
-                if name in self.quantization:
-                    packed = self._packed(file, name)
-                    yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
-                else:
-                    yield name, self._tensor(file, name)
+        stored = stored_tensors(self.folder / WEIGHTS)
+        for name in self.names():
+            if name in self.quantization:
+                packed = self._packed(stored, name)
+                yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
+            else:
+                yield name, self._tensor(stored, name)
 
-    def _tensor(self, file: Any, name: str) -> NDArray:
-        array = self._own(file, name)
+    def _tensor(self, stored: Mapping[str, Stored], name: str) -> NDArray:
+        array = self._own(stored, name)
         if self.adapter is None or self.adapter.delta(name) is None:
             return array
         return self.adapter.merged(name, array)
 
-    def _own(self, file: Any, name: str) -> NDArray:
+    def _own(self, stored: Mapping[str, Stored], name: str) -> NDArray:
         if name in self.quantization:
-            return self._packed(file, name).dequantised()
-        array = file.get_tensor(name)
-        check_finite(self.folder / WEIGHTS, name, array)
+            return self._packed(stored, name).dequantised()
+        array = np.asarray(stored[name])
         return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
 
-    def _packed(self, file: Any, name: str) -> Packed:
-        words, *numbers = (file.get_tensor(stored) for stored in tensors_of(name))
+    def _packed(self, stored: Mapping[str, Stored], name: str) -> Packed:
+        words, *numbers = (np.asarray(stored[each]) for each in tensors_of(name))
         scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
-        for stored, array in zip(tensors_of(name)[1:], (scales, biases), strict=True):
-            check_finite(self.folder / WEIGHTS, stored, array)
         return Packed(words, scales, biases, self.quantization[name])
 
 
