@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -15,17 +16,21 @@ from numpy.lib import format as npy
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import open_file
 from mlx_transformer.system.machine import check_memory
+from mlx_transformer.system.tensors import is_finite
 
-from .items import FLOAT16, FLOAT32, INT8, OPTIONS, Item, float_item, options_item
+from .items import ALIGNED, FLOAT16, FLOAT32, INT8, OPTIONS, Item, float_item, options_item
 
 KINDS = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8, "uint8": INT8}
+PIECE = 1 << 20
+"""Bytes that are read together."""
 OPTIMIZER = ("adam_", "adagrad_", "exp_smoothing")
 """What Marian's files of an optimizer's state hold, such as model.npz.optimizer.npz."""
 DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, NotImplementedError, RuntimeError, TypeError)
 
 
 def read_npz(path: str | Path) -> list[Item]:
-    """All tensors of a file, the options as the last, without pickles. `UserError` with everything that is wrong."""
+    """All tensors of a file, the options as the last, without pickles; their numbers stay in it until they are asked
+    for. `UserError` with everything that is wrong."""
     with open_file(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
@@ -33,7 +38,7 @@ def read_npz(path: str | Path) -> list[Item]:
                 check_memory(sum(entry.file_size for entry in entries), str(path), "use a machine with more")
                 if any(entry.filename.startswith(OPTIMIZER) for entry in entries):
                     raise UserError(f"{path}: holds the state of an optimizer; give the model that it belongs to")
-                found = [_read(archive, entry) for entry in entries]
+                found = [_read(path, archive, entry) for entry in entries]
         except DAMAGE as error:
             if isinstance(error, UserError):
                 raise
@@ -61,7 +66,7 @@ def npz_bytes(items: Sequence[Item]) -> bytes:
     return file.getvalue()
 
 
-def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
+def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
     """One tensor, or what is wrong with it."""
     name = entry.filename.removesuffix(".npy")
     with archive.open(entry) as file:
@@ -76,11 +81,31 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
         length = math.prod(shape) * dtype.itemsize
         if entry.file_size - file.tell() != length:
             return f"{name} {shape} needs {length} bytes and has {entry.file_size - file.tell()}"
-        values = np.frombuffer(file.read(), dtype).reshape(shape)
+        data = _rest(file, length)
+        values = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape)
     if name == OPTIONS:
         return options_item(values.tobytes().rstrip(b"\0").decode())
     if dtype.itemsize == 1:
         return f"{name} is of {dtype}, not float32"
-    if not np.isfinite(values).all():
+    if not is_finite(values):
         return f"{name} is not finite"
-    return float_item(name, values.astype(np.float32))
+    if dtype != np.float32:
+        return float_item(name, values.astype(np.float32))
+    return Item(name, FLOAT32, shape, lambda: _again(path, entry.filename, length))
+
+
+def _again(path: str | Path, name: str, length: int) -> bytearray:
+    """The allocation of a tensor of float32 that was read before."""
+    with open_file(path) as file, zipfile.ZipFile(file) as archive, archive.open(name) as entry:
+        {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(entry)](entry)
+        return _rest(entry, length)
+
+
+def _rest(file: IO[bytes], length: int) -> bytearray:
+    """What is left of a file, in the allocation that a `.bin` has of it, read piece by piece into one place."""
+    data = bytearray(length + -length % ALIGNED)
+    view, at = memoryview(data), 0
+    while piece := file.read(PIECE):
+        view[at : at + len(piece)] = piece
+        at += len(piece)
+    return data

@@ -11,16 +11,19 @@ stand for q * (1/m) in float32. All of them but embeddings lie transposed, (N, K
 from __future__ import annotations
 
 import math
+import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.files import open_file
+from mlx_transformer.system.tensors import is_finite
 
 INT8, FLOAT16, FLOAT32, INTGEMM8, INTGEMM16 = 0x101, 0x402, 0x404, 0x4101, 0x4102
 TYPES = {INT8: np.int8, FLOAT16: np.float16, FLOAT32: np.float32, INTGEMM8: np.int8, INTGEMM16: np.int16}
@@ -29,20 +32,32 @@ PACKED = {0x802: "packed16", 0x1801: "packed8avx2", 0x2801: "packed8avx512"}
 """FBGEMM's, in the order of one processor's registers."""
 OPTIONS = "special:model.yml"
 ALIGNED = 256
+Bytes = bytes | bytearray
 LARGEST = 1 << 34
 """Bytes of a model's file."""
 HIGHEST_RANK, LONGEST_NAME = 8, 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Item:
     """One tensor as a file has it."""
 
     name: str
     type: int
     shape: tuple[int, ...]
-    data: bytes
-    """The whole allocation."""
+    allocation: Bytes | Callable[[], Bytes]
+    """All its bytes, or what reads them from the file, each time anew."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Item):
+            return NotImplemented
+        ours, theirs = ((each.name, each.type, each.shape, bytes(each.data)) for each in (self, other))
+        return ours == theirs
+
+    @property
+    def data(self) -> Bytes:
+        """The whole allocation."""
+        return self.allocation() if callable(self.allocation) else self.allocation
 
     @property
     def count(self) -> int:
@@ -62,8 +77,10 @@ class Item:
 
     def numbers(self) -> NDArray[np.float32]:
         """The numbers that they stand for: a product with 1/m, as the engines have it, and not a quotient by m."""
-        values = self.stored().astype(np.float32)
-        return values if self.type not in QUANTIZED else values * (np.float32(1) / self.multiplier)
+        values = self.stored().astype(np.float32, copy=False)
+        if self.type in QUANTIZED:
+            values *= np.float32(1) / self.multiplier
+        return values
 
     def text(self) -> str:
         """The options that an item of text holds."""
@@ -86,11 +103,30 @@ def is_quantized(name: str) -> bool:
 
 
 def read_bin(path: str | Path) -> list[Item]:
-    """All tensors of a file, the options as the last. `UserError` with everything that is wrong with it."""
-    return parse_bin(read_bytes(path, LARGEST), str(path))
+    """All tensors of a file, the options as the last; their numbers stay in it until they are asked for. `UserError`
+    with everything that is wrong with it."""
+    return parse_bin(_File(path), str(path))
 
 
-def parse_bin(data: bytes, origin: str = "model.bin") -> list[Item]:
+class _File:
+    """The bytes of a file, as if they were here: each part is read where it is asked for."""
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        with open_file(path, LARGEST) as file:
+            self.size = file.seek(0, os.SEEK_END)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(self.size)
+        with open_file(self.path) as file:
+            file.seek(begin)
+            return file.read(max(0, end - begin))
+
+
+def parse_bin(data: bytes | _File, origin: str = "model.bin") -> list[Item]:
     """The tensors of a file's bytes; `UserError` as `read_bin`, with `origin` as its name."""
     items, problems = _parse(data)
     if problems:
@@ -138,18 +174,18 @@ def _padding(at: int) -> int:
     return (at // ALIGNED + 1) * ALIGNED - at
 
 
-def _parse(data: bytes) -> tuple[list[Item], list[str]]:
+def _parse(data: bytes | _File) -> tuple[list[Item], list[str]]:
     """The tensors as far as they can be found, and what is wrong."""
     size = len(data)
     if size < 16:
         return [], [f"it has {size} bytes"]
-    version, count = struct.unpack_from("<2Q", data)
+    version, count = struct.unpack("<2Q", data[:16])
     if version != 1:
         return [], [f"its version is {version}, not 1"]
     at = 16 + 32 * count
     if not count or at > size:
         return [], [f"it says that it holds {count} tensors, in {size} bytes"]
-    headers = [struct.unpack_from("<4Q", data, 16 + 32 * i) for i in range(count)]
+    headers = list(struct.iter_unpack("<4Q", data[16:at]))
     problems = [
         f"tensor {i} has a name of {length} bytes and rank {rank}"
         for i, (length, _, rank, _) in enumerate(headers)
@@ -166,9 +202,9 @@ def _parse(data: bytes) -> tuple[list[Item], list[str]]:
         names.append(name[:-1].decode("ascii", "replace"))
         at += length
     for *_, rank, _ in headers:
-        shapes.append(struct.unpack_from(f"<{rank}i", data, at))
+        shapes.append(struct.unpack(f"<{rank}i", data[at : at + 4 * rank]))
         at += 4 * rank
-    (pad,) = struct.unpack_from("<Q", data, at)
+    (pad,) = struct.unpack("<Q", data[at : at + 8])
     total = begin + pad + sum(length for *_, length in headers)
     if pad != _padding(begin) or data[begin : begin + min(pad, ALIGNED)].strip(b"\0"):
         problems.append(f"{pad} bytes before the data, which are not the {_padding(begin)} zeros that belong there")
@@ -177,7 +213,7 @@ def _parse(data: bytes) -> tuple[list[Item], list[str]]:
     problems += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     at, items = begin + pad, []
     for name, shape, (_, type, _, length) in zip(names, shapes, headers, strict=True):
-        item = Item(name, type, shape, data[at : at + length] if total <= size else b"")
+        item = Item(name, type, shape, partial(_part, data, at, at + length) if total <= size else b"")
         found = list(_problems(item, length))
         problems += found or ([] if total > size else list(_values(item)))
         items.append(item)
@@ -200,7 +236,11 @@ def _problems(item: Item, length: int) -> Iterator[str]:
             yield f"{item.name} {item.shape} needs {needed} bytes and has {length}"
 
 
-def is_utf8(data: bytes) -> bool:
+def _part(data: bytes | _File, begin: int, end: int) -> bytes:
+    return data[begin:end]
+
+
+def is_utf8(data: Bytes) -> bool:
     try:
         return bool(data.decode())
     except UnicodeDecodeError:
@@ -216,5 +256,5 @@ def _values(item: Item) -> Iterator[str]:
         yield f"{item.name} is of type int8, which has no multiplier"
     elif item.type in QUANTIZED and not 1e-30 < item.multiplier < 1e30:
         yield f"{item.name} has the multiplier {item.multiplier}"
-    elif item.type not in QUANTIZED and not np.isfinite(item.stored()).all():
+    elif item.type not in QUANTIZED and not is_finite(item.stored()):
         yield f"{item.name} is not finite"

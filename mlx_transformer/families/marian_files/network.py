@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import BARRED, parameter_shapes, source_embedding_name, target_embedding_name
+from mlx_transformer.system.stored import Stored
 
 from .items import Item
 
@@ -91,8 +93,9 @@ def _norm_part(kind: str) -> str:
 
 def read_weights(
     config: TransformerConfig, sizes: tuple[int, int], items: Mapping[str, Item]
-) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
-    """Our parameters of a model's tensors, and everything that is wrong with these. sizes: of both vocabularies."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Our parameters of a model's tensors, none of them read yet, and everything that is wrong with these. sizes: of
+    both vocabularies."""
     weights, problems, used = {}, [], set()
     for name, shape in parameter_shapes(config).items():
         place = places(config)[name]
@@ -106,8 +109,8 @@ def read_weights(
         if item.shape != (expected if found == place.name else expected[::-1]):
             problems.append(f"{found} is {item.shape}, expected {expected}")
             continue
-        array = item.numbers() if found == place.name else item.numbers().T
-        weights[name] = _ours(name, place, array, shape)
+        read = partial(_ours, name, place, item, shape, found != place.name)
+        weights[name] = Stored(shape, np.dtype(np.float32), read)
     scales = {f"{name}{SCALE}" for name in (*used, OUTPUT)}
     problems += [f"unknown {name} {item.shape}" for name, item in items.items() if name not in used | scales]
     problems += [
@@ -139,7 +142,9 @@ def _stored_shape(name: str, place: Place, shape: tuple[int, ...], sizes: tuple[
     return shape[::-1] if place.transposed else (1, *shape) if len(shape) == 1 else shape
 
 
-def _ours(name: str, place: Place, array: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _ours(name: str, place: Place, item: Item, shape: tuple[int, ...], turned: bool) -> NDArray[np.float32]:
+    """A parameter of ours; turned: it stands as older files have it, transposed."""
+    array = item.numbers().T if turned else item.numbers()
     if name not in ROWS and name != "output_proj.bias":
         return np.ascontiguousarray(array.T if place.transposed else array).reshape(shape)
     full = np.full(shape, BARRED if name == "output_proj.bias" else 0, np.float32)
