@@ -1,0 +1,105 @@
+"""Models pass through memory tensor by tensor: what import and export hold at once, as Python and NumPy allocate it."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import marian_models
+import pytest
+from random_models import random_weights
+
+from export import export_onnx, export_search
+from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.families.marian_files.conversion import import_marian
+
+LIMIT = 1.2
+LARGE: dict[str, Any] = dict(vocab_size=6000, d_model=256, heads=4, d_ff=1024, encoder_layers=3, decoder_layers=3)
+SMALL: dict[str, Any] = dict(vocab_size=60, d_model=16, heads=4, d_ff=16, encoder_layers=3, decoder_layers=3)
+
+
+def peak(work: Callable[[], Any]) -> int:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def share(large: Callable[[], Any], small: Callable[[], Any], weights: int) -> float:
+    """The peak less that of the same on a tiny model, in multiples of the weights. What is imported late counts not."""
+    small()
+    return (peak(large) - peak(small)) / weights
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[tuple[Path, TransformerConfig]]:
+    """A checkpoint of 35 MB and a tiny one, of a network that Marian of `transformers` has."""
+    found = []
+    for sizes in (LARGE, SMALL):
+        folder = tmp_path_factory.mktemp("model")
+        config = TransformerConfig(**sizes, max_positions=32, positions="sinusoidal_halves", attention_bias=True)
+        found.append((save_checkpoint(folder / "model", config, random_weights(config, 3)), config))
+    return found
+
+
+EXPORTS = [("portable", "float32"), ("cpu", "float32"), ("cpu", "int8"), ("web", "float16"), ("web", "int4")]
+
+
+@pytest.mark.parametrize(("target", "precision"), EXPORTS)
+def test_exports(target, precision, models, tmp_path):
+    weights = 4 * parameter_count(models[0][1])
+    large, small = (
+        lambda name=name, folder=folder: export_onnx(
+            folder, tmp_path / name, target=target, precision=precision, force=True, accept_loss=True
+        )
+        for name, (folder, _) in zip(("large", "small"), models, strict=True)
+    )
+    assert share(large, small, weights) <= LIMIT
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_one_file(precision, models, tmp_path):
+    weights = 4 * parameter_count(models[0][1])
+    large, small = (
+        lambda name=name, folder=folder: export_search(
+            folder, tmp_path / f"{name}.onnx", target="cpu", precision=precision, force=True, accept_loss=True
+        )
+        for name, (folder, _) in zip(("large", "small"), models, strict=True)
+    )
+    assert share(large, small, weights) <= LIMIT
+
+
+def test_there_and_back(models, tmp_path):
+    weights = 4 * parameter_count(models[0][1])
+    to_large, to_small = (
+        lambda name=name, folder=folder: to_huggingface(folder, tmp_path / name, force=True)
+        for name, (folder, _) in zip(("large", "small"), models, strict=True)
+    )
+    assert share(to_large, to_small, weights) <= LIMIT
+    large, small = (
+        lambda name=name: import_huggingface(tmp_path / name, tmp_path / f"{name} again", force=True)
+        for name in ("large", "small")
+    )
+    assert share(large, small, weights) <= LIMIT
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_marians_files(integers, tmp_path):
+    sizes = {"dim-emb": 256, "transformer-dim-ffn": 1024, "enc-depth": 6, "dec-depth": 4, "dim-vocabs": [90, 90]}
+    marian_models.write_model(tmp_path / "large", {**marian_models.STUDENT, **sizes}, integers=integers)
+    marian_models.write_model(tmp_path / "small", marian_models.STUDENT, integers=integers)
+    large, small = (
+        lambda name=name: import_marian(tmp_path / name, tmp_path / f"{name} ours", force=True)
+        for name in ("large", "small")
+    )
+    import_marian(tmp_path / "large", tmp_path / "counted")
+    assert share(large, small, 4 * parameter_count(open_checkpoint(tmp_path / "counted").config)) <= LIMIT
