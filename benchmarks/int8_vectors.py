@@ -85,9 +85,11 @@ class Study:
         found = {name: torch.zeros(weight.shape[1]) for name, weight in self.weights.items()}
 
         def seen(name: str) -> Callable[[Any, Any], None]:
-            return lambda _, given: torch.maximum(
-                found[name], given[0].abs().reshape(-1, given[0].shape[-1]).amax(0), out=found[name]
-            )
+            def note(_: Any, given: Any) -> None:  # what a hook returns would take the place of what is given
+                x = given[0].abs().reshape(-1, given[0].shape[-1]).amax(0)
+                found[name] = torch.maximum(found[name], x)
+
+            return note
 
         hooks = [module.register_forward_pre_hook(seen(name)) for name, module in self.products.items()]
         for text in texts:
@@ -97,15 +99,14 @@ class Study:
         return found
 
     def row(self, label: str, names: Sequence[str], weight: Turn | None, x: Turn | None, turns: Any = None) -> None:
-        """Print what is lost where these products' weights and inputs are rounded so. turns: {name: (of weights, of
-        inputs, back)} before and after rounding."""
-        plain = (lambda w: w, lambda v: v, lambda v: v)
+        """Print what is lost where these products' weights and inputs are rounded so. turns: {name: what happens to
+        weights and to inputs before, to weights and to inputs after rounding}."""
+        plain = (lambda w: w, lambda v: v, lambda w: w, lambda v: v)
         hooks = []
         for name in names:
-            of_weight, of_x, back = plain if turns is None else turns[name]
+            of_weight, of_x, weight_back, back = plain if turns is None else turns[name]
             if weight is not None:
-                back_w = back if turns is None or len(turns[name]) == 3 else turns[name][3]
-                self.products[name].weight.data = back_w(weight(of_weight(self.weights[name])))
+                self.products[name].weight.data = weight_back(weight(of_weight(self.weights[name])))
             if x is not None:
                 hooks.append(
                     self.products[name].register_forward_pre_hook(
@@ -130,7 +131,7 @@ def smoothing(weights: dict[str, Any], largest: dict[str, Any], a: float) -> dic
     turns = {}
     for name, weight in weights.items():
         s = largest[name].clamp_min(1e-8) ** a / weight.abs().amax(0).clamp_min(1e-8) ** (1 - a)
-        turns[name] = (lambda w, s=s: w * s, lambda v, s=s: v / s, lambda v, s=s: v * s, lambda w, s=s: w / s)
+        turns[name] = (lambda w, s=s: w * s, lambda v, s=s: v / s, lambda w, s=s: w / s, lambda v, s=s: v * s)
     return turns
 
 
@@ -140,7 +141,7 @@ def rotation(weights: dict[str, Any]) -> dict[str, Any]:
     turns = {}
     for name, weight in weights.items():
         r = by_width[weight.shape[1]]
-        turns[name] = (lambda w, r=r: w @ r, lambda v, r=r: v @ r, lambda v, r=r: v @ r.T)
+        turns[name] = (lambda w, r=r: w @ r, lambda v, r=r: v @ r, lambda w, r=r: w @ r.T, lambda v, r=r: v @ r.T)
     return turns
 
 
