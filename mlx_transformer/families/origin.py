@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_object
 from mlx_transformer.system.manifest import sha256
 
 
@@ -15,6 +17,16 @@ def place_of(original: Path, files: Iterable[Path], checkpoint: Path) -> dict[st
     """A file or folder, by its way from the checkpoint, and the digests of these files."""
     way = Path(os.path.relpath(original.resolve(), checkpoint.resolve())).as_posix()
     return {"place": way, "sha256": {file.name: sha256(file) for file in files}}
+
+
+def named_alone(file: Path) -> bytes | None:
+    """What a file with such a record says, the way to the original shortened to its name, beside the checkpoint: others
+    needn't know folders of this machine. None where it says no more."""
+    record = read_object(file)
+    place = record.get("place")
+    if not isinstance(place, str) or place == (name := f"../{PurePosixPath(place).name}"):
+        return None
+    return (json.dumps({**record, "place": name}, indent=2) + "\n").encode()
 
 
 def found_at(record: Mapping[str, Any], checkpoint: Path) -> Path:

@@ -16,11 +16,14 @@ from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import check_name, read_bytes
 from mlx_transformer.system.front_matter import keys_of
 from mlx_transformer.system.lazy import needs
-from mlx_transformer.system.manifest import CARD, verify_files
+from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verify_files
 from mlx_transformer.system.version import __version__
 
+from .conversion import ORIGIN
 from .hub import NAME, one_line
+from .marian_files.conversion import ORIGIN as MARIAN
 from .marian_files.folder import holds_marian
+from .origin import named_alone
 
 GRAPHS = "onnx"
 REFUSED = (401, 403)
@@ -34,6 +37,8 @@ class Shipment(NamedTuple):
     files: dict[str, int]
     """{name: bytes}"""
     notes: list[str]
+    changed: dict[str, bytes]
+    """{name: what is sent in place of the file's own bytes}"""
 
     def __str__(self) -> str:
         lines = [f"{size:>15,} {name}" for name, size in self.files.items()]
@@ -42,7 +47,8 @@ class Shipment(NamedTuple):
 
 def shipment(folder: str | Path) -> Shipment:
     """Choose what is sent of a checkpoint's folder (or a run's, which holds one), an adapter's, an ONNX folder, or
-    one that `to-huggingface` or `to-marian` wrote: all its files but hidden ones.
+    one that `to-huggingface` or `to-marian` wrote: all its files but hidden ones. Where a checkpoint says which folder
+    or file it was imported from, its name alone is sent.
 
     `UserError` for any other folder, and for one that is damaged.
     """
@@ -61,9 +67,18 @@ def shipment(folder: str | Path) -> Shipment:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     }
+    changed = _changed(folder)
+    files |= {name: len(data) for name, data in changed.items()}
     keys = keys_of(read_bytes(folder / CARD).decode(errors="replace")) if CARD in files else {}
     notes = [] if any(key in keys for key in LEGAL) else [f"{folder / CARD} names no license yet"]
-    return Shipment(folder, files, notes)
+    return Shipment(folder, files, notes, changed)
+
+
+def _changed(folder: Path) -> dict[str, bytes]:
+    records = (folder / name for name in (ORIGIN, MARIAN) if (folder / name).is_file())
+    changed = {file.name: data for file in records if (data := named_alone(file)) is not None}
+    listed = changed and (folder / MANIFEST).is_file()
+    return {**changed, MANIFEST: manifest_with(folder, changed)} if listed else changed
 
 
 def check_repository(name: str) -> None:
@@ -81,7 +96,8 @@ def push(shipment: Shipment, name: str, private: bool = False) -> str:
     """
     check_repository(name)
     hub = _library()
-    files = [hub.CommitOperationAdd(file, str(shipment.folder / file)) for file in shipment.files]
+    sent = {file: shipment.changed.get(file, str(shipment.folder / file)) for file in shipment.files}
+    files = [hub.CommitOperationAdd(file, data) for file, data in sent.items()]
     try:
         api = hub.HfApi()
         api.create_repo(name, private=private, exist_ok=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,8 +36,14 @@ def write_manifest(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name not in (MANIFEST, CARD):
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    manifest = {"format": FORMAT, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(_text({"format": FORMAT, "files": files}), encoding="utf-8")
+
+
+def manifest_with(folder: Path, changed: Mapping[str, bytes]) -> bytes:
+    """The manifest of a folder of which these files hold something else."""
+    values = read_json(folder / MANIFEST)
+    entries = {name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in changed.items()}
+    return _text({**values, "files": {**values["files"], **entries}}).encode()
 
 
 def read_manifest(folder: Path) -> Entries | None:
@@ -101,6 +107,10 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal; `UserError` if it can't be read."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text(manifest: Mapping[str, object]) -> str:
+    return json.dumps(manifest, indent=2) + "\n"
 
 
 def _is_whole(file: Path, expected: str) -> bool:

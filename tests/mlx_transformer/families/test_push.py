@@ -12,17 +12,21 @@ from pathlib import Path
 import pytest
 from adapter_models import made
 from hub_server import COMMIT, TOKEN, hub
+from marian_models import SIZES
+from marian_models import write_model as write_marian
 from random_models import write_model
 from small_checkpoint import CONFIG, weights
 from waiting import PATIENCE
 
-from mlx_transformer.convert import to_huggingface
-from mlx_transformer.core.checkpoint import save_checkpoint
+from export.validate.origin.recorded import recorded
+from mlx_transformer.convert import import_huggingface, import_marian, to_huggingface
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.families.push import check_repository, push, shipment
 from mlx_transformer.system.errors import UserError
 
 CODE = "import sys; from mlx_transformer.__main__ import main; sys.argv[0] = 'x'; sys.exit(main())"
+GOLDEN = Path(__file__).parent / "golden"
 TINY = TransformerConfig(vocab_size=30, d_model=16, heads=1, d_ff=16, encoder_layers=1, decoder_layers=1)
 
 
@@ -113,6 +117,29 @@ def test_every_kind_of_folder_is_sent_whole(tmp_path):
     (adapter / "adapter.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"adapter\.safetensors"):
         shipment(adapter)
+
+
+def test_where_the_original_lies_here_is_not_sent(tmp_path):
+    """Its name is, with which it is found again beside what was fetched."""
+    far = tmp_path / "of-a-customer" / "theirs"
+    shutil.copytree(GOLDEN / "marian", far)
+    marian = write_marian(tmp_path / "of-a-customer" / "marian", SIZES) / "model.npz"
+    import_huggingface(far, ours := tmp_path / "models" / "ours")
+    import_marian(marian, of_marian := tmp_path / "models" / "of-marian")
+    before = files(ours)
+    with hub({}, tmp_path / "hub") as (address, _):
+        for name, kind, original in ((ours, "transformers", far), (of_marian, "marian", marian)):
+            done = run(tmp_path, name, f"org/{name.name}", "--yes", HF_ENDPOINT=address)
+            assert done.returncode == 0, done.stderr
+            sent = tmp_path / "hub" / "org" / name.name
+            assert not any(b"of-a-customer" in data for data in files(sent).values())
+            for file, data in files(sent).items():
+                assert f"{len(data):,} {file}\n" in done.stdout
+            assert open_checkpoint(sent).config == open_checkpoint(name).config  # its manifest is right
+            beside = sent.parent / original.name
+            (shutil.copytree if original.is_dir() else shutil.copyfile)(original, beside)
+            assert recorded(kind, sent) == beside
+    assert files(ours) == before
 
 
 def test_what_is_no_model_is_not_sent(checkpoint, tmp_path):
