@@ -145,22 +145,25 @@ def gate_text(
         return Text([line for line in read_lines(source) if line.strip()], None, str(source))
     if reference is not None:
         raise UserError("a reference for the quality gate needs its source")
-    corpus = _corpus(checkpoint.folder.parent / "run.json")
-    if corpus is None or not translates:
+    drawn = _corpus(checkpoint.folder.parent / "run.json")
+    if drawn is None or not translates:
         for precision in judged:
             what = "the neighbours of its vectors" if embeds else "its translations"
             told(f"{precision}: not judged; --gate-source FILE would compare {what} with float32's")
         return None
-    held_out = built_in.build(corpus).held_out.select(list(range(PHRASES)))  # all kinds take turns
-    return Text(list(held_out.source), list(held_out.target), f"{corpus}, held out")
+    held_out = built_in.build(*drawn).held_out.select(list(range(PHRASES)))  # all kinds take turns
+    return Text(list(held_out.source), list(held_out.target), f"{drawn[0]}, held out")
 
 
-def _corpus(file: Path) -> str | None:
+def _corpus(file: Path) -> tuple[str, int, int] | None:
+    """Return the corpus of a run's record as `built_in.build` takes it: drawn otherwise, phrases that the run learned
+    from are held out."""
     try:
-        corpus = read_json(file)["recipe"]["data"]["corpus"]
+        recipe = read_json(file)["recipe"]
+        corpus, count, seed = recipe["data"]["corpus"], recipe["data"]["train_pairs"], recipe["training"]["seed"]
     except (UserError, LookupError, TypeError):
         return None
-    return corpus if isinstance(corpus, str) else None
+    return (corpus, count, seed) if isinstance(corpus, str) else None
 
 
 def judge(

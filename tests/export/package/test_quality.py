@@ -10,10 +10,11 @@ from small_models import alone, encoder_decoder, write_text_model
 from export import OnnxTransformer, export_onnx
 from export.package import quality
 from export.package.quality import LIMITS, Limits, Quality, nearest, recorded
-from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.data import built_in
 from mlx_transformer.system.errors import UserError
 
 LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two"]
@@ -118,13 +119,30 @@ def test_the_built_in_corpus_where_the_run_names_it(checkpoint, tmp_path, monkey
     monkeypatch.setattr(quality, "PHRASES", 6)
     assert not recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
     run = checkpoint.parent / "run.json"
-    run.write_text(json.dumps({"recipe": {"data": {"corpus": "cldr:en-de"}}}), encoding="utf-8")
+    recipe = {"data": {"corpus": "cldr:en-de", "train_pairs": 3000}, "training": {"seed": 2}}
+    run.write_text(json.dumps({"recipe": recipe}), encoding="utf-8")
     try:
         (judged,) = recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
     finally:
         run.unlink()
     assert (judged.text, judged.sentences) == ("cldr:en-de, held out", 6)
     assert judged.bleu is not None
+
+
+def test_phrases_are_held_out_of_the_run_itself(checkpoint):
+    """Another seed or size draws another corpus, whose held-out phrases the run may have learned from."""
+    run = checkpoint.parent / "run.json"
+    recipe = {"data": {"corpus": "sentences:en-de", "train_pairs": 60_000}, "training": {"seed": 7}}
+    run.write_text(json.dumps({"recipe": recipe}), encoding="utf-8")
+    try:
+        text = quality.gate_text(open_checkpoint(checkpoint), ["int8"], None, None)
+    finally:
+        run.unlink()
+    corpus = built_in.build("sentences:en-de", seed=7)
+    assert text is not None
+    assert text.source == list(corpus.held_out.source[: quality.PHRASES])
+    assert not set(text.source) & set(corpus.train.source)
+    assert set(built_in.build("sentences:en-de").held_out.source) & set(corpus.train.source)
 
 
 def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):
