@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_protobuf
@@ -147,9 +148,15 @@ PIECE = 1 << 20
 
 
 def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
-    """Write a model whose outermost initializers lie in data files of `folder` as one file, which holds them: piece by
-    piece, where a message that is serialised as a whole takes three times their memory. The model loses its graph."""
+    """Write a model whose initializers lie in data files of `folder` as one file, which holds them: the outermost piece
+    by piece, where a message that is serialised as a whole takes three times their memory. Graphs within have vectors
+    alone. The model loses its graph."""
     graph, heads, tensors = model.graph, [], [*model.graph.initializer]
+    for tensor in (each for node in graph.node for inner in inner_graphs(node) for each in initializers(inner)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.ClearField("data_location")
+            del tensor.external_data[:]
     outside = [tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
     del graph.initializer[:]
     graph.initializer.extend(tensor for tensor in tensors if tensor.data_location != onnx.TensorProto.EXTERNAL)

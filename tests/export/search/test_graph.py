@@ -11,6 +11,7 @@ from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
+from export.search.write import EXTERNAL_THRESHOLD
 from mlx_transformer import Transformer
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
@@ -18,6 +19,7 @@ from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
 CONFIGS = {"post-norm": POST_NORM, "pre-norm": PRE_NORM}
+WIDE = {"d_model": EXTERNAL_THRESHOLD // 4 + 16, "d_k": 16, "d_v": 16}
 REQUESTS = [
     {},
     {"min_new_tokens": 6},
@@ -52,6 +54,15 @@ def equal(results, expected):
 def test_finds_what_mlx_finds(both, options):
     model, graph = both
     equal(graph.search(rows(), **options), model.search(rows(), **options))
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_one_file_holds_vectors_of_any_width(target, tmp_path):
+    """Those within the loop too, which lie in a data file until all is written."""
+    model, checkpoint = made(tmp_path, **POST_NORM, **WIDE)
+    file = export_search(checkpoint, tmp_path / "out" / "search.onnx", target=target)
+    assert [path.name for path in file.parent.iterdir()] == ["search.onnx"]
+    equal(SearchModel(file, threads=1).search(rows(), beam=2), model.search(rows(), beam=2))
 
 
 def test_a_batch_changes_nothing(both):
