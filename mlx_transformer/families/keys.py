@@ -242,6 +242,18 @@ class Special(Key):
 
 
 @dataclass(frozen=True)
+class Counted(Key):
+    """The id of a token that begins a text where padding's id has no position, whatever it stands for; read after
+    pad_token_id."""
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        if problems := super().read(given, fields):
+            return problems
+        id, pad = fields[str(self.ours)], fields.get("pad_id")
+        return [f"{self.theirs}={id} is pad_token_id, which has no position"] if id == pad else []
+
+
+@dataclass(frozen=True)
 class PositionRows(Key):
     """The rows of a table of positions whose first that is read is after that of padding's number, read before."""
 

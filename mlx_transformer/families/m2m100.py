@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from .bart import SPECIAL, TIES
 from .engine import Family
-from .keys import Key, Values
+from .keys import Counted, Key, Values
 from .marian import SIZES, names
 
 DEFAULTS = dict(scale_embedding=True, activation_function="relu", attention_dropout=0.1)
@@ -33,7 +33,7 @@ M2M100 = Family(
         Key("tie_word_embeddings", "tie_embeddings", True, TIES),
         *(replace(k, default=DEFAULTS.get(str(k.theirs), k.default)) if isinstance(k, Key) else k for k in SIZES),
         *SPECIAL,
-        Key("decoder_start_token_id", "bos_id", 2),
+        Counted("decoder_start_token_id", "bos_id", 2),
     ),
     names=names,
     derived=derived,

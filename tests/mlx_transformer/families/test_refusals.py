@@ -17,8 +17,11 @@ from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.families import engine
+from mlx_transformer.families.engine import config_of, differences
+from mlx_transformer.families.m2m100 import M2M100
 from mlx_transformer.families.marian import MARIAN
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_object
 
 # What config.json may say, and the reason that must be given.
 REFUSED = {
@@ -89,6 +92,19 @@ def test_a_family_that_was_asked_for_says_what_it_lacks(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(UserError, match="Pegasus has no such model: norm_placement='post', Pegasus has 'pre'"):
         to_huggingface(tmp_path / "ours", tmp_path / "pegasus", family="pegasus")
+
+
+def test_padding_has_no_position_in_m2m100(tmp_path: Path) -> None:
+    """So a decoder that begins with it would count from the token after."""
+    golden = Path(__file__).parent / "golden" / "m2m100"
+    folder = shutil.copytree(golden, tmp_path / "theirs")
+    edit_config(folder, decoder_start_token_id=1)
+    with pytest.raises(UserError, match="decoder_start_token_id=1 is pad_token_id, which has no position"):
+        import_huggingface(folder, tmp_path / "ours")
+    config = config_of(M2M100, read_object(golden / "config.json"), {}, golden)
+    assert differences(M2M100, config) == []
+    reasons = differences(M2M100, dataclasses.replace(config, bos_id=config.pad_id))
+    assert any("which has no position" in reason for reason in reasons), reasons
 
 
 DAMAGED_TENSORS = {
