@@ -41,6 +41,9 @@ elif step == "import of Marian's":
 elif step == "to-huggingface":
     from mlx_transformer.convert import to_huggingface
     to_huggingface(source, out, force=True)
+elif step == "to-marian":
+    from mlx_transformer.convert import to_marian
+    to_marian(source, out, force=True)
 else:
     from export import export_onnx, export_search
     write, name = (export_search, f"{out}.onnx") if step == "search" else (export_onnx, out)
@@ -114,7 +117,7 @@ def main() -> int:
     for family in chosen.families:
         steps = ["import of Marian's" if family.endswith(("npz", "bin")) else "import"]
         if family in (*configs(False), "marian-bin"):
-            steps += [*chosen.exports, *(["to-huggingface"] if family in configs(False) else [])]
+            steps += [*chosen.exports, "to-huggingface" if family in configs(False) else "to-marian"]
         with tempfile.TemporaryDirectory() as temporary:
             base = Path(temporary)
             peaks = [measured(base / str(large), family, large, steps) for large in (False, True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ from numpy.random import Generator, default_rng
 
 from mlx_transformer.core.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePiece, sentencepiece_bytes
 from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
-from mlx_transformer.families.marian_files.archive import npz_bytes
+from mlx_transformer.families.marian_files.archive import write_npz
 from mlx_transformer.families.marian_files.items import (
     Item,
-    bin_bytes,
     float_item,
     int8_item,
     is_quantized,
     options_item,
+    write_bin,
 )
 
 LETTERS = "etaoinshrdlu"
@@ -53,6 +54,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "untied": {**SIZES, **UNTIED, "dim-vocabs": [29, 31]},
     "sources tied": {**STUDENT, **UNTIED, "tied-embeddings-src": True},
 }
+
+
+def bin_bytes(items: Sequence[Item]) -> bytes:
+    """The `.bin` of these tensors."""
+    file = io.BytesIO()
+    write_bin(file, items)
+    return file.getvalue()
+
+
+def npz_bytes(items: Sequence[Item]) -> bytes:
+    """The `.npz` of these tensors."""
+    file = io.BytesIO()
+    write_npz(file, items)
+    return file.getvalue()
 
 
 def vocabulary(size: int) -> SentencePiece:

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from marian_models import bin_bytes
 from published import HERE, LINES, Published, judged, limit, published
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
@@ -25,7 +26,7 @@ from mlx_transformer.convert import import_marian, to_marian
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.shortlist import read_shortlist, shortlist_bytes
-from mlx_transformer.families.marian_files.items import bin_bytes, read_bin
+from mlx_transformer.families.marian_files.items import read_bin
 
 pytestmark = pytest.mark.consumers
 

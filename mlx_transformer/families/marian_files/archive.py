@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -54,16 +54,19 @@ def read_npz(path: str | Path) -> list[Item]:
     return sorted(items, key=lambda item: (item.name == OPTIONS, item.name))
 
 
-def npz_bytes(items: Sequence[Item]) -> bytes:
-    """The file of these tensors, as float32. They have the time 1980-01-01, and so the bytes depend on them alone."""
-    file = io.BytesIO()
+def write_npz(file: BinaryIO, items: Sequence[Item]) -> None:
+    """Write the file of these tensors, one by one, as float32. They have the time 1980-01-01: the bytes depend on them
+    alone."""
     with zipfile.ZipFile(file, "w") as archive:
         for item in items:
-            values = item.stored() if item.name == OPTIONS else item.numbers()
-            array = io.BytesIO()
-            npy.write_array(array, np.ascontiguousarray(values), version=(1, 0))
-            archive.writestr(zipfile.ZipInfo(f"{item.name}.npy"), array.getvalue())
-    return file.getvalue()
+            values = np.ascontiguousarray(item.stored() if item.name == OPTIONS else item.numbers())
+            header = io.BytesIO()
+            npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(values))
+            entry = zipfile.ZipInfo(f"{item.name}.npy")
+            entry.file_size = len(header.getvalue()) + values.nbytes
+            with archive.open(entry, "w") as place:
+                place.write(header.getvalue())
+                place.write(values.reshape(-1).view(np.uint8).data)
 
 
 def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:

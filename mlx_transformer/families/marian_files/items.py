@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import open_file
+from mlx_transformer.system.stored import Stored
 from mlx_transformer.system.tensors import is_finite
 
 INT8, FLOAT16, FLOAT32, INTGEMM8, INTGEMM16 = 0x101, 0x402, 0x404, 0x4101, 0x4102
@@ -134,22 +136,30 @@ def parse_bin(data: bytes | _File, origin: str = "model.bin") -> list[Item]:
     return items
 
 
-def bin_bytes(items: Sequence[Item]) -> bytes:
-    """The file of these tensors, in their order."""
+def write_bin(file: BinaryIO, items: Sequence[Item]) -> None:
+    """Write the file of these tensors, in their order, one by one."""
     names = [item.name.encode() + b"\0" for item in items]
     parts = [struct.pack("<2Q", 1, len(items))]
     for item, name in zip(items, names, strict=True):
         parts.append(struct.pack("<4Q", len(name), item.type, len(item.shape), len(item.data)))
     parts += names
     parts += [struct.pack(f"<{len(item.shape)}i", *item.shape) for item in items]
-    at = sum(map(len, parts)) + 8
-    pad = _padding(at)
-    return b"".join([*parts, struct.pack("<Q", pad), bytes(pad), *(item.data for item in items)])
+    pad = _padding(sum(map(len, parts)) + 8)
+    file.write(b"".join([*parts, struct.pack("<Q", pad), bytes(pad)]))
+    for item in items:
+        file.write(item.data)
 
 
-def float_item(name: str, array: NDArray) -> Item:
-    """A tensor of float32, in its allocation."""
-    return _item(name, FLOAT32, array.shape, np.ascontiguousarray(array, "<f4").tobytes())
+def float_item(name: str, array: NDArray | Stored) -> Item:
+    """A tensor of float32, in its allocation, which is made where it is asked for if the array is in a file."""
+
+    def data() -> Bytes:
+        values = np.asarray(array, "<f4")
+        allocation = bytearray(values.nbytes + -values.nbytes % ALIGNED)
+        np.frombuffer(allocation, "<f4", values.size).reshape(values.shape)[...] = values
+        return allocation
+
+    return Item(name, FLOAT32, array.shape, data if isinstance(array, Stored) else data())
 
 
 def int8_item(name: str, integers: NDArray, multiplier: np.float32) -> Item:

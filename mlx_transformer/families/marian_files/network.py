@@ -119,18 +119,22 @@ def read_weights(
     return weights, problems
 
 
-def written(
-    config: TransformerConfig, sizes: tuple[int, int], weights: Mapping[str, NDArray]
-) -> dict[str, NDArray[np.float32]]:
-    """Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies."""
+def written(config: TransformerConfig, sizes: tuple[int, int], weights: Mapping[str, Any]) -> dict[str, Stored]:
+    """Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies; each is made
+    where its numbers are asked for."""
     found = {}
     for name, shape in parameter_shapes(config).items():
         place = places(config)[name]
         expected = _stored_shape(name, place, shape, sizes)
-        array = np.asarray(weights[name], np.float32)
-        array = array.T if place.transposed else array[: expected[-1]] if len(shape) == 1 else array[: expected[0]]
-        found[place.name] = np.ascontiguousarray(array).reshape(expected)
+        read = partial(_theirs, weights[name], place.transposed, expected)
+        found[place.name] = Stored(expected, np.dtype(np.float32), read)
     return found
+
+
+def _theirs(array: Any, transposed: bool, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    array = np.asarray(array, np.float32)
+    array = array.T if transposed else array[: shape[-1]] if array.ndim == 1 else array[: shape[0]]
+    return np.ascontiguousarray(array).reshape(shape)
 
 
 def _stored_shape(name: str, place: Place, shape: tuple[int, ...], sizes: tuple[int, int]) -> tuple[int, ...]:

@@ -24,12 +24,13 @@ from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.stored import Stored
 from mlx_transformer.system.version import __version__
 
-from .archive import npz_bytes
+from .archive import write_npz
 from .conversion import ORIGIN, read_original
 from .folder import holds_marian
-from .items import Item, bin_bytes, float_item, int8_item, is_quantized, options_item
+from .items import Item, float_item, int8_item, is_quantized, options_item, write_bin
 from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, parse_options, read_options, write_options
 
@@ -73,7 +74,8 @@ def to_marian(
     scales = scales or own
     original = _unchanged(opened, origin, weights) if scales == own else None
     with replace_folder(out, "Marian folder") as temporary:
-        (temporary / names.archive).write_bytes(npz_bytes([*floats, options_item(options)]))
+        with open(temporary / names.archive, "wb") as file:
+            write_npz(file, [*floats, options_item(options)])
         if original is not None:
             shutil.copyfile(original, temporary / original.name)
         elif scales is None:
@@ -82,7 +84,8 @@ def to_marian(
             notes.append(f"no .bin of integers ({reason})")
         else:
             items = _integers(opened.config, tensors, scales)
-            (temporary / names.integers).write_bytes(bin_bytes([*items, options_item(options)]))
+            with open(temporary / names.integers, "wb") as file:
+                write_bin(file, [*items, options_item(options)])
         for name, data in zip(names.vocabularies[len(vocabularies) - 1], vocabularies, strict=True):
             (temporary / name).write_bytes(data)
         for name, data in listed.items():
@@ -176,19 +179,22 @@ def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path
         raise UserError(f"{where}: Marian has no such model: {first_of(reasons)}")
 
 
-def _weights(opened: Checkpoint) -> dict[str, NDArray]:
-    """All parameters that Marian's network has; `UserError` unless the decoder starts from zeros."""
+def _weights(opened: Checkpoint) -> dict[str, Any]:
+    """All parameters that Marian's network has, in their file; `UserError` unless the decoder starts from zeros."""
     config = opened.config
     full = dataclasses.replace(config, attention_bias=True, feed_forward_bias=True, output_bias=True)
-    found = dict(opened.tensors())
+    found: dict[str, Any] = opened.unread()
     for name in ("embedding.weight", "target_embedding.weight"):
-        if name in found and found[name][config.bos_id].any():
+        if name in found and np.any(found[name][config.bos_id]):
             row = f"row {config.bos_id} of {name}"
             raise UserError(f"{opened.folder}: Marian's decoders start from zeros, and {row} has other numbers")
-    return {name: found.get(name, np.zeros(shape, np.float32)) for name, shape in parameter_shapes(full).items()}
+    return {
+        name: found[name] if name in found else np.zeros(shape, np.float32)
+        for name, shape in parameter_shapes(full).items()
+    }
 
 
-def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, NDArray]) -> Path | None:
+def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, Any]) -> Path | None:
     """The file of integers that was imported, if the checkpoint still has its numbers, bit for bit."""
     file = opened.folder / str(origin.get("model"))
     if file.suffix != ".bin" or not file.is_file():
@@ -209,18 +215,18 @@ def _lacking(scales: Int8Scales, config: TransformerConfig) -> str:
     return ""
 
 
-def _integers(config: TransformerConfig, tensors: dict[str, NDArray], scales: Int8Scales) -> list[Item]:
+def _integers(config: TransformerConfig, tensors: dict[str, Stored], scales: Int8Scales) -> list[Item]:
     """The tensors of a file of integers: matrices rounded by the scales of theirs that are given, or by their largest
     magnitude, and the scales of what they are multiplied with."""
     ours = {place.name: name for name, place in places(config).items()}
     items = []
-    for name, array in tensors.items():
+    for name, stored in tensors.items():
         if not is_quantized(name):
-            items.append(float_item(name, array))
+            items.append(float_item(name, stored))
             continue
-        entry = scales.products[ours[name]]
+        entry, array = scales.products[ours[name]], np.asarray(stored)
         m = multiplier(array) if entry.weight is None else entry.weight
-        items.append(int8_item(name, np.rint(np.clip(array * m, -127, 127)).astype(np.int8), m))
+        items.append(int8_item(name, _rounded(array, m), m))
         if entry.activation is not None:
             scale = np.full((1, 1), entry.activation, np.float32)
             output = ours[name] == output_weight_name(config)
@@ -230,9 +236,15 @@ def _integers(config: TransformerConfig, tensors: dict[str, NDArray], scales: In
     return sorted(items, key=lambda item: item.name)
 
 
+def _rounded(array: NDArray, m: np.float32) -> NDArray[np.int8]:
+    numbers = array * m
+    np.clip(numbers, -127, 127, out=numbers)
+    return np.rint(numbers, out=numbers).astype(np.int8)
+
+
 def multiplier(array: NDArray) -> np.float32:
     """What a matrix is multiplied with so that its largest magnitude becomes 127; 1 where it is all zeros."""
-    largest = np.abs(array).max()
+    largest = max(array.max(), -array.min())
     return np.float32(127) / np.float32(largest) if largest > 0 else np.float32(1)
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from marian_models import STUDENT, model_items, shortlist
+from marian_models import STUDENT, bin_bytes, model_items, npz_bytes, shortlist
 
 from mlx_transformer.core.shortlist import read_shortlist, shortlist_bytes
-from mlx_transformer.families.marian_files.archive import npz_bytes, read_npz
+from mlx_transformer.families.marian_files.archive import read_npz
 from mlx_transformer.families.marian_files.items import (
     INTGEMM8,
     OPTIONS,
     Item,
-    bin_bytes,
     int8_item,
     is_quantized,
     parse_bin,

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from marian_checks import SOURCES, TARGETS, model_file, network
-from marian_models import KINDS, SIZES, STUDENT, model_items, shortlist, vocabulary, write_model
+from marian_models import KINDS, SIZES, STUDENT, bin_bytes, model_items, npz_bytes, shortlist, vocabulary, write_model
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.validate.origin.marian_network import MarianNetwork
@@ -26,9 +26,8 @@ from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.sentencepiece import sentencepiece_bytes
-from mlx_transformer.families.marian_files.archive import npz_bytes
 from mlx_transformer.families.marian_files.conversion import read_model
-from mlx_transformer.families.marian_files.items import Item, bin_bytes, float_item, read_bin
+from mlx_transformer.families.marian_files.items import Item, float_item, read_bin
 from mlx_transformer.system.errors import UserError
 
 
