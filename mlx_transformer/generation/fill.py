@@ -88,5 +88,7 @@ def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
         return tokenizer.encode(line)
     parts = line.split(MASK_TOKEN)
     parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-    encoded = [ids[:-1] for ids in tokenizer.encode_batch(parts)]
+    begin = len(tokenizer.encode("")) - 1  # tokens that stand before a published encoder's text, as [CLS]
+    first, *others = (ids[:-1] for ids in tokenizer.encode_batch(parts))
+    encoded = [first, *(ids[begin:] for ids in others)]
     return [*[id for part in encoded for id in (*part, mask_id)][:-1], tokenizer.eos_id]

@@ -4,10 +4,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from head_models import head_model
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.fill import fill
+from mlx_transformer.generation.fill import fill, ids_with_masks
 from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"] * 5, 290, mask=True)
@@ -61,3 +62,9 @@ def test_refused():
         fill(ENCODER, plain, np.array, ["<mask>"], where="here")
     with pytest.raises(UserError, match="logits are not finite"):
         fill(ENCODER, TOKENIZER, lambda ids: np.full((1, 16, TOKENIZER.vocab_size), np.nan), ["<mask>"])
+
+
+def test_a_published_encoders_text_begins_once(tmp_path):
+    """[CLS] stands before the text, and not behind each mask too."""
+    tokenizer = Tokenizer.load(head_model("bert-words", tmp_path) / "tokenizer.json")
+    assert ids_with_masks(tokenizer, "a <mask> film <mask> .") == [2, 5, 4, 7, 4, 18, 3]
