@@ -72,6 +72,12 @@ class ExplainSettings:
 
     translation: str | None = None
     """A translation to look at; unset: the model's own."""
+    source_language: str | None = None
+    """The text's language, by its code in a model of several: eng_Latn."""
+    target_language: str | None = None
+    """The language that it is translated into, likewise."""
+    task_prefix: str | None = None
+    """Text before the sentence, as T5 wants it: 'translate English to German: '."""
     out: Path = field(default=Path("explain.html"), metadata={"option": OUT})
     """The HTML page to write."""
     figures: Path | None = None

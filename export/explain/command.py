@@ -10,6 +10,13 @@ from typing import Any
 
 from export.settings import ExplainSettings
 from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import (
+    SOURCE_LANGUAGE,
+    TARGET_LANGUAGE,
+    TASK_PREFIX,
+    around_source,
+    resolved,
+)
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
@@ -43,13 +50,15 @@ def explain(
     if len(texts) != 1:
         given = f"{len(texts)} of them are given" if texts else "none is given"
         raise UserError(f"explain takes one sentence in quotes; {given}")
-    search = replace(search, **options)
+    plain = Options()
+    given = {each.name: getattr(search, each.name) for each in fields(plain)}
+    given = {name: value for name, value in given.items() if value != getattr(plain, name)} | options
     runtime, out, figures = s.runtime, s.out, s.figures
     if s.precision is not None:
         if runtime is not None:
             raise UserError("--precision and --runtime exclude each other: name it as in onnxruntime:cpu:all:int8")
         runtime = f"onnxruntime:cpu:all:{s.precision}"
-    if s.translation is not None and search.beam > 1:
+    if s.translation is not None and given.get("beam", 1) > 1:
         raise UserError("--beam and --translation exclude each other: a given translation is not searched for")
     check_page(out, s.force)
     if figures is not None:
@@ -63,9 +72,13 @@ def explain(
         if s.beside is not None:
             models.append(open_other(s.beside, models[0], s.threads, s.verify))
         watch(0.3, "reading the sentence")
-        if config.architecture == "decoder" and search.max_new_tokens is None:
-            search = replace(search, max_new_tokens=CONTINUATION)
-        sentence = read_sentence(models[0], texts[0], s.translation, search)
+        if config.architecture == "decoder":
+            given.setdefault("max_new_tokens", CONTINUATION)
+        told = {name: getattr(s, name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if getattr(s, name) is not None}
+        around, given = around_source(models[0].settings, given | told)
+        search = Options(**resolved(models[0].settings, given))
+        prefix = models[0].settings.get(TASK_PREFIX, "") if s.task_prefix is None else s.task_prefix
+        sentence = read_sentence(models[0], texts[0], s.translation, search, around, prefix)
         traces = []
         for i, each in enumerate(models):
             watch(0.4 + 0.2 * i, f"running {each.label}")

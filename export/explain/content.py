@@ -28,7 +28,7 @@ from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
 from .sentence import ExplainedSentence
-from .trace import Trace, most_likely, norms, probabilities, written_by
+from .trace import Trace, gives_words, most_likely, norms, probabilities, written_by
 
 FINE, COARSE = 16, 8
 """Bits of a weight: four decimals, or two."""
@@ -69,7 +69,9 @@ SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown"
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """As people read it: never bytes."""
+    """As people read it: never bytes. Published models have rows that no token of theirs reads: their number."""
+    if id >= tokenizer.vocab_size:
+        return f"#{id}"
     if id in tokenizer.special_ids:
         return SPECIAL.get(tokenizer.token(id), tokenizer.token(id))
     text = tokenizer.decode([id]).translate(SIGNS)
@@ -110,6 +112,8 @@ def content(
     first = models[0]
     config, texts = first.config, Texts(first.tokenizer)
     stack = written_by(config)
+    words = traces if gives_words(config) else []
+    steps = [_steps(trace, sentence, texts, top_k) for trace in words]
     of_target = {"positions": "target"} if config.has_decoder else {"positions": "source"}
     data: dict[str, Any] = {
         "model": first.folder.resolve().name,
@@ -134,8 +138,8 @@ def content(
         },
         "maps": _maps(traces),
         "layer": alignment_layer(config) if "cross" in traces[0].weights else None,
-        "steps": {**of_target, "of": [_steps(trace, sentence, texts, top_k) for trace in traces]},
-        "lens": {**of_target, "stack": stack, "of": [_lens(trace, texts) for trace in traces]},
+        "steps": {**of_target, "of": steps},
+        "lens": {**of_target, "stack": stack, "of": [_lens(trace, texts) for trace in words]},
         "norms": [_norms(trace) for trace in traces],
         "beam": _beam(sentence, texts) if sentence.tree else None,
     }

@@ -81,11 +81,13 @@ def _figures(
         layer = data["layer"]
         mean = first.weights["cross"][layer].mean(axis=0)
         yield "alignment", lambda: _matrix(mean, f"Alignment, layer {layer + 1}", written, labels["source"], 1.0)
-    yield "predictions", lambda: _predictions(data)
+    if first.lens:
+        yield "predictions", lambda: _predictions(data)
     if data["beam"] is not None:
         yield "beam", lambda: _beam(data)
-    read = labels[data["lens"]["positions"]]
-    yield "lens", lambda: _lens(first, data, read, sentence)
+    if first.lens:
+        read = labels[data["lens"]["positions"]]
+        yield "lens", lambda: _lens(first, data, read, sentence)
     for stack in ("encoder", "decoder"):
         values = {name: x for name, x in norms(first.points).items() if name.startswith(f"{stack}.")}
         side = labels["source" if stack == "encoder" else "target"] if values else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from export.runtime.folder import verify_export
 from export.validate.cases import Case
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
+from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
+from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 
@@ -35,6 +39,23 @@ class Opened:
     engine: Engine
     config: TransformerConfig
     tokenizer: Tokenizer
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What computes with the model's own parameters in float32; those of layers are zeros, but for positions."""
+        shapes, zero = parameter_shapes(self.config), np.float32(0)
+        read = {
+            name: np.asarray(array, np.float32)
+            for _, name, array in self.engine.parameters()
+            if name in shapes and (".layers." not in name or ".positions." in name)
+        }
+        rest = {name: np.broadcast_to(zero, shape) for name, shape in shapes.items() if name not in read}
+        return Reference(self.config, {**read, **rest}, np.float32)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """How the model is searched, as its folder says, and its languages."""
+        return read_settings(self.folder, self.config)
 
     @property
     def label(self) -> str:
@@ -77,9 +98,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
     config = engine.config
     tokenizer = None if path is None else Tokenizer.load(path)
     architecture = config.architecture
-    tokenizer = fitting_tokenizer(config, tokenizer, str(folder), architecture, USES[architecture])
-    if config.head.activation is not None:
-        raise UserError(f"{folder}: between its layers and its classifier is one more, by which no layer can be read")
+    tokenizer = fitting_tokenizer(config, tokenizer, str(folder), architecture, USES[architecture], words=False)
     return Opened(folder, chosen, engine, config, tokenizer)
 
 

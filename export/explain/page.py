@@ -27,7 +27,8 @@ def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = N
     walk = kit.texts_beside(__file__, "walk/shell.html")
     body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
     css = kit.texts_beside(kit.__file__, "kit.css") + kit.texts_beside(__file__, "walk/walk.css")
-    script = f"(() => {{{joined(HERE / 'walk' / 'walk.js')}}})();"
+    entry = "walk.js" if all("weights" in model for model in models) else "all.js"
+    script = f"(() => {{{joined(HERE / 'walk' / entry)}}})();"
     title = "One word through the model"
     if data is not None:
         body += _more(data)

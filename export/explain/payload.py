@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from export.validate.findings import inner_names
 from export.web.models import facts_of
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
-from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
+from mlx_transformer.core.parameters import (
+    TOKEN_TYPES,
+    output_weight_name,
+    parameter_shapes,
+    source_embedding_name,
+    target_embedding_name,
+)
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN
 from mlx_transformer.system.errors import UserError
 
@@ -34,6 +40,9 @@ COMPUTED = {
 }
 UNKNOWN = ("window", "token_types", "head", "decoder", "layer_pattern")
 """What live/twin.js doesn't compute, unless it is as it is by default."""
+OF_HEAD = ("head.head_proj", "head", "logits")
+WHOLE = ("pooled", "classes", "spans")
+"""Heads of whole rows, and those of which all positions are read together."""
 LIKELIEST = 50
 """Tokens of each position whose texts a recorded pass holds."""
 LEFT_OUT = (".query_proj", ".key_proj", ".value_proj", ".gate_proj", ".query_norm", ".key_norm")
@@ -106,13 +115,19 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
     `UserError` where not even that fits."""
     config = model.config
     names = [name for name in inner_names(config) if not name.endswith(LEFT_OUT)]
-    shown = model.engine.points(sentence.case, names)
+    shown = model.engine.points(sentence.case(config), names)
     values = {name: np.asarray(shown[name], np.float32)[0] for name in names if name in shown}
-    values = {name: value for name, value in values.items() if value.ndim > 1}
+    if config.head.per_row:  # of the row, as if it had one position
+        values = {name: value[None] if name in OF_HEAD else value for name, value in values.items()}
+    values |= _kept_inside(model, sentence, values)
+    values = {name: value for name, value in values.items() if value.ndim > 1} | _biases(model, values)
     arrays, equal = _points(config, values, at, room)
     norms = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters() if "norm" in name}
+    if config.token_types:
+        norms[TOKEN_TYPES] = np.asarray(model.reference.weights[TOKEN_TYPES])
     source = model.tokenizer.source
-    likely = np.unique(np.argsort(-values["logits"], axis=-1)[:, :LIKELIEST])
+    words = config.head.kind == "vocabulary"
+    likely = np.unique(np.argsort(-values["logits"], axis=-1)[:, :LIKELIEST]) if words else np.zeros(0, int)
     return {
         "title": model.folder.resolve().name,
         "said": f"{model.folder.resolve().name}, {model.label}: one pass, recorded.",
@@ -134,6 +149,35 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
     }
 
 
+def _kept_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Return what fused operators keep to themselves: rows of the table, and scores, of the queries and keys that were
+    computed."""
+    config, found = model.config, {}
+    tables = {"encoder": (source_embedding_name(config), sentence.source)} if config.has_encoder else {}
+    tables |= {"decoder": (target_embedding_name(config), sentence.target)} if config.has_decoder else {}
+    for stack, (table, ids) in tables.items():
+        rows = model.reference.weights[table][list(ids)]
+        scaled = {"scaled": rows * np.float32(np.sqrt(config.d_model))} if config.scale_embeddings else {}
+        found |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
+    for name, queries in values.items():
+        attention, _, point = name.rpartition(".")
+        if point == "queries" and f"{attention}.keys" in values:
+            keys = values[f"{attention}.keys"].repeat(len(queries) // len(values[f"{attention}.keys"]), axis=0)
+            scale = config.attention_scale or 1 / np.sqrt(queries.shape[-1])
+            found[f"{attention}.scores"] = queries @ keys.swapaxes(1, 2) * np.float32(scale)
+    return {name: value for name, value in found.items() if name not in values}
+
+
+def _biases(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Return {attention.bias: (H, L, S)}, what relative positions add to each score."""
+    found = {}
+    for name, scores in values.items():
+        attention, _, point = name.rpartition(".")
+        if point == "scores" and (bias := model.reference.score_bias(attention, *scores.shape[1:])) is not None:
+            found[f"{attention}.bias"] = bias
+    return found
+
+
 def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str, Any]:
     """Return where one looks at first: the last word but the end of what is read, the first that the model chose."""
     word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.given, len(sentence.written) - 1))
@@ -145,6 +189,11 @@ def _points(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arrays in as many bits and positions as fit, and names that are others': {name: [other, shape]}."""
     equal = {}
+    if config.positions == "relative":  # one table a stack
+        first = {
+            name: f"{name.split('.')[0]}.layers.0.self_attention.bias" for name in values if name.endswith(".bias")
+        }
+        equal = {name: [other, list(values[name].shape)] for name, other in first.items() if name != other}
     for name in values:
         last = f"{name}.feed_forward_norm"
         if config.norm_placement == "post" and last in values:
@@ -152,7 +201,7 @@ def _points(
     own = {name: value for name, value in values.items() if name not in equal}
     one = {
         name: value
-        if name.endswith((".keys", ".values"))
+        if name.endswith((".keys", ".values")) or (name in OF_HEAD and config.head.kind in WHOLE)
         else np.take(value, [at["word" if name.startswith("encoder") or not config.has_decoder else "step"]], axis=-2)
         for name, value in own.items()
     }

@@ -6,6 +6,8 @@ const chosen = (card, draw) => {
 };
 
 const steps = () => {
+  byId("steps-section").hidden = !data.steps.of.length;
+  if (!data.steps.of.length) return;
   const card = byId("steps");
   const row = make("div", { className: "steps", role: "list", tabIndex: 0, "aria-label": "predictions, position by position" });
   const encoder = data.architecture === "encoder";
@@ -104,6 +106,8 @@ const layerName = (name) => {
 };
 
 const lens = () => {
+  byId("lens-section").hidden = !data.lens.of.length;
+  if (!data.lens.of.length) return;
   const card = byId("lens");
   const place = make("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "tokens of each layer" });
   const draw = (model) => {

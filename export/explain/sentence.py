@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import TOKEN_TYPES
 from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.beam import Beam
 from mlx_transformer.generation.fill import ids_with_masks
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import checked
+from mlx_transformer.generation.settings import Around
 from mlx_transformer.generation.steps import DEAD, Batch, Model, run
 from mlx_transformer.system.errors import UserError
 
@@ -31,6 +33,7 @@ from .opening import Opened
 CONTINUATION = 20
 """New tokens of a decoder alone, unless another number is asked for."""
 
+NOTHING = Around([], [])
 KEPT, FINISHED, DROPPED = "kept", "finished", "dropped"
 """What becomes of a candidate."""
 
@@ -66,17 +69,20 @@ class ExplainedSentence:
     tree: tuple[Node, ...] = ()
     score: float | None = None
 
-    @property
-    def case(self) -> Case:
-        """As the engines take it: one row, no padding."""
+    def case(self, config: TransformerConfig) -> Case:
+        """As the engines of a model take it: one row, no padding, one text, whose tokens are of the first kind."""
         source, target = (np.array([ids], np.int64) for ids in (self.source, self.target))
         if not self.source:
             return Case("sentence", target, None, None, 1)
-        return Case("sentence", source, None, target if self.target else None, 1)
+        others = {TOKEN_TYPES.name: np.zeros_like(source)} if config.token_types else {}
+        return Case("sentence", source, None, target if self.target else None, 1, others=others)
 
 
-def read_sentence(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:
-    """Tokenise, and let the model find its output unless `target` gives one.
+def read_sentence(
+    model: Opened, text: str, target: str | None, options: Options, around: Around = NOTHING, prefix: str = ""
+) -> ExplainedSentence:
+    """Tokenise, and let the model find its output unless `target` gives one. What an encoder-decoder reads stands
+    behind `prefix`, and with tokens `around` it.
 
     `UserError` for an empty text, one that is too long for the model, and a target that an encoder can't have.
     """
@@ -87,7 +93,8 @@ def read_sentence(model: Opened, text: str, target: str | None, options: Options
         return _filled(model, text, target)
     if architecture == "decoder":
         return _continued(model, text, target, options)
-    return _translated(model, text, target, options)
+    source = around(model.tokenizer.source.encode(prefix + text))
+    return _translated(model, text, source, target, options)
 
 
 def _filled(model: Opened, text: str, target: str | None) -> ExplainedSentence:
@@ -98,17 +105,19 @@ def _filled(model: Opened, text: str, target: str | None) -> ExplainedSentence:
     return ExplainedSentence(text, ids, (), ids, len(ids), "")
 
 
-def _translated(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:
-    source = model.tokenizer.source.encode(text)
+def _translated(model: Opened, text: str, source: list[int], target: str | None, options: Options) -> ExplainedSentence:
     _check_length(model, source, "sentence")
-    bos = model.config.bos_id
+    bos = model.config.bos_id if options.start_id is None else options.start_id
+    forced = options.forced_first
     if target is not None:
-        written = model.tokenizer.encode(target)
+        written = [*forced, *model.tokenizer.encode(target)]
         _check_length(model, written, "target")
         return ExplainedSentence(text, tuple(source), (bos, *written[:-1]), tuple(written), len(written), target)
     written, tree, score = _searched(model, source, options)
     output = model.tokenizer.decode(written)
-    return ExplainedSentence(text, tuple(source), (bos, *written[:-1]), tuple(written), 0, output, tree, score)
+    return ExplainedSentence(
+        text, tuple(source), (bos, *written[:-1]), tuple(written), len(forced), output, tree, score
+    )
 
 
 def _continued(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:

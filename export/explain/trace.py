@@ -5,16 +5,15 @@ Shapes: L positions of a stack, S source, T target, D model, H heads, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.findings import inner_names, tap_names
-from export.validate.reference.layers import norm, softmax
+from export.validate.reference.layers import softmax
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
@@ -34,7 +33,7 @@ KINDS = {
 class Trace:
     """`points`: {tap: (L, D)}, without those that the runtime doesn't show. `weights`: {kind: (layers, H, L, S)}.
     `logits` (L, V): of the decoder, or of an encoder alone. `lens`: {tap: logits (L, V)} of each layer, read as if it
-    were the last one."""
+    were the last one. An encoder whose head gives no words gives something else in place of logits, and has no lens."""
 
     points: Mapping[str, Array]
     weights: Mapping[str, Array]
@@ -46,7 +45,7 @@ def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
     """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
     config = model.config
     names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]
-    shown = model.engine.points(sentence.case, names)
+    shown = model.engine.points(sentence.case(config), names)
     if "logits" not in shown or any(name not in shown for name in names if name.endswith(".weights")):
         raise UserError(f"{model.folder}: its graphs don't name what is inside them; export the model again")
     values = {name: np.asarray(value, np.float32)[0] for name, value in shown.items()}
@@ -57,12 +56,18 @@ def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
         for kind, (stack, part) in KINDS.items()
         if f"{stack}.layers.0.{part}.weights" in values
     }
-    points = {name: values[name] for name in tap_names(config) if name in values and name != "logits"}
-    return Trace(points, weights, values["logits"], _lens(model, points))
+    stacks = [name for name in tap_names(config) if name.startswith(("encoder.", "decoder."))]
+    points = {name: values[name] for name in stacks if name in values}
+    return Trace(points, weights, values["logits"], _lens(model, points) if gives_words(config) else {})
 
 
 def layers_of(config: TransformerConfig, stack: str) -> int:
     return config.encoder_layers if stack == "encoder" else config.decoder_layers
+
+
+def gives_words(config: TransformerConfig) -> bool:
+    """Whether its logits are of the vocabulary."""
+    return config.head.kind == "vocabulary"
 
 
 def written_by(config: TransformerConfig) -> str:
@@ -86,27 +91,16 @@ def norms(points: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
-    """Read every layer's output with the classifier, and before it the norm after the stack where there is one
+    """Read every layer's output with the norm after the stack, where there is one, the head and the classifier
     (nostalgebraist 2020)."""
     config, stack = model.config, written_by(model.config)
     first = "embedding_norm" if config.embedding_norm else "embedding"
     names = [f"{stack}.{first}", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]
-    parameters = dict(_parameters(model, stack))
-    matrix, bias = parameters[output_weight_name(config)], parameters.get("output_proj.bias")
-    weight, shift = parameters.get(f"{stack}.norm.weight"), parameters.get(f"{stack}.norm.bias")
+    reference = model.reference
     read = {}
     for name in names:
         if name in points:
-            x = points[name]
-            if weight is not None:
-                x = norm(x, weight, shift, config.norm_epsilon)
-            logits = x @ matrix.T
-            read[name] = logits if bias is None else logits + bias
+            x = reference.final_norm(stack, points[name][None], None)
+            x = reference.head(x, np.ones(x.shape[:2], bool), None) if stack == "encoder" else x
+            read[name] = reference.classify(x, None)[0]
     return read
-
-
-def _parameters(model: Opened, stack: str) -> Iterator[tuple[str, Array]]:
-    names = {output_weight_name(model.config), "output_proj.bias", f"{stack}.norm.weight", f"{stack}.norm.bias"}
-    for _, name, array in model.engine.parameters():
-        if name in names:
-            yield name, np.asarray(array, np.float32)

@@ -53,7 +53,7 @@ def explain(
     """Follow a word through a model on a page: every vector and sum, attention, predictions, and how it searches."""
     from export.explain.command import explain as run
 
-    print(run(model, texts or [], settings, search))
+    print(run(model, texts or [], settings, **chosen(search, EXPLAINED)))
 
 
 @dataclass(frozen=True, kw_only=True)

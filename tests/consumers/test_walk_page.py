@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import HERE, SECONDS
+from head_models import head_model
 
 from export.explain.command import explain
 from export.explain.shipped import FOLDER, MODELS
@@ -162,3 +163,42 @@ def test_the_page_is_small_and_asks_for_nothing(page: Path) -> None:
     assert not re.search(
         r"\beval\(|new Function|\bfetch\(|XMLHttpRequest|https?://", "".join(code).replace("http://www.w3.org/", "")
     )
+
+
+def shown_by(page: Path) -> tuple[dict[str, float], str]:
+    """What headless Chromium makes of a page: numbers that have a name, and its text as HTML."""
+    chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    done = subprocess.run([chromium, *flags, page.as_uri()], capture_output=True, text=True, timeout=SECONDS)
+    named = re.findall(r'data-name="([^"]*)" data-derived="([^"]*)"', done.stdout)
+    return {name: float(value) for name, value in named}, done.stdout
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x - x.max(axis=0)) / np.exp(x - x.max(axis=0)).sum(axis=0)
+
+
+@pytest.mark.parametrize("name", ["bert-classes", "bert-tokens", "bert-spans", "bert-pooled", "bert-hidden"])
+def test_what_heads_give_stands_on_the_page(name: str, tmp_path: Path) -> None:
+    """Shares of labels, the span of an answer, the length of a vector are those of the reference."""
+    folder = head_model({"bert-pooled": "bert"}.get(name, name), tmp_path)
+    explain(folder, ["a good film ."], out=tmp_path / "page.html")
+    shown, html = shown_by(tmp_path / "page.html")
+    opened = open_checkpoint(folder)
+    ids = Tokenizer.load(folder / "tokenizer.json").encode("a good film .")
+    [out] = Reference(opened.config, dict(opened.tensors()))(np.array([ids]))
+    at = len(ids) - 2  # where the page looks at first
+    kind = opened.config.head.kind
+    if kind == "spans":
+        start, end = softmax(out).T
+        best = max(start[a] * end[b] for a in range(len(ids)) for b in range(a, len(ids)))
+        wanted = {f"{side} {n}": p for side, each in (("start", start), ("end", end)) for n, p in enumerate(each)}
+        wanted["span"] = best
+    elif opened.config.head.labels:
+        row = out if kind == "classes" else out[at]
+        wanted = {f"share {n}": p for n, p in enumerate(softmax(row))}
+        assert opened.config.head.labels[int(row.argmax())] in html
+    else:
+        wanted = {"length": float(np.linalg.norm(out if kind == "pooled" else out[at]))}
+    assert {key: shown.get(key) for key in wanted} == pytest.approx(wanted, abs=1e-6)
+    assert "kind of token" in html

@@ -19,7 +19,7 @@ export function attentionOf(v, part) {
     kv: Math.floor(v.h / group), // the head of keys and values that this head of queries reads
     looked,
     keyName: (j) => `<span class="tok">${escaped(looked[j])}</span>${!cross && v.stack === 'decoder' ? `<small>has read ‹${escaped(v.read[j])}›</small>` : ''}`,
-    allowed: (j) => cross || v.stack === 'encoder' || v.off.mask || j <= v.i,
+    allowed: (j) => cross || (v.stack === 'encoder' ? Math.abs(v.i - j) <= (v.shape.window(v.l) ?? Infinity) : v.off.mask || j <= v.i),
   };
 }
 
@@ -90,27 +90,32 @@ export function cellBody(v, part) {
   const e = Array.from(weights, (w) => Math.exp(Math.log(w) - most));
   const total = e.reduce((x, y) => x + y, 0);
   const place = (c) => `${v.h},${v.i},${c}`;
+  const bias = v.pass.has(`${a.name}.bias`) ? v.pass.row(`${a.name}.bias`, v.h, v.i) : null;
   const rows = Array.from(weights, (w, c) => [
     a.keyName(c),
     number(scores[c], `${a.name}.scores`, place(c)),
+    ...(bias ? [number(bias[c], `${a.name}.bias`, place(c))] : []),
     a.allowed(c) ? '+ 0' : '+ −∞',
     derived(e[c]),
     `${number(w, `${a.name}.weights`, place(c))} ${bar(w)}`,
   ]);
-  const times = `${scale === 1 ? ' × 1' : ` ÷ √${v.shape.dk}`}`;
+  const times = scale === 1 ? ' × 1' : v.pass.config.attention_scale ? ` × ${short(scale)}` : ` ÷ √${v.shape.dk}`;
+  const added = bias ? ' To each score its relative position is added, a number that this head learned for how far apart two places are.' : '';
   return `<p class="cell">${escaped(v.who)}: how much goes to ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
     + strip('query', q, { point: `${a.name}.queries`, index: `${v.h},${v.i}`, kind: 'q' })
     + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: `${a.name}.keys`, index: `${a.kv},${j}`, kind: 'k' })
     + strip('products', product)
     + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], `${a.name}.scores`, place(j))}`, { open: true })
-    + `<p class="cell">Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`
-    + table(['looked at', 'score', 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
+    + `<p class="cell">${added} Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`
+    + table(['looked at', 'score', ...(bias ? ['relative position'] : []), 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
     + `<p class="said"><b>${escaped(looksAt(v, a))}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0))}, spread ${short(bits(weights), 2)} bits</p>`;
 }
 
+const SCALED = ({ attention_scale: scale }) => (scale === 1 ? '' : scale ? ` · ${short(scale)}` : ' / √<i>d</i><sub>k</sub>');
+
 export const cell = {
   id: 'cell',
-  formula: () => 'weight = softmax(q · k / √<i>d</i><sub>k</sub> + mask)',
+  formula: ({ pass: { config } }) => `weight = softmax(q · k${SCALED(config)}${/^relative/.test(config.positions) ? ' + relative position' : ''} + mask)`,
   body: (v) => thinkingMachines() + cellBody(v, 'self_attention'),
 };
 

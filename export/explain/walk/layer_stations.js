@@ -21,7 +21,7 @@ function addAndNorm(v, part) {
   return shape.post ? adding + norming : norming + adding;
 }
 
-function normSteps(v, read, normed, c) {
+export function normSteps(v, read, normed, c) {
   const { shape, pass, i } = v;
   const out = pass.row(normed, i);
   if (v.off.norm) return '<p class="off">Norms are switched off: the sum goes on as it is.</p>' + strip('goes on', out, { point: normed, index: i, lit: c });

@@ -1,4 +1,4 @@
-// Models that the page can look into: one that it runs itself, whatever is typed, or the pass of one that was recorded.
+// A model that the page runs itself, whatever is typed.
 
 import { beamSearch } from '../../web/page/beam.js';
 import { ByteLevel } from '../../web/page/bytes.js';
@@ -10,47 +10,7 @@ import { Twin } from '../live/twin.js';
 import { Pass } from './pass.js';
 import { marked, piecesOf, specialText } from './pieces.js';
 
-const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-
-/** {name: {data, shape, rows}} of what was recorded: [{shape, rows, bits, values}] by name, and the names of equal ones. */
-function recordedPoints({ arrays, equal }) {
-  const found = {};
-  for (const [name, { shape, rows, bits, values }] of Object.entries(arrays)) {
-    const raw = bytesOf(values);
-    const data = bits === 32 ? Float64Array.from(new Float32Array(raw.buffer)) : halves(raw);
-    found[name] = { data, shape, rows };
-  }
-  for (const [name, [other, shape]] of Object.entries(equal)) found[name] = { ...found[other], shape };
-  return found;
-}
-
-/** float16 as float64, by the reader of the weights. */
-function halves(raw) {
-  const header = new TextEncoder().encode(JSON.stringify({ x: { dtype: 'F16', shape: [raw.length / 2], data_offsets: [0, raw.length] } }));
-  const file = new Uint8Array(8 + header.length + raw.length);
-  new DataView(file.buffer).setBigUint64(0, BigInt(header.length), true);
-  file.set(header, 8);
-  file.set(raw, 8 + header.length);
-  return readTensors(file.buffer).x.data;
-}
-
-/** One pass that was recorded; or, where the page names a module that runs the model, that pass of what is typed. */
-export class Recorded {
-  constructor(spec) {
-    Object.assign(this, { spec, config: spec.config, live: false, vocabulary: spec.config.vocab_size });
-    this.parameters = Object.fromEntries(Object.entries(recordedPoints({ arrays: spec.parameters, equal: {} })).map(([name, { data }]) => [name, data]));
-  }
-
-  text(id) {
-    return this.spec.texts[id] ?? `#${id}`;
-  }
-
-  async read(text) {
-    const { spec } = this;
-    if (spec.module) Object.assign(spec, await (await import(spec.module)).read(text));
-    return new Pass(this.config, spec.module ? spec.points : recordedPoints(spec.points), spec.tokens, spec.pieces, { text: spec.text, output: spec.output, given: spec.given });
-  }
-}
+export const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 export class Live {
   constructor(spec) {

@@ -11,7 +11,7 @@ export const logits = {
   controls: (v) => `<label class="slide">temperature <input type="range" id="temperature" min="0.1" max="4" step="0.1" value="${v.temperature}"> <output>${v.temperature}</output></label>`,
   body(v) {
     const { stack, i, shape } = v.out;
-    const last = shape.last();
+    const last = v.pass.has('head') ? 'head' : shape.last();
     const h = v.pass.row(last, i);
     const row = v.pass.row('logits', i);
     const T = v.temperature;
@@ -34,7 +34,7 @@ export const logits = {
       worked = `<p class="cell">the logit of ‹${escaped(v.text(shown))}›:</p>${sum([...products(h, e), ...(bias ? [['bias', bias[shown]]] : [])], number(row[shown], 'logits', `${i},${shown}`))}`;
     }
     return `<p class="said"><b>${who}: ‹${escaped(v.text(order[0]))}› ${short(p[order[0]])}</b>, of ${row.length.toLocaleString('en')} tokens</p>`
-      + strip('h, the last vector', h, { point: last, index: i, lit: v.c })
+      + strip(last === 'head' ? 'what the classifier reads' : 'h, the last vector', h, { point: last, index: i, lit: v.c })
       + table(['token', 'logit', 'share'], rows, { lit: order.indexOf(chosen), label: 'the likeliest tokens' }) + worked;
   },
 };

@@ -54,6 +54,13 @@ export class Shape {
     this.rms = config.norm === 'rmsnorm';
   }
 
+  /** How far the farthest key is that a layer sees, if not all are seen. */
+  window(n) {
+    const pattern = this.config.layer_pattern ?? [];
+    const own = pattern.length ? pattern[n % pattern.length] : {};
+    return 'window' in own ? own.window : this.config.window;
+  }
+
   layer(n) {
     return `${this.stack}.layers.${n}`;
   }

@@ -6,7 +6,8 @@ import { lanes } from './bar.js';
 import { breaking, eachInTurn, seen, switchesOf } from './breaking.js';
 import { position, row, token } from './first_stations.js';
 import { feedForward, next, norm } from './layer_stations.js';
-import { Live, Recorded } from './models.js';
+import { Live } from './models.js';
+import { others } from './others.js';
 import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
 import { Missing } from './pass.js';
@@ -17,8 +18,8 @@ import { entry, words } from './words.js';
 const data = JSON.parse(document.getElementById('walk-data').textContent);
 const find = (id) => document.getElementById(id);
 const opened = new Map(); // models, made when they are first looked at
-const modelOf = (n) => {
-  if (!opened.has(n)) opened.set(n, data.models[n].weights ? new Live(data.models[n]) : new Recorded(data.models[n]));
+export const modelOf = (n) => {
+  if (!opened.has(n)) opened.set(n, data.models[n].weights ? new Live(data.models[n]) : new others.Recorded(data.models[n]));
   return opened.get(n);
 };
 const START = { model: 0, text: '', stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, off: {} };
@@ -31,15 +32,17 @@ const stationsOf = ({ architecture }) => [
   token, row, position, qkv, cell, mixed, heads, norm, feedForward, next,
   ...(architecture === 'encoder-decoder' ? [cross] : []), logits, ...(architecture === 'encoder' ? [] : [search]),
   ...(model.live ? [breaking] : []),
-];
+].map((each) => (!model.live && others.stations[each.id]) || each);
+/** What is said of a station, with what is said otherwise of models of this kind. */
+const saidOf = (id) => Object.assign({}, data.words.stations[id], ...(model.live ? [] : others.kindsOf(model.config)).map((kind) => data.words[kind]?.[id]));
 /** The answer of a station, with the model's own sizes in it. */
-const answer = ({ id }, { shape }) => words(data.words.stations[id].answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
+const answer = ({ id }, { shape }) => words(saidOf(id).answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
   .replaceAll('{root}', short(Math.sqrt(shape.dk), 4)));
 const view = () => ({ ...viewOf(model, pass, state), tree, seen: breakage, turns, said: data.words });
 
 function frame() {
   const v = view();
-  find('stations').innerHTML = stationsOf(model.config).map((each, n) => [each, n, data.words.stations[each.id]]).map(([each, n, said]) => (
+  find('stations').innerHTML = stationsOf(model.config).map((each, n) => [each, n, saidOf(each.id)]).map(([each, n, said]) => (
     `<section id="${each.id}" class="station" aria-labelledby="${each.id}-title"><h2 id="${each.id}-title"><span>${n + 1}</span> ${said.title}</h2>`
     + `<p class="formula"></p><div class="body"></div><div class="controls">${each.controls?.(v) ?? ''}</div>`
     + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`

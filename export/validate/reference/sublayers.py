@@ -109,7 +109,7 @@ class Sublayers:
             "queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions, c.rotary_base)
         )  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
-        bias = self._bias(name, Q.shape[2], K.shape[2])
+        bias = self.score_bias(name, Q.shape[2], K.shape[2])
         heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
@@ -121,7 +121,7 @@ class Sublayers:
     def _weights(self, scores: Array) -> Array:
         return softmax(scores)
 
-    def _bias(self, name: str, queries: int, keys: int) -> Array | None:
+    def score_bias(self, name: str, queries: int, keys: int) -> Array | None:
         """Return the numbers (H,L,S) of relative positions (Raffel et al. 2020), by one table for all layers of a
         stack, or one for each (umT5)."""
         (stack, _, layer, *_), c = name.split("."), self.config

@@ -1,0 +1,80 @@
+// What an encoder's head makes of the last layer: its dense layer; classes, the begin and end of an answer, or a vector.
+
+import { bar, derived, escaped, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
+import { softmax } from './pass.js';
+
+export const headOf = (config) => ({ kind: 'vocabulary', pooling: 'first', labels: [], ...config.head });
+/** Whether it gives one thing for the whole text. */
+const perText = ({ kind }) => kind === 'pooled' || kind === 'classes';
+
+export const FORMULAS = {
+  hidden: 'the last vectors as they are',
+  pooled: 'activation(W · h + b)',
+  classes: 'logit<sub>class</sub> = h · W<sub>class</sub> + b<sub>class</sub>',
+  'token-classes': 'logit<sub>class</sub> = h · W<sub>class</sub> + b<sub>class</sub>, of each token',
+  spans: 'start and end: h · W + b of each token, a softmax over the tokens',
+};
+
+/** The vector that the head reads, its dense layer, and the index of what it gives. */
+function read(v) {
+  const head = headOf(v.pass.config);
+  const last = v.out.shape.last();
+  const [rows] = v.pass.shape(last);
+  const first = perText(head) && head.pooling === 'first';
+  const i = first ? 0 : v.out.i;
+  if (!perText(head) || first) return { head, i: perText(head) ? 0 : i, html: strip(first ? 'h, the last vector of the first token' : 'h, the last vector', v.pass.row(last, i), { point: last, index: i, lit: v.c }) };
+  const each = Array.from({ length: rows }, (_, n) => n).filter((n) => v.hasRow(last, n)).map((n) => v.pass.row(last, n));
+  if (each.length < rows) return { head, i: 0, html: '<p>h is the mean of the last vectors of all tokens, of which this page has one.</p>' };
+  return { head, i: 0, html: strip(`h, the mean of ${rows} last vectors`, each[0].map((_, c) => each.reduce((sum, row) => sum + row[c], 0) / rows), { lit: v.c }) };
+}
+
+/** From the last layer to what the classifier reads. */
+export function dense(v) {
+  const { head, i, html } = read(v);
+  if (!head.activation || !v.pass.has('head.head_proj')) return { head, i, html };
+  const before = v.pass.row('head.head_proj', i);
+  let after = strip(`${head.activation} of it`, v.pass.row('head', i), { point: 'head', index: i, lit: v.c });
+  if (head.norm) after = `<p>then ${head.activation}, and a norm:</p>${strip('what the classifier reads', v.pass.row('head', i), { point: 'head', index: i, lit: v.c })}`;
+  return { head, i, html: `${html}${strip('one more dense layer, W · h + b', before, { point: 'head.head_proj', index: i, lit: v.c })}${after}` };
+}
+
+/** Classes with their shares: of one another, or each by itself. */
+function classes(v, head, i) {
+  const row = v.pass.row('logits', i);
+  const shares = head.several ? Array.from(row, (x) => 1 / (1 + Math.exp(-x))) : softmax(row);
+  const order = [...row.keys()].sort((a, b) => row[b] - row[a]);
+  const who = head.kind === 'classes' ? 'the text' : `‹${escaped(v.outRead[i])}›`;
+  return `<p class="said"><b>${who}: ${escaped(head.labels[order[0]])} ${short(shares[order[0]])}</b>${head.several ? '; each class has a share by itself, 1 / (1 + e<sup>−logit</sup>)' : ''}</p>`
+    + table(['class', 'logit', 'share'], order.map((n) => [escaped(head.labels[n]), number(row[n], 'logits', `${i},${n}`), `${derived(shares[n], `share ${n}`)} ${bar(shares[n])}`]), { label: 'classes and their shares' });
+}
+
+/** Where an answer begins and ends, by token. */
+function spans(v) {
+  const all = v.outRead.map((_, n) => v.pass.row('logits', n));
+  const [start, end] = [0, 1].map((side) => softmax(all.map((row) => row[side])));
+  let best = [0, 0];
+  start.forEach((_, a) => end.forEach((__, b) => { if (b >= a && start[a] * end[b] > start[best[0]] * end[best[1]]) best = [a, b]; }));
+  const rows = v.outRead.map((text, n) => [`<span class="tok">${escaped(text)}</span>`, ...[start, end].flatMap((shares, side) => (
+    [number(all[n][side], 'logits', `${n},${side}`), `${derived(shares[n], `${side ? 'end' : 'start'} ${n}`)} ${bar(shares[n])}`]))]);
+  return `<p class="said"><b>The likeliest span of this text: ‹${escaped(v.outRead[best[0]])}› to ‹${escaped(v.outRead[best[1]])}›, ${derived(start[best[0]] * end[best[1]], 'span')}</b></p>`
+    + table(['token', 'start', 'share', 'end', 'share'], rows, { lit: v.out.i, label: 'begin and end of an answer' });
+}
+
+/** A vector, its length, and in the last layer the other words that lie nearest. */
+function vector(v, head, i) {
+  const row = v.pass.row('logits', i);
+  const length = (values) => Math.hypot(...values);
+  const out = strip(head.kind === 'pooled' ? 'the vector of the text' : 'the vector of this token', row, { point: 'logits', index: i, lit: v.c })
+    + `<p class="said">its length is ${derived(length(row), 'length')}</p>`;
+  if (head.kind === 'pooled' || v.outRead.some((_, n) => !v.hasRow('logits', n))) return out;
+  const near = v.outRead.map((_, n) => v.pass.row('logits', n)).map((other) => row.reduce((sum, x, c) => sum + x * other[c], 0) / (length(row) * length(other)));
+  const order = [...near.keys()].filter((n) => n !== i).sort((a, b) => near[b] - near[a]).slice(0, 8);
+  return out + table(['nearest in this text', 'cosine'], order.map((n) => [`<span class="tok">${escaped(v.outRead[n])}</span>`, derived(near[n], `cosine ${n}`)]), { label: 'tokens whose vectors are near' });
+}
+
+/** What a head without words gives. */
+export function given(v) {
+  const { head, i, html } = dense(v);
+  if (head.kind === 'spans') return html + spans(v);
+  return html + (head.labels.length ? classes(v, head, i) : vector(v, head, i));
+}

@@ -1,0 +1,98 @@
+// One pass of any model that was recorded, and the stations that only such models have.
+
+import { readTensors } from '../live/safetensors.js';
+import { derived, number, strip } from '../../../mlx_transformer/page/kit.js';
+import { position } from './first_stations.js';
+import { dense, FORMULAS, given, headOf } from './head_station.js';
+import { normSteps } from './layer_stations.js';
+import { bytesOf } from './models.js';
+import { logits } from './output_stations.js';
+import { others } from './others.js';
+import { Pass } from './pass.js';
+
+/** {name: {data, shape, rows}} of what was recorded: [{shape, rows, bits, values}] by name, and the names of equal ones. */
+function recordedPoints({ arrays, equal }) {
+  const found = {};
+  for (const [name, { shape, rows, bits, values }] of Object.entries(arrays)) {
+    const raw = bytesOf(values);
+    const data = bits === 32 ? Float64Array.from(new Float32Array(raw.buffer)) : halves(raw);
+    found[name] = { data, shape, rows };
+  }
+  for (const [name, [other, shape]] of Object.entries(equal)) found[name] = { ...found[other], shape };
+  return found;
+}
+
+/** float16 as float64, by the reader of the weights. */
+function halves(raw) {
+  const header = new TextEncoder().encode(JSON.stringify({ x: { dtype: 'F16', shape: [raw.length / 2], data_offsets: [0, raw.length] } }));
+  const file = new Uint8Array(8 + header.length + raw.length);
+  new DataView(file.buffer).setBigUint64(0, BigInt(header.length), true);
+  file.set(header, 8);
+  file.set(raw, 8 + header.length);
+  return readTensors(file.buffer).x.data;
+}
+
+/** One pass that was recorded; or, where the page names a module that runs the model, that pass of what is typed. */
+export class Recorded {
+  constructor(spec) {
+    Object.assign(this, { spec, config: spec.config, live: false, vocabulary: spec.config.vocab_size });
+    this.parameters = Object.fromEntries(Object.entries(recordedPoints({ arrays: spec.parameters, equal: {} })).map(([name, { data }]) => [name, data]));
+  }
+
+  text(id) {
+    return this.spec.texts[id] ?? `#${id}`;
+  }
+
+  async read(text) {
+    const { spec } = this;
+    if (spec.module) Object.assign(spec, await (await import(spec.module)).read(text));
+    return new Pass(this.config, spec.module ? spec.points : recordedPoints(spec.points), spec.tokens, spec.pieces, { text: spec.text, output: spec.output, given: spec.given });
+  }
+}
+
+const words = ({ pass: { config } }) => headOf(config).kind === 'vocabulary';
+
+const PLACES = { learned: 'x = word + P[pos]', rotary: 'x = word', relative: 'x = word', relative_layers: 'x = word', none: 'x = word' };
+
+/** The sum at the input: word, kind of token (one text is of the first), learned place; and a norm of it. */
+function sumOf(v) {
+  const { config } = v.pass;
+  const name = `${v.stack}.embedding`;
+  const from = `${name}.${v.scaled ? 'scaled' : 'rows'}`;
+  const [before, after] = [v.pass.row(from, v.i), v.pass.row(name, v.i)];
+  const kind = v.parameter('token_type_embedding.weight')?.subarray(0, after.length);
+  const place = config.positions === 'learned' ? after.map((value, j) => value - before[j] - (kind?.[j] ?? 0)) : null;
+  const c = v.c % after.length;
+  const terms = [number(before[c], from, `${v.i},${c}`), ...[kind, place].filter(Boolean).map((each) => derived(each[c]))];
+  return `${v.said.positions[config.positions] ? `<p>${v.said.positions[config.positions]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
+    + (kind ? strip('+ kind of token, the first', kind, { lit: c }) : '') + (place ? strip('+ place', place, { lit: c }) : '')
+    + strip('= input', after, { point: name, index: v.i, lit: v.c })
+    + `<p class="cell">column ${c}: ${terms.join(' + ')} = ${number(after[c], name, `${v.i},${c}`)}</p>`;
+}
+
+/** What a norm at the start of the stack makes of it. */
+const normed = (v) => (v.pass.config.embedding_norm
+  ? `<p>A norm of it is what the first layer reads:</p>${normSteps(v, v.pass.row(`${v.stack}.embedding`, v.i), `${v.stack}.embedding_norm`, v.c % v.shape.d)}` : '');
+
+/** In place of the station of that name. */
+const stations = {
+  position: {
+    ...position,
+    formula: (v) => PLACES[v.pass.config.positions] ?? position.formula(v),
+    body: (v) => (v.pass.config.positions in PLACES && v.pass.has(`${v.stack}.embedding.rows`) ? sumOf(v) : position.body(v)) + normed(v),
+  },
+  logits: {
+    ...logits,
+    formula: (v) => (words(v) ? logits.formula(v) : FORMULAS[headOf(v.pass.config).kind]),
+    controls: (v) => (words(v) ? logits.controls(v) : ''),
+    body: (v) => (words(v) ? `${v.pass.has('head') ? dense(v).html : ''}${logits.body(v)}` : given(v)),
+  },
+};
+
+/** The kinds of models that one is of, of which something else is said. */
+function kindsOf({ positions, activation = 'relu', norm, scale_embeddings: scaled, attention_scale: scale, ...config }) {
+  return ['recorded', headOf(config).kind, positions, activation === 'relu' ? '' : 'smooth', norm === 'rmsnorm' ? 'rms' : '',
+    scaled === false ? 'unscaled' : '', scale ? 'unscaled-scores' : ''];
+}
+
+Object.assign(others, { Recorded, stations, kindsOf });
