@@ -150,8 +150,8 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
 
 
 def _kept_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return what fused operators keep to themselves: rows of the table, and scores, of the queries and keys that were
-    computed."""
+    """Return what fused operators keep to themselves: rows of the table, scores, of the queries and keys that were
+    computed, and the output of a layer, which is that of its last norm or sum."""
     config, found = model.config, {}
     tables = {"encoder": (source_embedding_name(config), sentence.source)} if config.has_encoder else {}
     tables |= {"decoder": (target_embedding_name(config), sentence.target)} if config.has_decoder else {}
@@ -159,12 +159,15 @@ def _kept_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str
         rows = model.reference.weights[table][list(ids)]
         scaled = {"scaled": rows * np.float32(np.sqrt(config.d_model))} if config.scale_embeddings else {}
         found |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
-    for name, queries in values.items():
-        attention, _, point = name.rpartition(".")
-        if point == "queries" and f"{attention}.keys" in values:
-            keys = values[f"{attention}.keys"].repeat(len(queries) // len(values[f"{attention}.keys"]), axis=0)
-            scale = config.attention_scale or 1 / np.sqrt(queries.shape[-1])
-            found[f"{attention}.scores"] = queries @ keys.swapaxes(1, 2) * np.float32(scale)
+    last = ".feed_forward_norm" if config.norm_placement == "post" else ".feed_forward.residual"
+    for name, value in values.items():
+        part, _, point = name.rpartition(".")
+        if name.endswith(last):
+            found[name.removesuffix(last)] = value
+        if point == "queries" and f"{part}.keys" in values:
+            keys = values[f"{part}.keys"].repeat(len(value) // len(values[f"{part}.keys"]), axis=0)
+            scale = config.attention_scale or 1 / np.sqrt(value.shape[-1])
+            found[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
     return {name: value for name, value in found.items() if name not in values}
 
 

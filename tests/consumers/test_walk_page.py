@@ -202,3 +202,5 @@ def test_what_heads_give_stands_on_the_page(name: str, tmp_path: Path) -> None:
         wanted = {"length": float(np.linalg.norm(out if kind == "pooled" else out[at]))}
     assert {key: shown.get(key) for key in wanted} == pytest.approx(wanted, abs=1e-6)
     assert "kind of token" in html
+    assert "This model shows no encoder" not in html
+    assert ('class="name">one more dense layer' in html) == (opened.config.head.activation is not None)

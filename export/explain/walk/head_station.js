@@ -31,11 +31,11 @@ function read(v) {
 /** From the last layer to what the classifier reads. */
 export function dense(v) {
   const { head, i, html } = read(v);
-  if (!head.activation || !v.pass.has('head.head_proj')) return { head, i, html };
-  const before = v.pass.row('head.head_proj', i);
-  let after = strip(`${head.activation} of it`, v.pass.row('head', i), { point: 'head', index: i, lit: v.c });
-  if (head.norm) after = `<p>then ${head.activation}, and a norm:</p>${strip('what the classifier reads', v.pass.row('head', i), { point: 'head', index: i, lit: v.c })}`;
-  return { head, i, html: `${html}${strip('one more dense layer, W · h + b', before, { point: 'head.head_proj', index: i, lit: v.c })}${after}` };
+  if (!head.activation || !v.pass.has('head')) return { head, i, html };
+  const place = (point) => ({ point, index: i, lit: v.c });
+  const before = v.pass.has('head.head_proj') ? strip('one more dense layer, W · h + b', v.pass.row('head.head_proj', i), place('head.head_proj')) : '';
+  const name = `${before ? '' : 'one more dense layer, '}${head.activation} of it${head.norm ? ', and a norm' : ''}`;
+  return { head, i, html: `${html}${before}${strip(name, v.pass.row('head', i), place('head'))}` };
 }
 
 /** Classes with their shares: of one another, or each by itself. */

@@ -61,6 +61,7 @@ def assert_shown(page: Path, config: TransformerConfig, weights: dict[str, np.nd
     wanted += [
         f"{stack}.layers.0.self_attention.scores" for stack in stacks if not (stack == "decoder" and config.recurrent)
     ]
+    wanted += [f"{stack}.layers.{getattr(config, f'{stack}_layers') - 1}" for stack in stacks]
     assert {*wanted, "logits"} <= {*names}
     assert ("head" in names) == (config.head.activation is not None)
     truths = {name: Truth.of(exact[name], single[name], np.ones(len(exact[name]), bool)) for name in names}
