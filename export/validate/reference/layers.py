@@ -134,14 +134,16 @@ def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float3
 def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
     """Return which learned number stands for the distance from a query to a key (key - query): Raffel et al. 2020 (T5).
 
-    causal: b buckets for keys 0, 1, ... places back; otherwise b/2 for them and b/2 for keys ahead. Half of those are
-    exact; bucket e + k begins at e * (furthest/e)^(k/e) places, e exact ones, and the last one has no end.
+    causal: b buckets for keys 0, 1, ... places back; otherwise b/2 for them and b/2 for keys ahead, rounded down. Half
+    of those, rounded down, are e exact ones; bucket e + k of the r others begins at e * (furthest/e)^(k/r) places, and
+    the last one has no end.
     """
     if not causal:
         ahead = bucket(-np.abs(distance), buckets // 2, furthest, causal=True)
         return np.where(distance > 0, buckets // 2 + ahead, ahead)
     exact = buckets // 2
-    begins = [exact * (furthest / exact) ** (k / exact) - 1e-6 for k in range(exact)]
+    others = buckets - exact
+    begins = [exact * (furthest / exact) ** (k / others) - 1e-6 for k in range(others)]
     back = np.maximum(-distance, 0)
     return np.where(back < exact, back, exact - 1 + np.searchsorted(begins, back, side="right"))
 

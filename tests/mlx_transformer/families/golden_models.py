@@ -34,6 +34,8 @@ MODELS = {
     "madlad": {**T5, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False}
     | dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=0),
     "flan": {**T5, **GATED, "num_heads": 5, "d_kv": 3, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12},
+    "t5-buckets": {**T5, "num_heads": 2, "d_kv": 7, "feed_forward_proj": "gated-relu", "num_decoder_layers": 2}
+    | dict(relative_attention_num_buckets=7, relative_attention_max_distance=17, layer_norm_epsilon=1e-3),
     "mt0": {**T5, **GATED, "model_type": "mt5", "num_heads": 2, "num_layers": 2, "num_decoder_layers": 1},
     "umt5": {**T5, "model_type": "umt5", "feed_forward_proj": "gated-gelu", "num_layers": 3, "num_decoder_layers": 2},
     "umt5-odd": {**T5, "model_type": "umt5", "num_heads": 5, "d_kv": 4, "d_model": 18}
