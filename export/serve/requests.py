@@ -22,7 +22,7 @@ LANGUAGES = ("source", "target", SOURCE_LANGUAGE, TARGET_LANGUAGE)
 """The first two choose among a server's models; the others are codes of a model of several languages."""
 AUTO = "auto"
 """LibreTranslate's source language of a text whose language is not known."""
-LONGEST_MESSAGE = 400  # characters
+LONGEST_MESSAGE = 800  # characters; all settings of a request take half of them
 
 
 class RequestError(Exception):

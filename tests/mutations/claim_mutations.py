@@ -265,6 +265,7 @@ CHANGES: dict[str, Change] = {
     "a recurrent cell in the network": Change(
         55, PARAMETERS, "_ssru if cross and c.recurrent else", "_ssru if cross else"
     ),
+    "heads that stay on": Change(56, CLAIMS + "sentences.py", "head * width : (head + 1) * width] = 0", "0:0] = 0"),
     # What figures say.
     "two titles of the heat maps exchanged": Change(
         2,

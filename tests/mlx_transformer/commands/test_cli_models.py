@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 
@@ -273,9 +274,11 @@ def test_graph_facts(made, tmp_path):
 
 
 def test_a_reader_that_goes_away_is_no_error(made, tmp_path):
-    (tmp_path / "in").write_text("one two three\n" * 2500, encoding="utf-8")
+    (tmp_path / "in").write_text("one two three\n" * 6000, encoding="utf-8")
     with start("translate", made / "model", "--input", tmp_path / "in", "--max-new-tokens", 2) as process:
-        process.stdout.readline()
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # a page: less than the lines, however long the reader is away
+            fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+        assert os.read(process.stdout.fileno(), 1)
         process.stdout.close()
         assert process.wait(timeout=PATIENCE) == 141
         assert process.stderr.read() == ""
