@@ -98,7 +98,7 @@ def test_each_line_of_a_plot_has_a_colour_and_a_word_of_its_own(mismatch, tmp_pa
     text = page(mismatch, tmp_path)
     css, plots = text.partition("</style>")[0], section(text, "Error against budget")
     for scheme in css.split("prefers-color-scheme"):
-        shades = re.findall(r"--s\d: ?(#\w+);", scheme)
+        shades = re.findall(r"--s\d: ?(#\w+)[;}]", scheme)
         assert len(shades) == len(set(shades)) == COLOURS
     named: dict[str, set[str]] = {}
     for chart, runtime in zip(plots.split("<svg")[:-1], mismatch.runtimes, strict=True):
