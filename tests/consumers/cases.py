@@ -154,8 +154,8 @@ def trained_model(folder: Path) -> Trained:
 
 def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
     config = encoder_decoder(name) if architecture == "encoder-decoder" else alone(name, architecture)
-    # A random model with tied embeddings says the same token for ever.
-    config = dataclasses.replace(config, tie_embeddings="none")
+    # A random model with tied embeddings says the same token for ever, and consumers know one width of heads a model.
+    config = dataclasses.replace(config, tie_embeddings="none", decoder={})
     weights = random_weights(config)
     save_checkpoint(folder / "model", config, weights)
     model = Transformer.from_weights(config, weights)
