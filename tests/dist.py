@@ -5,7 +5,10 @@ few steps, exports, proves and translates in a folder of its own, with no file o
 is, without extras, then runs the model that was exported, and names the extra where it can't. The exit status is 1 if
 anything of it fails; what was built is in dist/.
 
-python tests/dist.py [--keep]     keep: leave the environments in build/dist
+python tests/dist.py [--keep] [--address https://HOST/OWNER/NAME]
+
+keep: leave the environments in build/dist. address: where the sources of this version are published, under its tag; the
+wheel's metadata and the links of its README then lead there, which the tree itself can't know.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -25,16 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 PLACE = ROOT / "build" / "dist"
 PACKAGES = ("mlx_transformer", "export")
-SUFFIXES = {
-    ".py",
-    ".toml",
-    ".json",
-    ".html",
-    ".css",
-    ".js",
-    ".svg",
-    ".txt",
-}  # of a package's files; its reference pages stay behind
+# Of a package's files; its reference pages stay behind.
+SUFFIXES = {".py", ".toml", ".json", ".html", ".css", ".js", ".svg", ".txt"}
 EXTRAS = "[all]"
 SECONDS = 300  # for one command; the longest takes some 20
 
@@ -68,9 +64,12 @@ print(line)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="leave the environments in build/dist")
+    parser.add_argument("--address", help="where the sources are published: https://HOST/OWNER/NAME")
     options = parser.parse_args()
+    if options.address and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+", options.address):
+        parser.error(f"--address: must be https://HOST/OWNER/NAME, not {options.address!r}")
     try:
-        wheel, sdist = build()
+        wheel, sdist = build(options.address)
         for file, extras in ((wheel, "[train,export]"), (sdist, EXTRAS), (wheel, "")):
             begin = time.monotonic()
             python = installed(file, extras)
@@ -93,15 +92,18 @@ class DistError(Exception):
     """What did not work, and what it said."""
 
 
-def build() -> tuple[Path, Path]:
+def build(address: str | None) -> tuple[Path, Path]:
     """Wheel and sdist in dist/, the wheel made from the sdist; both hold all of the packages' files."""
     shutil.rmtree(DIST, ignore_errors=True)
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir(parents=True)
-    run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], PLACE)
+    run([sys.executable, "-m", "build", "--outdir", DIST, addressed(address) if address else ROOT], PLACE)
     [wheel], [sdist] = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     expected = packaged()
     with zipfile.ZipFile(wheel) as archive:
+        [metadata] = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+        if address and (not metadata.count(f"Project-URL: Repository, {address}\n") or "](docs/" in metadata):
+            raise DistError(f"{wheel.name} does not say where it comes from:\n{metadata[:2000]}")
         compare(wheel, expected, {name for name in archive.namelist() if ".dist-info/" not in name})
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -109,9 +111,40 @@ def build() -> tuple[Path, Path]:
     return wheel, sdist
 
 
+def addressed(address: str) -> Path:
+    """A copy of the sources that says where they are published."""
+    place = PLACE / "source"
+    for name in tracked():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, place / name)
+    project = (place / "pyproject.toml").read_text(encoding="utf-8")
+    tag = f"v{tomllib.loads(project)['project']['version']}"
+    (place / "pyproject.toml").write_text(project + urls(address, tag), encoding="utf-8")
+    readme = place / "README.md"
+    readme.write_text(absolute(readme.read_text(encoding="utf-8"), address, tag), encoding="utf-8")
+    return place
+
+
+def urls(address: str, tag: str) -> str:
+    """The table of pyproject.toml that the package index shows beside a project."""
+    pages = {"Repository": "", "Documentation": f"/blob/{tag}/docs/README.md"}
+    pages |= {"Changelog": f"/blob/{tag}/CHANGELOG.md", "Issues": "/issues"}
+    return "\n[project.urls]\n" + "".join(f'{name} = "{address}{path}"\n' for name, path in pages.items())
+
+
+def absolute(readme: str, address: str, tag: str) -> str:
+    """Let the README's links lead to the repository: the index shows it without the files beside it."""
+    linked = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({address}/blob/{tag}/\1)", readme)
+    return re.sub(r'src="(?!https?:)([^"]+)"', rf'src="{address}/raw/{tag}/\1"', linked)
+
+
+def tracked(*folders: str) -> list[str]:
+    listing = run(["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", *folders], ROOT)
+    return [name for name in listing.split("\0") if (ROOT / name).is_file()]
+
+
 def packaged() -> set[str]:
-    listing = run(["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", *PACKAGES], ROOT)
-    return {name for name in listing.split("\0") if Path(name).suffix in SUFFIXES or Path(name).name == "py.typed"}
+    return {name for name in tracked(*PACKAGES) if Path(name).suffix in SUFFIXES or Path(name).name == "py.typed"}
 
 
 def compare(file: Path, expected: set[str], names: set[str], more: bool = False) -> None:
