@@ -54,6 +54,11 @@ def test_all_files_are_there_and_no_other_differs(source):
     assert sorted(changed) == ["README.md", "pyproject.toml"]
 
 
+def test_every_file_of_a_package_is_expected_in_the_wheel():
+    left = {name for name in dist.tracked(*dist.PACKAGES) if not name.endswith(".md")} - dist.packaged()
+    assert left == set()
+
+
 def test_a_release_tells_its_address():
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     assert 'make dist ARGS="--address $GITHUB_SERVER_URL/$GITHUB_REPOSITORY"' in workflow
