@@ -11,7 +11,7 @@ import pytest
 from serving import client
 from small_models import write_text_model
 
-from export import OnnxTransformer
+from export import OnnxTransformer, export_onnx
 from export.serve.models import Named
 from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 
@@ -64,6 +64,24 @@ def test_base64_and_fewer_dimensions(shared, encoder):
     data = shared.post(PATH, json=body).json()["data"]
     found = np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
     np.testing.assert_array_equal(found, encoder.embed(["one", "two"], dimensions=7))
+
+
+def test_a_folder_of_fewer_dimensions(encoder, tmp_path):
+    """Exported with the first 16: what the whole model gives of them, and no more of them can be had."""
+    checkpoint = tmp_path / "model"
+    write_text_model(tmp_path, architecture="encoder", decoder_layers=0)
+    (checkpoint / EMBEDDING).write_text(MADE.json())
+    cut = OnnxTransformer(export_onnx(checkpoint, tmp_path / "cut", dimensions=16), threads=1)
+    texts = ["one", "two three. " * 20, ""]
+    with client(dict(zip(Named.of(["cut=a"]), [cut], strict=True))) as (http_, _):
+        found = vectors(http_.post(PATH, json={"model": "cut", "input": texts}))
+        fewer = vectors(http_.post(PATH, json={"model": "cut", "input": texts, "dimensions": 7}))
+        more = http_.post(PATH, json={"model": "cut", "input": texts, "dimensions": 17})
+    np.testing.assert_array_equal(found, cut.embed(texts))
+    np.testing.assert_allclose(found, encoder.embed(texts, dimensions=16), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(fewer, encoder.embed(texts, dimensions=7), rtol=0, atol=3e-6)
+    assert more.status_code == 400
+    assert "dimensions=17: the model's vectors have 16" in more.text
 
 
 def test_prompts(shared, encoder):
