@@ -48,7 +48,8 @@ def generate(
 def fill(
     model: Folder,
     text: Annotated[
-        list[str] | None, typer.Argument(help="Text with <mask> in it; none: lines of stdin.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Text with <mask> or [MASK] in it; none: lines of stdin.", show_default=False),
     ] = None,
     *,
     top_k: Annotated[int, typer.Option(help="Guesses for each <mask>.")] = 5,

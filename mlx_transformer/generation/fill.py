@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.tokenizer import MASK_TOKEN, Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .translate import as_lines, fitting_tokenizer
@@ -18,7 +19,7 @@ from .translate import as_lines, fitting_tokenizer
 
 @dataclass(frozen=True)
 class Filling:
-    """One guess for a <mask>."""
+    """One guess for a hidden word."""
 
     token: str
     """The text in its place."""
@@ -35,20 +36,21 @@ def fill(
     top_k: int = 5,
     where: str = "model",
 ) -> list[list[list[Filling]]]:
-    """For each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it.
+    """For each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it; the
+    vocabulary's own spelling, as [MASK], means the same.
 
     logits: ids (1, L) -> (1, L, V). `UserError` if the model, which `where` names, isn't an encoder with a <mask> in
     its vocabulary, for a line without <mask>, or longer than the model takes, and for a wrong `top_k`.
     """
     tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "fill")
-    mask_id, most = tokenizer.mask_id, config.vocab_size - len(SPECIAL_TOKENS)
+    mask_id, most = tokenizer.mask_id, tokenizer.vocab_size - len(tokenizer.special_ids)
     if mask_id is None:
         raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
     if not 1 <= top_k <= most:
         raise UserError(f"top_k={top_k}: give 1 to {most}")
     found = []
     for number, line in enumerate(as_lines(lines), start=1):
-        if MASK_TOKEN not in line:
+        if len(_parts(tokenizer, line)) == 1:
             raise UserError(f"line {number}: holds no {MASK_TOKEN}; put it where a word is to be found")
         ids = ids_with_masks(tokenizer, line)
         if len(ids) > config.max_positions:
@@ -64,7 +66,8 @@ def _guesses(
     """For each of the M places of a <mask> its likeliest tokens; logits (M, V)."""
     if not np.isfinite(logits).all():
         raise UserError("the model's logits are not finite; check its weights")
-    logits[:, [*range(len(SPECIAL_TOKENS)), tokenizer.mask_id]] = -np.inf
+    logits[:, [*tokenizer.special_ids]] = -np.inf
+    logits[:, tokenizer.vocab_size :] = -np.inf  # rows that a published table has for no token
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]  # (M, top_k)
@@ -86,9 +89,14 @@ def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
     mask_id = tokenizer.mask_id
     if mask_id is None:
         return tokenizer.encode(line)
-    parts = line.split(MASK_TOKEN)
+    parts = _parts(tokenizer, line)
     parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
     begin = len(tokenizer.encode("")) - 1  # tokens that stand before a published encoder's text, as [CLS]
     first, *others = (ids[:-1] for ids in tokenizer.encode_batch(parts))
     encoded = [first, *(ids[begin:] for ids in others)]
     return [*[id for part in encoded for id in (*part, mask_id)][:-1], tokenizer.eos_id]
+
+
+def _parts(tokenizer: Tokenizer, line: str) -> list[str]:
+    """What stands before, between and behind the hidden words of a line."""
+    return re.split("|".join(map(re.escape, {MASK_TOKEN, tokenizer.mask_token})), line)

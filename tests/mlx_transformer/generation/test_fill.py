@@ -1,11 +1,15 @@
 """Hidden words, found by an encoder."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+from head_folders import published
 from head_models import head_model
 
+from mlx_transformer import Transformer
+from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.fill import fill, ids_with_masks
@@ -68,3 +72,25 @@ def test_a_published_encoders_text_begins_once(tmp_path):
     """[CLS] stands before the text, and not behind each mask too."""
     tokenizer = Tokenizer.load(head_model("bert-words", tmp_path) / "tokenizer.json")
     assert ids_with_masks(tokenizer, "a <mask> film <mask> .") == [2, 5, 4, 7, 4, 18, 3]
+
+
+@pytest.mark.parametrize("name", ["bert-untied", "roberta-words", "distilbert-untied", "modernbert-words"])
+def test_guesses_of_a_published_encoder_are_its_words(name: str, tmp_path: Path) -> None:
+    """All but its special tokens, wherever their ids are, by either spelling of what is hidden; and none of the rows
+    that its table has beyond its vocabulary."""
+    folder = published(name, tmp_path / "theirs")
+    spare = folder / "vocab.txt"
+    if spare.is_file():
+        spare.write_text("".join(spare.read_text().splitlines(keepends=True)[:-3]))
+    import_huggingface(folder, tmp_path / "model")
+    model = Transformer.load(tmp_path / "model")
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    special = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id}
+    words = {tokenizer.decode([id]) for id in range(tokenizer.vocab_size) if id not in special}
+    [found] = model.fill("a [MASK] film", top_k=len(words))
+    assert {guess.token for guess in found} == words
+    assert sum(guess.probability for guess in found) == pytest.approx(1)
+    assert model.fill("a <mask> film", top_k=len(words)) == [found]
+    with pytest.raises(UserError, match=f"give 1 to {len(words)}"):
+        model.fill("a [MASK] film", top_k=len(words) + 1)
