@@ -78,6 +78,7 @@ class App:
             middleware=middleware(settings, self.shared.keys),
             exception_handlers={HTTPException: http_error, Exception: server_error},
         )
+        self.asgi.router.redirect_slashes = False  # an address that isn't there is said to be none
 
     def _routes(self) -> list[Route]:
         ours, openai, labels = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,16 +15,21 @@ from .requests import RequestError
 MAX_BODY = 256 * 1024  # bytes
 TOO_LARGE = f"body: more than {MAX_BODY} bytes; send the text in parts"
 MAX_FIELDS = 1000  # of a form
-FORM = "application/x-www-form-urlencoded"
+FORM, PARTS = "application/x-www-form-urlencoded", "multipart/form-data"
 TEXTS = ("q", "text", "source", "target", "format", "api_key")
 """The fields of a form that stay text; others are numbers and the like, written as in JSON."""
 
 
 async def values_of(request: Request, seconds: float, example: str) -> dict[str, Any]:
     """Read a body and return its fields. `RequestError` shows `example` for what is no object; see `read` as well."""
-    body, form = await read(request, seconds), request.headers.get("content-type", "").lower().startswith(FORM)
+    body, kind = await read(request, seconds), request.headers.get("content-type", "")
+    if kind.lower().startswith(PARTS):
+        values = _fields(_parts(body, kind))
     # `curl -d` says of JSON that it is a form.
-    values = _form(body) if form and not body.lstrip().startswith((b"{", b"[")) else _json(body, example)
+    elif kind.lower().startswith(FORM) and not body.lstrip().startswith((b"{", b"[")):
+        values = _fields(_pairs(body))
+    else:
+        values = _json(body, example)
     if not isinstance(values, dict):
         raise RequestError(400, f"body: an object is needed; send {example}")
     return values
@@ -53,12 +59,37 @@ def _json(body: bytes, example: str) -> Any:
         raise RequestError(400, f"body: not JSON ({error}); send {example}") from None
 
 
-def _form(body: bytes) -> dict[str, Any]:
+def _pairs(body: bytes) -> list[tuple[str, str]]:
     try:
         text = body.decode("ascii")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
         raise RequestError(400, f"body: no form ({error}); send q=Good+morning.&source=en&target=de") from None
+
+
+def _parts(body: bytes, kind: str) -> list[tuple[str, str]]:
+    """The fields of a form in parts (RFC 7578), as `curl -F` sends it."""
+    boundary = re.search(r'boundary=(?:"([^"]+)"|([^\s;]+))', kind, re.IGNORECASE)
+    if boundary is None:
+        raise RequestError(400, "body: no form: its Content-Type names no boundary")
+    line = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1")
+    first, *parts = (b"\r\n" + body).split(line, MAX_FIELDS + 1)
+    if first or not parts or not parts.pop().startswith(b"--"):
+        raise RequestError(400, f"body: no form of at most {MAX_FIELDS} parts between its boundaries")
+    pairs = []
+    for part in parts:
+        head, _, value = part.partition(b"\r\n\r\n")
+        name = re.search(rb'\bname="([^"]*)"', head)
+        if name is None or b"filename=" in head:
+            raise RequestError(400, "body: a part has no name, or is a file; send texts alone")
+        try:
+            pairs.append((name[1].decode(), value.decode()))
+        except UnicodeDecodeError as error:
+            raise RequestError(400, f"body: a part is not UTF-8 ({error})") from None
+    return pairs
+
+
+def _fields(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name not in values:

@@ -18,6 +18,8 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .answers import error_content
+
 MAX_HEAD = 64 * 1024  # bytes of a request that are not its body
 PIECE = 4 * 1024  # bytes that are parsed at once: so much more a head may have
 FRAMING = 16  # bytes around each byte of a body that comes in tiny chunks
@@ -82,6 +84,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**given)
         self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
         self.held = 0
+        self.url = b""  # of the request that came last
         self.unfit: tuple[int, str] | None = None  # what is wrong with the coding of a request's body
         self.answered: Any = None  # the request whose turn it is, of several that were sent at once
         self.waiting = b""  # bytes behind many requests: they are parsed when some of those are answered
@@ -254,7 +257,7 @@ class Connection(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:  # its body is not complete: nobody is to be told more
             cycle.disconnected = True
             cycle.message_event.set()
-        body = json.dumps({"error": message}).encode()
+        body = json.dumps(error_content(self.url.decode("latin-1"), status, message)).encode()
         head = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
         head += [f"content-length: {len(body)}", "connection: close"]
         head += [f"retry-after: {retry_after}"] if retry_after else []

@@ -3,7 +3,8 @@
     {"q": one text or a list, "source": "en", "target": "de", "format": "text", "alternatives": 2}
     {"translatedText": text or list, "alternatives": [texts], "detectedLanguage": {...} for source "auto"}
 
-A text may have several lines; each is translated by itself. Settings of our own form may stand beside these.
+A text may have several lines; each is translated by itself, and with "format": "html" what stands between two tags.
+Settings of our own form may stand beside these.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from typing import Any
 
 from mlx_transformer.generation.translate import Translation
 
+from .frames import Frame
 from .models import Models
 from .requests import AUTO, LIMITS, RequestError, TranslateRequest, texts
 
 EXAMPLE = '{"q": "Good morning.", "source": "en", "target": "de"}'
 MOST = int(LIMITS["n_best"][1]) - 1  # alternatives
+FORMATS = {"text": Frame.of_text, "html": Frame.of_html}
 
 
 @dataclass(frozen=True)
 class LibreRequest:
-    """`wanted`: its lines, of all texts, as our own form would ask for them. lines: how many each text has. single: its
-    text was no list. alternatives: most further translations of each."""
+    """`wanted`: its lines, of all texts, as our own form would ask for them. frames: the texts. single: it was no list.
+    alternatives: most further translations of each."""
 
     wanted: TranslateRequest
-    lines: list[int]
+    frames: list[Frame]
     single: bool
     alternatives: int
 
@@ -44,24 +47,24 @@ class LibreRequest:
         for name in ("source", "target"):
             if values.get(name) is None:
                 raise RequestError(400, f"{name}: is needed; send {EXAMPLE}")
-        if format != "text":
-            raise RequestError(400, "format: only text is translated; take markup out of it first")
+        if not isinstance(format, str) or format not in FORMATS:
+            raise RequestError(400, f"format: must be {' or '.join(FORMATS)}")
         alternatives = values.pop("alternatives", 0)
         if isinstance(alternatives, bool) or not isinstance(alternatives, int) or not 0 <= alternatives <= MOST:
             raise RequestError(400, f"alternatives: must be a whole number of 0 to {MOST}")
         if alternatives:
             values |= {"n_best": alternatives + 1, "beam": values.get("beam", alternatives + 1)}
-        parts = [text.split("\n") for text in texts("q", q)]
-        lines = [line for part in parts for line in part]
+        frames = list(map(FORMATS[format], texts("q", q)))
+        lines = [line for frame in frames for line in frame.lines]
         wanted = TranslateRequest.of({"overlong": "split", **values, "text": lines})
-        return cls(wanted, [len(part) for part in parts], isinstance(q, str), alternatives)
+        return cls(wanted, frames, isinstance(q, str), alternatives)
 
     def answer(self, found: Sequence[list[Translation]], source: str) -> dict[str, Any]:
         """What its translations are written as. source: the language they were translated from."""
         each, end = [], 0
-        for count in self.lines:
-            each.append(_whole(found[end : end + count]))
-            end += count
+        for frame in self.frames:
+            begin, end = end, end + len(frame.lines)
+            each.append(_whole(frame, found[begin:end]))
         of = lambda values: values[0] if self.single else values  # noqa: E731
         answer: dict[str, Any] = {"translatedText": of([best[0] for best in each])}
         if self.alternatives:
@@ -71,10 +74,10 @@ class LibreRequest:
         return answer
 
 
-def _whole(lines: Sequence[list[Translation]]) -> list[str]:
+def _whole(frame: Frame, lines: Sequence[list[Translation]]) -> list[str]:
     """The best of all lines together, the second best, and so on, each text once."""
-    ranks = range(max(map(len, lines)))
-    return list(dict.fromkeys("\n".join(best[min(k, len(best) - 1)].text for best in lines) for k in ranks))
+    ranks = range(max(map(len, lines), default=1))
+    return list(dict.fromkeys(frame.filled([best[min(k, len(best) - 1)].text for best in lines]) for k in ranks))
 
 
 def undetected(language: str) -> dict[str, Any]:

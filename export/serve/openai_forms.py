@@ -54,10 +54,14 @@ class OpenAIRequest:
             raise RequestError(400, "best_of: all outputs are given; leave it out")
         usage = _usage(values.pop("stream_options", None), stream)
         stop = texts("stop", values.pop("stop", []))
+        if not isinstance(values.pop("user", ""), str):
+            raise RequestError(400, "user: must be a string")
         options = _options(values)
         for name, value in values.items():
             if name not in NEUTRAL:
-                known = "model, prompt, max_tokens, n, seed, stop, stream, stream_options, temperature, top_k, top_p"
+                known = (
+                    "model, prompt, max_tokens, n, seed, stop, stream, stream_options, temperature, top_k, top_p, user"
+                )
                 raise RequestError(400, f"{name[:50]!r}: no such setting; there are {known}")
             if value not in NEUTRAL[name]:
                 raise RequestError(400, f"{name}: this server has nothing of the kind; leave it out")

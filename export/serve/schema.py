@@ -16,6 +16,7 @@ from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
+from .bodies import FORM, PARTS
 from .label_forms import FLAGS, PREDICT_EXAMPLE, RERANK_EXAMPLE
 from .openai_embeddings import EMBEDDINGS_EXAMPLE, FORMATS, OPTIONS
 from .requests import EXAMPLE, LANGUAGES, LIMITS, SETTINGS
@@ -41,7 +42,7 @@ def openapi(settings: ServeSettings) -> dict[str, Any]:
             operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": TEXT}]
         if body is not None:
             content = {"schema": body, "example": json.loads(example)}
-            forms = ("application/json", "application/x-www-form-urlencoded")
+            forms = ("application/json", FORM, PARTS)
             operation["requestBody"] = {"required": True, "content": dict.fromkeys(forms, content)}
         paths[path] = {method: operation}
     found = {"openapi": "3.1.0", "info": {"title": "mlx-transformer", "version": __version__}, "paths": paths}
@@ -67,7 +68,7 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
     libre = {
         "q": TEXTS,
         **codes,
-        "format": {"const": "text"},
+        "format": {"enum": list(libretranslate.FORMATS), "default": "text"},
         "api_key": TEXT,
         "alternatives": {"type": "integer", "minimum": 0, "maximum": libretranslate.MOST, "default": 0},
         **{name: schema for name, schema in search.items() if name != "n_best"},
@@ -121,6 +122,7 @@ def _completion(search: dict[str, Any]) -> dict[str, Any]:
         "seed": {name: value for name, value in search["seed"].items() if name != "default"},
         "stream": {"type": "boolean", "default": False, "description": "Send pieces as server-sent events."},
         "stream_options": _object({"include_usage": {"type": "boolean"}}, []),
+        "user": TEXT,
     }
 
 
@@ -212,8 +214,8 @@ def _fields(form: dict[str, Any]) -> str:
 def _values(schema: dict[str, Any]) -> str:
     if schema is TEXTS:
         return "text or a list"
-    if "const" in schema or "enum" in schema:
-        return ", ".join(schema.get("enum", [schema.get("const")]))
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
     kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]
     words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {schema[name]:,}" for name, sign in words.items() if name in schema]

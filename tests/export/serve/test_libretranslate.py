@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from html import escape
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -12,6 +14,7 @@ from starlette.testclient import TestClient
 
 from export.serve.app import App
 from export.serve.batching import Batcher
+from export.serve.frames import Frame
 from export.serve.models import Named
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
@@ -61,6 +64,64 @@ def test_a_form_is_read_as_json_is(shared, text_model):
         assert (answer.status_code, message in answer.json()["error"]) == (400, True), answer.text
 
 
+def test_a_form_in_parts(shared, text_model):
+    """As `curl -F` and pages send it."""
+    fields = {"q": "größer & 東京", **TO, "format": "text", "beam": "3", "max_new_tokens": "9", "api_key": ""}
+    answer = shared.post("/translate", files={name: (None, value) for name, value in fields.items()}).json()
+    assert answer == {"translatedText": text_model.translate("größer & 東京", beam=3, max_new_tokens=9)}
+    several = [("q", (None, "x")), ("q", (None, "one\r\ntwo")), *((name, (None, value)) for name, value in TO.items())]
+    found = shared.post("/translate", files=several).json()["translatedText"]
+    assert found == [text_model.translate("x"), "\n".join(text_model.translate(["one\r", "two"]))]
+    part = '--b\r\nContent-Disposition: form-data; name="q"\r\n\r\nx\r\n'
+    for kind, body, message in (
+        ("multipart/form-data", part + "--b--", "names no boundary"),
+        ("multipart/form-data; boundary=b", part, "no form of at most 1000 parts"),
+        ("multipart/form-data; boundary=b", "", "no form of at most"),
+        ("multipart/form-data; boundary=b", "x" + part + "--b--", "no form of at most"),
+        ("multipart/form-data; boundary=b", part * 1001 + "--b--", "no form of at most"),
+        ("multipart/form-data; boundary=b", part.replace("name", "no") + "--b--", "a part has no name"),
+        ("multipart/form-data; boundary=b", part.replace('"q"', '"q"; filename="q"') + "--b--", "or is a file"),
+        ('multipart/form-data; boundary="b"', part.encode().replace(b"x", b"\xff") + b"--b--", "is not UTF-8"),
+        ("multipart/form-data; boundary=b", part + "--b--\r\nwhat follows is nothing", "source: is needed"),
+    ):
+        answer = shared.post("/translate", content=body, headers={"Content-Type": kind})
+        assert (answer.status_code, message in answer.json()["error"]) == (400, True), (kind, answer.text)
+
+
+HTML = """<!DOCTYPE html><!-- one > two --><style>p > b { x: "<i>" }</style>
+<p class="a > b">one two</p> &copy; <a href='x'>three &amp;
+  four&nbsp;five</a>. <br/>1 &lt; 2<script>if (a < b) one()</script>"""
+
+
+def test_markup_stays_and_what_stands_between_is_translated(shared, text_model):
+    """As LibreTranslate's page has it, Mastodon and Discourse ask, and many browsers' add-ons."""
+    lines = ["one two", "three & four five", "1 < 2"]
+    first, second, third = (escape(line, quote=False) for line in text_model.translate(lines, overlong="split"))
+    wanted = HTML.replace(">one two<", f">{first}<").replace("three &amp;\n  four&nbsp;five", second)
+    wanted = wanted.replace("1 &lt; 2", third)
+    answer = shared.post("/translate", json={"q": HTML, **TO, "format": "html"})
+    assert answer.json() == {"translatedText": wanted}
+    q = ["", "<br>", '<p class="green">Hello!</p>']
+    answer = shared.post("/translate", json={"q": q, **TO, "format": "html", "alternatives": 2}).json()
+    best = list(dict.fromkeys(t.text for t in text_model.n_best(["Hello!"], beam=3, n_best=3)[0]))
+    written = [f'<p class="green">{escape(text, quote=False)}</p>' for text in best]
+    assert answer == {"translatedText": ["", "<br>", written[0]], "alternatives": [[], [], written[1:]]}
+
+
+@pytest.mark.parametrize(
+    "piece", ["<a>", "<a ", "<a x='", "<a x=\"'", "<script", "<!--", "</script ", "<a>x", "&amp", "<"]
+)
+def test_no_markup_takes_long_and_all_of_it_stays(piece):
+    """Each of these was read quadratically by one program or another."""
+    text = piece * (200_000 // len(piece))
+    began = time.process_time()
+    frame = Frame.of_html(text)
+    assert time.process_time() - began < 5
+    if not frame.lines:
+        assert frame.filled([]) == text
+    assert len(frame.around) == len(frame.lines) + 1
+
+
 def test_alternatives(shared, text_model):
     for q in ("one two", ["x", "one two"]):
         answer = shared.post("/translate", json={"q": q, **TO, "alternatives": 3}).json()
@@ -101,7 +162,8 @@ def test_the_pair_chooses_the_model(shared, text_model):
         ({"q": "x", "source": "auto", "target": "en"}, "this server detects no languages"),
         ({"q": "x", "source": 1, "target": "en"}, "source: must be the code"),
         ({"q": 1, **TO}, "q: must be a string or a list"),
-        ({"q": "x", **TO, "format": "html"}, "format: only text is translated"),
+        ({"q": "x", **TO, "format": "odt"}, "format: must be text or html"),
+        ({"q": "x", **TO, "format": ["html"]}, "format: must be text or html"),
         ({"q": "x", **TO, "alternatives": 64}, "alternatives: must be a whole number of 0 to 63"),
         ({"q": "x", **TO, "alternatives": True}, "alternatives: must be"),
         ({"q": "x", **TO, "alternatives": 3, "beam": 2}, "n_best=4 is more than beam=2"),

@@ -145,6 +145,7 @@ def test_models(shared):
         ({"model": "stories", "prompt": "x", "temperature": -1}, 400, "temperature=-1 must be"),
         ({**GREEDY, "prompt": ["x", "y"], "stream": True}, 400, "stream: one prompt is streamed"),
         ({**GREEDY, "prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({**GREEDY, "prompt": "x", "user": 3}, 400, "user: must be a string"),
         ({**GREEDY, "prompt": "x", "stream": 1}, 400, "stream: must be true or false"),
     ],
 )
@@ -158,8 +159,9 @@ def test_what_is_refused(shared, body, status, message):
 def test_what_changes_nothing_may_be_said(shared):
     said = {"n": 1, "best_of": 1, "echo": False, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}
     said |= {"logprobs": None, "suffix": None, "stop": None, "user": None, "stream": False}
-    plain, other = [shared.post(COMPLETIONS, json={**GREEDY, "prompt": "x", **more}).json() for more in ({}, said)]
-    assert plain["choices"] == other["choices"]
+    asked = ({}, said, {"user": "someone"})
+    plain, *others = [shared.post(COMPLETIONS, json={**GREEDY, "prompt": "x", **more}).json() for more in asked]
+    assert all(plain["choices"] == other["choices"] for other in others)
 
 
 def test_a_server_without_translator(writer):
@@ -169,8 +171,9 @@ def test_a_server_without_translator(writer):
 
 
 def test_unknown_addresses_and_faults(shared, writer):
-    answer = shared.get("/v1/chat/completions")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+    for path in ("/v1/chat/completions", "/v1/completions/"):
+        answer = shared.post(path, json={**GREEDY, "prompt": "x"}, follow_redirects=False)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
 
     class Broken:
         config, tokenizer, depends_on_batch, generation = writer.config, writer.tokenizer, False, {}
