@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -108,11 +108,18 @@ class Command(TyperCommand):
             if takes_model and sign and name == "--model":
                 read += [name, value]
             else:
-                read.append(known.get(name, name) + sign + value)
+                read.append(_spelled(name, options, known) + sign + value)
         if takes_model and "--model" in read[:-1]:
             at = read.index("--model")
             read = [read[at + 1], *read[:at], *read[at + 2 :]]
         return super().parse_args(ctx, [*read, *args[end:]])
+
+
+def _spelled(name: str, options: Container[str], known: Mapping[str, str]) -> str:
+    """An option as it is called here: `known` has other names of it, and Python's programs write `_` for `-`."""
+    if name.startswith("--") and name not in options and "_" in name:
+        name = name.replace("_", "-")
+    return known.get(name, name)
 
 
 def app_of(program: str, called: str | None = None) -> typer.Typer:
@@ -188,7 +195,10 @@ def invoke(program: str, arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except _USAGE_ERROR as error:
         path = error.ctx.command_path if error.ctx is not None else program
-        raise UserError(f"{' '.join(error.format_message().split())} (see {path} --help)") from None
+        said = " ".join(error.format_message().split()).replace(
+            "Value error, ", ""
+        )  # pydantic's word, which says nothing
+        raise UserError(f"{said} (see {path} --help)") from None
     except UserError as error:
         message = as_typed_in(program, str(error))
         if called in command.commands:

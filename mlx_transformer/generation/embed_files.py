@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from .line_files import LineWork, cut_at, json_lines, write_lines
+from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
 from .lines import Told
 from .options import EmbedOptions
 from .verbs import TextVerbs
@@ -37,7 +37,7 @@ def embed_stream(
     options = options or EmbedOptions()
     embedder = model.embedder(**asdict(options))
     _ = embedder.tokenizer
-    as_array = output is not None and output.suffix == ARRAY
+    as_array = output is not None and output.suffix.lower() == ARRAY
 
     def make(lines: Sequence[str], told: Told) -> bytes:
         rows = embedder.rows(lines, told.first_line, told.on_overlong)
@@ -52,6 +52,7 @@ def embed_stream(
         make=make,
         overlong=cut_at(embedder.most),
         options=asdict(options),
+        suffixes=(*JSON, ARRAY),
         head=(lambda rows: array_head(rows, embedder.dimensions)) if as_array else None,
     )
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)

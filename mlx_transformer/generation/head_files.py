@@ -11,7 +11,7 @@ from mlx_transformer.system.errors import UserError
 
 from .answer import answer
 from .classify import Text, classify
-from .line_files import LineWork, cut_at, json_lines, write_lines
+from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
 from .lines import Told
 from .options import AnswerOptions, ClassifyOptions, RerankOptions
 from .rerank import check_reranker, rerank
@@ -45,7 +45,7 @@ def classify_stream(
             for line, classes in zip(lines, found, strict=True)
         )
 
-    work = LineWork(name="classify", make=make, overlong=cut_at(encoder.most), options=asdict(options))
+    work = LineWork(name="classify", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options))
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
@@ -84,7 +84,9 @@ def rerank_stream(
             told.done((number - told.first_line + 1) / len(lines))
         return json_lines(found)
 
-    work = LineWork(name="rerank", make=make, overlong=cut_at(encoder.most), options=asdict(options), check=check)
+    work = LineWork(
+        name="rerank", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options), check=check
+    )
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
@@ -125,7 +127,7 @@ def tag_stream(
             for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
         )
 
-    work = LineWork(name="tag", make=make)
+    work = LineWork(name="tag", suffixes=JSON, make=make)
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
@@ -154,7 +156,9 @@ def answer_stream(
         )
 
     cut = cut_at(encoder.tokenizer.pair_form(encoder.most).half)
-    work = LineWork(name="answer", make=make, overlong=cut, options=asdict(options), check=_check_questions)
+    work = LineWork(
+        name="answer", suffixes=JSON, make=make, overlong=cut, options=asdict(options), check=_check_questions
+    )
     write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 

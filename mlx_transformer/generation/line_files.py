@@ -22,6 +22,9 @@ from mlx_transformer.system.watch import Watch
 from .lines import PART_LINES, LineReader, Told
 from .output import Writer, finishing, writer
 
+JSON = (".jsonl", ".ndjson", ".json", ".txt")
+"""What the name of a file of JSON lines may end in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LineWork:
@@ -41,6 +44,8 @@ class LineWork:
     """What a file of so many lines begins with."""
     pieces: Callable[[str, Told], Iterable[bytes]] | None = None
     """In place of `make`, what is written of one line as it is decided; such a file is not continued."""
+    suffixes: Sequence[str] = ()
+    """What the name of the file may end in, unless in nothing; without them in anything."""
 
 
 def cut_at(most: int) -> str:
@@ -77,6 +82,9 @@ def write_lines(
     no_file = input is None or (input.exists() and not is_file)  # one that is missing is said so when it is opened
     if work.head is not None and not text and no_file:
         raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
+    if output is not None and work.suffixes and output.suffix.lower() not in ("", *work.suffixes):
+        known = f"{', '.join(work.suffixes[:-1])} or {work.suffixes[-1]}"
+        raise UserError(f"{output}: {work.name} writes no {output.suffix}; give a name that ends in {known}")
     if input is not None and output is not None:
         check_unread(output, input)
     with ExitStack() as stack:

@@ -135,6 +135,19 @@ def test_spellings_stay_what_they_are_after_two_dashes(call):
     refused(call("translate", "nowhere", "--num-beams", 0, "--", "--num-beams"), "--beam 0 must be")
 
 
+def test_underscores_are_read_as_in_options(call):
+    """As in `transformers`' and fairseq's scripts."""
+    refused(call("translate", "nowhere", "--num_beams=0"), "--beam 0 must be")
+    refused(call("translate", "nowhere", "--max_length", 4), "nowhere: no such folder")
+    refused(call("translate", "nowhere", "--", "--top_p"), "nowhere: no such folder")
+
+
+def test_a_choice_that_is_none_is_told_the_others(call):
+    said = call("train", "--preset", "huge")[2]
+    assert "'huge' is not one of 'tiny', 'small'" in said
+    assert "Value error" not in said
+
+
 def test_a_model_is_an_option_too(call):
     refused(call("translate", "text", "--model", "nowhere"), "nowhere: no such folder")
     refused(call("translate", "--model=nowhere", "text"), "nowhere: no such folder")

@@ -209,3 +209,12 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
 def test_refused_by_name(arguments: list[str], message: str, models: Path, call) -> None:
     command, name, *rest = arguments
     refused(call(command, models / name / ("one" if name == "ranks" else "model"), *rest), message)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [("classify", "classes"), ("rerank", "ranks"), ("tag", "tokens"), ("answer", "spans")]
+)
+def test_a_file_that_names_another_form_is_refused(models: Path, command: str, kind: str, call, tmp_path: Path) -> None:
+    told = call(command, models / kind / "onnx", "-o", tmp_path / "out.csv", stdin="a\tb\n")
+    refused(told, f"{command} writes no .csv; give a name that ends in .jsonl")
+    assert not list(tmp_path.iterdir())

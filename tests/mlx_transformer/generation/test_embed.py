@@ -213,6 +213,8 @@ def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path,
         ({"text": ["a"], "input": Path("x")}, "text is given twice"),
         ({"text": ["a"], "resume": True}, "resume=True continues a file: it needs input and output"),
         ({"input": Path("missing"), "output": Path("x.npy")}, r"^missing: cannot be read \(no such file\)"),
+        ({"output": Path("x.csv")}, r"^x.csv: embed writes no .csv; give a name that ends in .jsonl, .* or .npy$"),
+        ({"output": Path("x.npz"), "text": ["a"]}, "^x.npz: embed writes no .npz"),
         ({"output": Path("x.npy")}, "x.npy: an array says how many rows it has: give a file as input, or write JSON"),
     ],
 )
@@ -223,8 +225,9 @@ def test_what_cannot_be(folder, arguments, message):
 
 def test_lines_that_are_given_become_an_array_too(folder, tmp_path):
     model = OnnxTransformer(folder / "onnx")
-    embed_stream(model, None, tmp_path / "o.npy", text=["one", "two three."])
-    np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), model.embed(["one", "two three."]))
+    for name in ("o.npy", "o.NPY"):
+        embed_stream(model, None, tmp_path / name, text=["one", "two three."])
+        np.testing.assert_array_equal(np.load(tmp_path / name), model.embed(["one", "two three."]))
 
 
 def test_standard_input_becomes_lines_on_standard_output(folder, capsysbinary, monkeypatch, tmp_path):
