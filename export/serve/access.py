@@ -52,7 +52,7 @@ def middleware(settings: ServeSettings, ring: KeyRing) -> list[Middleware]:
                 CORSMiddleware,
                 allow_origins=list(settings.cors),
                 allow_methods=["GET", "POST"],
-                allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+                allow_headers=["*"],  # clients add their own: OpenAI's a dozen
                 expose_headers=["Retry-After"],
             )
         )

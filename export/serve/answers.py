@@ -21,6 +21,7 @@ OPENAI = "/v1/"
 """Paths of OpenAI's clients begin so."""
 HELP = f"POST /translate {EXAMPLE}, /translate/stream, /v1/completions, /v1/embeddings, /rerank, /predict; "
 HELP += "GET /docs, /health, /metrics\n"
+OPENAI_HELP = "GET /v1/models; POST /v1/completions to decoders, /v1/embeddings and /v1/rerank to encoders; GET /docs"
 FAULT = "a fault of the server; its log says more"
 ENDING = "the server ends; try again in 1 s"
 
@@ -44,8 +45,9 @@ def error_content(path: str, status: int, message: str, code: str | None = None)
 async def http_error(request: Request, error: Exception) -> Response:
     """Answer for a path or a method that isn't there."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}; {HELP.strip()}"
-    return error_answer(request.url.path, error.status_code, message, dict(error.headers or {}))
+    path = request.url.path
+    message = f"{error.detail}; {OPENAI_HELP if path.startswith(OPENAI) else HELP.strip()}"
+    return error_answer(path, error.status_code, message, dict(error.headers or {}))
 
 
 async def server_error(request: Request, _: Exception) -> Response:

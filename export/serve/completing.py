@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_transformer.core.inputs import check_ids
 from mlx_transformer.generation.complete import check_stop, prompt_ids, until
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import resolved
@@ -22,10 +23,10 @@ from .streaming import streamed
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """prompts: texts to go on from, `n` times each. stop: words before which an output ends. options: those of
-    `Options` that were given; max_new_tokens always is."""
+    """prompts: texts to go on from, or their ids without a start token, `n` times each. stop: words before which an
+    output ends. options: those of `Options` that were given; max_new_tokens always is."""
 
-    prompts: list[str]
+    prompts: list[str] | list[list[int]]
     n: int
     stop: list[str]
     options: dict[str, Any]
@@ -74,9 +75,9 @@ class Completions:
         self.tokenizer = fitting_tokenizer(model.config, model.tokenizer, name, "decoder", "completing")
         self.max_sentences = min(max_sentences, batcher.share)
 
-    def prompt_tokens(self, prompts: Sequence[str]) -> int:
+    def prompt_tokens(self, prompts: Sequence[Any]) -> int:
         """Count the tokens of the prompts, without the start token of each."""
-        return sum(len(ids) - 1 for ids in prompt_ids(self.tokenizer, prompts))
+        return sum(len(ids) - 1 for ids in self._ids(prompts))
 
     async def complete(self, request: CompletionRequest, client: Hashable) -> list[Written]:
         """The outputs, `n` for each prompt in order. Raises what `Service.translate` does."""
@@ -109,8 +110,15 @@ class Completions:
         count = len(request.prompts) * request.n
         if count > self.max_sentences:
             raise RequestError(413, f"prompt: {count} outputs, at most {self.max_sentences}; send it in parts")
-        rows = await asyncio.to_thread(prompt_ids, self.tokenizer, request.prompts)
-        return [list(ids) for ids in rows for _ in range(request.n)]
+        rows = await asyncio.to_thread(self._ids, request.prompts)
+        return [ids for ids in rows for _ in range(request.n)]
+
+    def _ids(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """What is searched for each prompt: the start token, then its own."""
+        if not prompts or isinstance(prompts[0], str):
+            return [list(ids) for ids in prompt_ids(self.tokenizer, prompts)]
+        given = check_ids(prompts, self.model.config.vocab_size, "prompt")
+        return [[self.tokenizer.bos_id, *row.tolist()] for row in given]
 
     def _texts(self, found: list[list[int]], request: CompletionRequest) -> list[Written]:
         limit = request.options["max_new_tokens"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlx_transformer.generation.embed_files import short_floats
 
 from .embedding import EmbeddingsRequest
-from .requests import RequestError, texts
+from .requests import RequestError, texts_or_ids
 
 EMBEDDINGS_EXAMPLE = '{"model": "minilm", "input": ["Good morning."]}'
 FORMATS = ("float", "base64")
@@ -36,7 +36,7 @@ class OpenAIEmbeddings:
         model = values.pop("model", None)
         if not isinstance(model, str) or "input" not in values:
             raise RequestError(400, f'body: "model" and "input" are needed; send {EMBEDDINGS_EXAMPLE}')
-        inputs = _inputs(values.pop("input"))
+        inputs = texts_or_ids("input", values.pop("input"))
         form = values.pop("encoding_format", FORMATS[0])
         if form not in FORMATS:
             raise RequestError(400, f"encoding_format: must be {' or '.join(FORMATS)}")
@@ -53,20 +53,6 @@ class OpenAIEmbeddings:
         data = [{"object": "embedding", "index": i, "embedding": form(vector)} for i, vector in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": self.model, "usage": usage}
-
-
-def _inputs(given: Any) -> list[str] | list[list[int]]:
-    """Texts, or rows of ids; one of either is a list of one."""
-    if isinstance(given, list) and given and all(type(id) is int for id in given):
-        return [given]
-    if isinstance(given, list) and given and all(isinstance(row, list) for row in given):
-        if not all(row and all(type(id) is int for id in row) for row in given):
-            raise RequestError(400, "input: a row of ids must be a list of at least one whole number")
-        return given
-    found = texts("input", given)
-    if not found:
-        raise RequestError(400, "input: must hold at least one text, or one row of ids")
-    return found
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .completing import CompletionRequest, Written
-from .requests import RequestError, options_of, texts
+from .requests import RequestError, options_of, texts, texts_or_ids
 
 EXAMPLE = '{"model": "stories", "prompt": "Once upon a time", "max_tokens": 16}'
 MAX_TOKENS = 16  # where a request doesn't say
@@ -47,7 +47,7 @@ class OpenAIRequest:
         model = values.pop("model", None)
         if not isinstance(model, str) or "prompt" not in values:
             raise RequestError(400, f'body: "model" and "prompt" are needed; send {EXAMPLE}')
-        prompts = texts("prompt", values.pop("prompt"))
+        prompts = texts_or_ids("prompt", values.pop("prompt"))
         stream = _flag(values.pop("stream", False), "stream")
         n = _whole(values.pop("n", 1), "n", 1, LARGEST_N)
         if values.pop("best_of", n) != n:

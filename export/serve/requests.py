@@ -89,6 +89,20 @@ def texts(name: str, value: Any) -> list[str]:
     return lines
 
 
+def texts_or_ids(name: str, value: Any) -> list[str] | list[list[int]]:
+    """Return texts, or rows of ids; one of either is a list of one. `RequestError` for anything else, and for none."""
+    if isinstance(value, list) and value and all(type(id) is int for id in value):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
+        if not all(row and all(type(id) is int for id in row) for row in value):
+            raise RequestError(400, f"{name}: a row of ids must be a list of at least one whole number")
+        return value
+    found = texts(name, value)
+    if not found:
+        raise RequestError(400, f"{name}: must hold at least one text, or one row of ids")
+    return found
+
+
 def language(values: dict[str, Any], name: str) -> str | None:
     """Take a language's code out of the values, None if there is none."""
     code = values.pop(name, None)

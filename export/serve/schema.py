@@ -27,6 +27,7 @@ OWN_CODE = "A language of a model that has several, by the model's own code."
 TEXT = {"type": "string"}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 ID_LIST = {"type": "array", "items": {"type": "integer"}}
+TEXTS_OR_IDS = {"oneOf": [*TEXTS["oneOf"], ID_LIST, {"type": "array", "items": ID_LIST}]}
 IDS, SEQUENCES = {**ID_LIST, "default": ()}, {"type": "array", "items": ID_LIST, "default": ()}
 FLAG = {"type": "boolean"}
 NUMBER_OF = {"type": "integer", "minimum": 1}
@@ -113,7 +114,7 @@ def _completion(search: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "model": TEXT,
-        "prompt": TEXTS,
+        "prompt": TEXTS_OR_IDS,
         "stop": TEXTS,
         "max_tokens": {**NUMBER_OF, "default": openai_forms.MAX_TOKENS, "description": "Most new tokens."},
         "n": {**NUMBER_OF, "maximum": openai_forms.LARGEST_N, "default": 1, "description": "Outputs of each prompt."},
@@ -130,7 +131,7 @@ def _embeddings() -> dict[str, Any]:
     kinds, meanings = kinds_of(EmbedOptions), meanings_of(EmbedOptions)
     fields = {name: _schema(kinds[name], meanings[name], None) for name in OPTIONS}
     forms = {"type": "string", "enum": list(FORMATS), "default": FORMATS[0]}
-    return {"model": TEXT, "input": TEXTS, "encoding_format": forms, **fields, "user": TEXT}
+    return {"model": TEXT, "input": TEXTS_OR_IDS, "encoding_format": forms, **fields, "user": TEXT}
 
 
 def _rerank() -> dict[str, Any]:
@@ -212,8 +213,8 @@ def _fields(form: dict[str, Any]) -> str:
 
 
 def _values(schema: dict[str, Any]) -> str:
-    if schema is TEXTS:
-        return "text or a list"
+    if "oneOf" in schema:
+        return "text or a list" if schema is TEXTS else "text, ids, or a list"
     if "enum" in schema:
         return ", ".join(schema["enum"])
     kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]

@@ -59,6 +59,20 @@ def test_greedy_completions_are_those_of_generate(shared, writer):
     assert usual["choices"][0]["text"] == writer.complete("one two", max_new_tokens=16)
 
 
+def test_a_prompt_may_be_ids(shared, writer):
+    """Without a start token: as the tokenizer has a text."""
+    rows = [ids[:-1] for ids in writer.tokenizer.encode_batch(PROMPTS) if len(ids) > 1]
+    for prompt in (rows, rows[0]):
+        expected = shared.post(COMPLETIONS, json={**GREEDY, "prompt": writer.tokenizer.decode_batch(rows)}).json()
+        found = shared.post(COMPLETIONS, json={**GREEDY, "prompt": prompt}).json()
+        count = len(rows) if prompt is rows else 1
+        assert found["choices"] == expected["choices"][:count]
+        assert found["usage"]["prompt_tokens"] == sum(map(len, rows[:count]))
+    streamed = shared.post(COMPLETIONS, json={**GREEDY, "prompt": rows[0], "stream": True}).text
+    parts = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(part["choices"][0]["text"] for part in parts) == found["choices"][0]["text"]
+
+
 def test_drawn_completions(shared, writer):
     drawn = {"temperature": 1.3, "top_p": 0.9, "seed": 4}
     body = {"model": "stories", "prompt": "one two", "n": 3, "max_tokens": 9, **drawn}
@@ -127,7 +141,12 @@ def test_models(shared):
         ({"model": "stories"}, 400, '"model" and "prompt" are needed'),
         ({"model": "gpt", "prompt": "x"}, 404, "there is no 'gpt'; there are stories, en-de"),
         ({"model": "en-de", "prompt": "x"}, 400, "en-de is a translator; send its text to /translate"),
-        ({**GREEDY, "prompt": [1, 2]}, 400, "prompt: must be a string or a list"),
+        ({**GREEDY, "prompt": [1, "x"]}, 400, "prompt: must be a string or a list"),
+        ({**GREEDY, "prompt": [[1], []]}, 400, "prompt: a row of ids must be a list of at least one"),
+        ({**GREEDY, "prompt": [[5], [9**9]]}, 400, "prompt row 1, position 0: id 387420489 is outside the vocabulary"),
+        ({**GREEDY, "prompt": [10**40]}, 400, "prompt row 0"),
+        ({**GREEDY, "prompt": [5] * 99}, 400, "tokens"),
+        ({**GREEDY, "prompt": []}, 400, "prompt: must hold at least one text, or one row of ids"),
         ({**GREEDY, "prompt": "x", "max_tokens": 0}, 400, "max_tokens: must be a whole number of at least 1"),
         ({**GREEDY, "prompt": "x", "max_tokens": 61}, 400, "max_new_tokens=61: this server takes at most 60"),
         ({**GREEDY, "prompt": "x " * 50}, 400, "tokens"),
@@ -173,7 +192,9 @@ def test_a_server_without_translator(writer):
 def test_unknown_addresses_and_faults(shared, writer):
     for path in ("/v1/chat/completions", "/v1/completions/"):
         answer = shared.post(path, json={**GREEDY, "prompt": "x"}, follow_redirects=False)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (404, "invalid_request_error")
+        assert "POST /v1/completions to decoders" in error["message"]
 
     class Broken:
         config, tokenizer, depends_on_batch, generation = writer.config, writer.tokenizer, False, {}
