@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs, what_is_missing
 
 from .settings import Force, RecipeKeys
 
@@ -37,7 +38,13 @@ def quickstart(
     """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes."""
     from .quickstart import run
 
-    raise typer.Exit(run(out, minutes, seed))
+    try:
+        status = run(out, minutes, seed)
+    except ModuleNotFoundError as error:
+        if what_is_missing(error) is None:
+            raise
+        raise UserError(f"quickstart trains and exports: {needs('train,export')}") from None
+    raise typer.Exit(status)
 
 
 def report(

@@ -262,7 +262,7 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         if t.start_from is not None and getattr(d, name) != getattr(DataOptions, name):
             yield f"data.{name}: start_from keeps the checkpoint's model and vocabulary: leave it out"
     if all(getattr(t, name) is None for name in LENGTHS):
-        yield "say how long to train: epochs, steps or minutes"
+        yield "say how long to train: epochs, steps or minutes, such as --epochs 10"
     if t.learning_rate is not None and t.learning_rate_scale != 1:
         yield "learning_rate and learning_rate_scale exclude each other"
     if t.learning_rate is not None and t.schedule == "noam":

@@ -59,7 +59,7 @@ def test_three_packages_are_enough(text_folder):
     ("arguments", "extra"),
     [
         (["train", "copy", "--out", "run"], "train"),
-        (["quickstart", "--out", "run"], "export"),
+        (["quickstart", "--out", "run"], "train,export"),
         (["translate", "model", "hello"], "train"),
         (["quantize", "model", "small"], "train"),
         (["export", "model", "other"], "export"),

@@ -143,7 +143,7 @@ def test_mlx_parts_have_one_version() -> None:
 
 
 def declared() -> list[str]:
-    """Requirements of the base and of all extras, without the distribution itself, whose extras two of them are."""
+    """Requirements of the base and of all extras, without the distribution itself, whose extras some of them are."""
     extras = project()["optional-dependencies"].values()
     lines = [*project()["dependencies"], *(line for lines in extras for line in lines)]
     return [line for line in lines if Requirement(line).name != DISTRIBUTION]
@@ -162,6 +162,8 @@ def test_extras_that_bring_what_is_missing() -> None:
     )
     [everything] = map(Requirement, project()["optional-dependencies"]["all"])
     assert everything.extras == {"train", "export", "data", "plots", "text", "serve", "hub"}
+    [others_models] = map(Requirement, project()["optional-dependencies"]["convert"])
+    assert others_models.extras == {"export", "hub"}
 
 
 def required(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
