@@ -25,7 +25,7 @@ OUTPUTS = {"vocabulary": "cls.predictions.decoder", "spans": "qa_outputs"}
 def names(config: Any) -> dict[str, str | At]:
     kind, words, transform = config.head.kind, "bert.embeddings.word_embeddings", "cls.predictions.transform"
     output = OUTPUTS.get(kind, "classifier")
-    bias = At("cls.predictions.bias", copies=("cls.predictions.decoder.bias",))
+    bias = At("cls.predictions.bias", ("cls.predictions.decoder.bias",), config.tie_embeddings == "none", last=True)
     return {
         "embedding": At(words, copies=("cls.predictions.decoder",)) if kind == "vocabulary" else words,
         "source_embedding": words,

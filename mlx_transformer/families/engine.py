@@ -54,6 +54,8 @@ class At:
     """Other names of the same tensor: any one of them will do, and those that are there are equal."""
     each: bool = False
     """Written under each of its names: their library shares none of them."""
+    last: bool = False
+    """The last of several tensors is computed with: version 5 shares no bias with a classifier that isn't tied."""
     leading: bool = False
     """(1, V) in place of (V,)."""
     unread: int = 0
@@ -136,6 +138,7 @@ class Family:
             names, at = places[name]
             present = [n for n in names if n in tensors]
             used.update(present)
+            present = present[-1:] if at.last else present
             if not present:
                 weights[name] = np.zeros(shape, np.float32)
                 problems += [] if at.optional else [f"missing {names[0]} {shape}"]
@@ -147,11 +150,8 @@ class Family:
                 problems.append(f"{present[0]} is {array.shape}, expected {stored}")
             if array.dtype.kind != "f":
                 problems.append(f"{present[0]} is of {array.dtype}, no floating-point numbers")
-            problems += [
-                f"{n} differs from {present[0]}, which config.json ties it to"
-                for n in present[1:]
-                if not np.array_equal(tensors[n], tensors[present[0]])
-            ]
+            differing = (n for n in present[1:] if not np.array_equal(tensors[n], tensors[present[0]]))
+            problems += [f"{n} differs from {present[0]}, which config.json ties it to" for n in differing]
             if at.part[1] > 1 and array.shape == stored:
                 array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
             weights[name] = array[at.unread :] if at.unread else array
@@ -253,8 +253,7 @@ def exported(
     family: Family, config: TransformerConfig, tensors: Iterable[tuple[str, Any]], where: Path
 ) -> tuple[Values, dict[str, Any]]:
     """config.json and tensors of the family's model that computes what ours does; tensors that are read where their
-    numbers are asked for stay so. Raises `UserError` with every reason
-    why it has none, and `where` ours is."""
+    numbers are asked for stay so. Raises `UserError` with every reason why it has none, and `where` ours is."""
     if reasons := differences(family, config):
         raise UserError(f"{where}: {family.name} has no such model: {'; '.join(reasons)}")
     c, ours = _as_written(family, config), dict(tensors)

@@ -30,6 +30,10 @@ class Given:
         found = (file[key] for file in self._files if file.get(key) is not None)
         return next(found, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
 
+    def is_null(self, key: str) -> bool:
+        """Whether config.json has the key, with null."""
+        return self._files[0].get(key, key) is None
+
     def mistyped(self, key: str, default: Any) -> list[str]:
         """The problem that the value is of another kind than the default, or none."""
         while _follows(default):

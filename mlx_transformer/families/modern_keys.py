@@ -14,7 +14,8 @@ WORDS = {**ACTIVATIONS, "tanh": "tanh"}
 @dataclass(frozen=True)
 class LocalLayers:
     """Layers that see half of local_attention to either side, and the bases by which they and the others turn; read
-    after the number of layers. Version 5 lists the layers, version 4 says that every n-th sees all."""
+    after the number of layers. Version 5 lists the layers, version 4 says that every n-th sees all; with a
+    local_rope_theta of null all turn alike there."""
 
     @property
     def defaults(self) -> Values:
@@ -31,6 +32,7 @@ class LocalLayers:
         problems += [f"global_attn_every_n_layers={every} must be at least 1"] * (every < 1)
         problems += [f"local_attention={wide} must be at least 2"] * (wide < 2)
         bases = {FULL: values["global_rope_theta"], LOCAL: values["local_rope_theta"]}
+        bases[LOCAL] = bases[FULL] if given.is_null("local_rope_theta") else bases[LOCAL]
         rope = values["rope_parameters"] or {}
         for kind, own in rope.items() if isinstance(rope, dict) else [("", rope)]:
             if kind not in bases or not isinstance(own, dict) or own.get("rope_type", "default") != "default":

@@ -23,6 +23,7 @@ def names(config: Any) -> dict[str, str | At]:
     words, output = "roberta.embeddings.word_embeddings", {**OUTPUTS, "vocabulary": "lm_head.decoder"}
     dense = {"vocabulary": "lm_head.dense", "classes": "classifier.dense"}.get(kind, "roberta.pooler.dense")
     place = "classifier.out_proj" if kind == "classes" else output.get(kind, "classifier")
+    bias = At("lm_head.bias", ("lm_head.decoder.bias",), config.tie_embeddings == "none", last=True)
     encoder = {ours: At(at.replace("bert.", body, 1)) for ours, at in bert_names(config).items() if isinstance(at, str)}
     return {
         **encoder,
@@ -31,9 +32,7 @@ def names(config: Any) -> dict[str, str | At]:
         "head_proj": dense,
         "head_norm": "lm_head.layer_norm",
         "output_proj.weight": f"{place}.weight",
-        "output_proj.bias": At("lm_head.bias", copies=("lm_head.decoder.bias",))
-        if kind == "vocabulary"
-        else f"{place}.bias",
+        "output_proj.bias": bias if kind == "vocabulary" else f"{place}.bias",
     }
 
 

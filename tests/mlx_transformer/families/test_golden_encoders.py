@@ -134,8 +134,9 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
     unread = {key for key in theirs if "position_embeddings" in key} if family.counts_tokens else set()
     left = {key for key in theirs.keys() - ours.keys() if "pooler" not in key and "seq_relationship" not in key}
     assert not left
-    assert ours.keys() <= theirs.keys()
-    assert all(np.array_equal(ours[key], theirs[key]) for key in ours.keys() - unread)
+    twice = {key for key in ours if key.endswith("decoder.bias") and name.endswith("untied")}
+    assert ours.keys() - twice <= theirs.keys()
+    assert all(np.array_equal(ours[key], theirs[key]) for key in ours.keys() - unread - twice)
     before, after = contents(FOUR / name), contents(written)
     alike = {"architectures"} if before["architectures"] == ["BertForPreTraining"] else set()
     alike |= {"hidden_act"} if before.get("hidden_act") == "gelu_new" else set()  # which has two names
@@ -143,6 +144,23 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
     alike |= {key for key in ("label2id", "sep_token_id", "cls_token_id") if before.get(key) is None}
     differing = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     assert differing <= alike
+
+
+@pytest.mark.parametrize("name", ["bert-untied", "roberta-untied"])
+def test_an_untied_classifier_has_a_bias_of_its_own(name: str, tmp_path: Path) -> None:
+    """Version 5 saves two that may differ, computes with the classifier's, and draws it where a file has the other
+    alone."""
+    shutil.copytree(FIVE / name, tmp_path / "theirs")
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    [shared] = (key for key in tensors if key in ("cls.predictions.bias", "lm_head.bias"))
+    own = shared.replace("bias", "decoder.bias")
+    tensors[own] = np.flip(tensors[shared]).copy()
+    save_file(tensors, tmp_path / "theirs" / "model.safetensors")
+    import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert np.array_equal(dict(open_checkpoint(tmp_path / "ours").tensors())["output_proj.bias"], tensors[own])
+    family = contents(FIVE / name)["model_type"]
+    written = load_file(to_huggingface(tmp_path / "ours", tmp_path / "again", family) / "model.safetensors")
+    assert all(np.array_equal(written[key], tensors[own]) for key in (shared, own))
 
 
 @pytest.mark.parametrize(("name", "target"), combined(NAMES, ["portable", "web", "coreml"]))
@@ -283,6 +301,21 @@ def test_all_that_is_wrong_with_modernberts_layers_and_heads_is_told_at_once(tmp
         "classifier_activation='swoosh' is not one of relu",
     ):
         assert part in str(error.value)
+
+
+def test_layers_with_windows_turn_as_the_others_where_their_base_is_null(imported: Path, tmp_path: Path) -> None:
+    """As version 4 has it; a base that isn't there is its default."""
+    shutil.copytree(FOUR / "modernbert", tmp_path / "theirs")
+    values = contents(tmp_path / "theirs") | {"local_rope_theta": None}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    import_huggingface(tmp_path / "theirs", tmp_path / "null")
+    del values["local_rope_theta"]
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    import_huggingface(tmp_path / "theirs", tmp_path / "missing")
+    bases = [
+        [open_checkpoint(tmp_path / n).config.of("encoder", i).rotary_base for i in (0, 1)] for n in ("null", "missing")
+    ]
+    assert bases == [[160000.0, 160000.0], [160000.0, 10000.0]]
 
 
 def test_layers_that_follow_no_rule_are_listed(imported: Path, tmp_path: Path) -> None:
