@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mlx_transformer.data.sentences import NOTES
 from mlx_transformer.runtime.transformer import Transformer
 
+from .drawing import PAPER, canvas, curves, draw_key, heat_map, label_cells
 from .row import Found, Row, above, below, equal
 from .trained import Trained, attention_maps, open_trained
 
@@ -75,33 +78,77 @@ def parts(trained: Trained, stack: str, part: str) -> list[Head]:
 def right(trained: Trained) -> int:
     """How many of the notes' sentences the model translates as the notes' list does."""
     made = [trained.tokenizer.decode(target[1:]).strip() for _, target in trained.pairs]
-    return sum(found == wanted for found, wanted in zip(made, NOTES.values(), strict=True))
+    return sum(found == NOTES[text] for found, text in zip(made, trained.sentences, strict=True))
+
+
+PAIRS = (("the", "bank"), ("the", "river"), ("bank", "river"))
+SUBLAYERS = {
+    "encoder": ("encoder", "self_attention"),
+    "decoder": ("decoder", "self_attention"),
+    "cross-attention": ("decoder", "cross_attention"),
+}
 
 
 def looking() -> Found:
     trained = translator()
     tired, wide = (looks(trained, text, "it", "street") for text in WHY.values())
-    pairs = (("the", "bank"), ("the", "river"), ("bank", "river"))
-    second = ("encoder", "self_attention", 1, int(tired[1].argmax()))
+    first, second = (("encoder", "self_attention", layer, int(tired[layer].argmax())) for layer in (0, 1))
     crossing = parts(trained, "decoder", "cross_attention")
     return {
         "On the river bank, most of any head: the to bank, the to river, bank to river": [
-            looks(trained, RIVER, *pair).max() for pair in pairs
+            looks(trained, RIVER, *pair).max() for pair in PAIRS
         ],
         "too wide, most of any head: it to street": wide.max(),
         "too tired, the same": tired.max(),
         "too tired, most of any head: it to animal": looks(trained, WHY["tired"], "it", "animal").max(),
         "too tired, a head of layer 2: it to street": tired[1].max(),
         "that head off: log p of the translation falls by": lost(trained, [second]),
+        "that of layer 1 off, and both off": [lost(trained, [first]), lost(trained, [first, second])],
+        "tired and wide translated right without either, and without both": [
+            right(replace(trained, model=without(trained.model, off), sentences=tuple(WHY.values())))
+            for off in ([first], [second], [first, second])
+        ],
         "the worst head of cross-attention off": max(lost(trained, [head]) for head in crossing),
         "sentences of the notes translated right": right(trained),
     }
 
 
+def draw_looking() -> Any:
+    """The heads that look as the notes say; where all heads look from "it"; and what each head's absence costs."""
+    trained = translator()
+    figure, panels = canvas(3, 2, width=9.4, height=6.2)
+    source, target, _ = read(trained, RIVER)
+    maps = attention_maps(trained.model, source, target)["encoder"]
+    for axes, (asking, seen) in zip(panels, PAIRS, strict=False):
+        layer, head = np.argwhere((found := looks(trained, RIVER, asking, seen)) == found.max())[0]
+        heat_map(axes, maps[layer, head], most=1.0)
+        words = trained.words(source)
+        label_cells(axes, words, words)
+        place = words.index(seen), words.index(asking)
+        axes.text(*place, f"{found.max():.2f}", ha="center", va="center", fontsize=7.5, color=PAPER)
+        axes.set_title(f"{asking} → {seen}: layer {layer + 1}, head {head + 1}", fontsize=8.5)
+    draw_key(panels[2])
+    for axes, (word, text) in zip(panels[3:], WHY.items(), strict=False):
+        source, target, _ = read(trained, text)
+        words = trained.words(source)
+        rows = attention_maps(trained.model, source, target)["encoder"][:, :, words.index("it")]
+        heat_map(axes, rows.reshape(-1, len(words)), most=1.0)
+        heads = [f"layer {layer + 1}, head {head + 1}" for layer, head in np.ndindex(*rows.shape[:2])]
+        label_cells(axes, heads, words, size=7)
+        axes.set_title(f"too {word}: where “it” looks", fontsize=8.5)
+    falls = {name: [lost(trained, [head]) for head in parts(trained, *part)] for name, part in SUBLAYERS.items()}
+    curves(panels[5], range(1, 1 + len(falls["encoder"])), falls, "upper left", 7.5)
+    panels[5].set(xlabel="layer and head that is off")
+    names = [f"{layer + 1}.{head + 1}" for _, _, layer, head in parts(trained, *SUBLAYERS["encoder"])]
+    panels[5].set_xticks(range(1, 1 + len(names)), names)
+    panels[5].set_title("log p of the translation falls by", fontsize=8.5)
+    return figure
+
+
 ROWS = (
     Row(
         56,
-        "Looking is not knowing: heads give it to the street, also where it is the animal; the translation is right.",
+        "Looking is not knowing: heads give it to the street, also where it is the animal; one can go, not both.",
         "w_h(it, j), every head of the encoder; log p with head_h = 0 before W^O",
         {
             "On the river bank, most of any head: the to bank, the to river, bank to river": above(0.9, 0.9, 0.9),
@@ -110,6 +157,8 @@ ROWS = (
             "too tired, most of any head: it to animal": below(0.2),
             "too tired, a head of layer 2: it to street": above(0.8),
             "that head off: log p of the translation falls by": below(0.2),
+            "that of layer 1 off, and both off": above(0.5, 4),
+            "tired and wide translated right without either, and without both": equal(2, 2, 0),
             "the worst head of cross-attention off": above(2),
             "sentences of the notes translated right": equal(15),
         },
@@ -119,7 +168,9 @@ ROWS = (
             "claims/test_sentences.py::test_a_head_that_is_off_hands_over_nothing",
             "claims/test_sentences.py::test_fresh_weights_show_none_of_it",
         ),
+        figure=draw_looking,
         slip="The notes say that it looks at animal, and that this is how the model knows. In the model that ships no "
-        "head of the encoder does; some look at the street in both sentences, and es and sie are right.",
+        "head of the encoder does; two look at the street in both sentences, and es and sie are right, 2 of 2, also "
+        "without one of these heads. Without both of them 0 of 2 are.",
     ),
 )

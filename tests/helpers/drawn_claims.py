@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from claims import cost, embedding, norms, pictures, recurrent, residual, trained, worked_table
+from claims import cost, embedding, norms, pictures, recurrent, residual, sentences, trained, worked_table
 from claims.worked import SENTENCE
 from drawn import Panel
 
@@ -355,3 +355,43 @@ def alignment(panels: list[Panel], computed: Computed, model: Any) -> None:
     assert (panel.rows, panel.columns) == (model.words(target)[1:], model.words(source))
     maps = trained.attention_maps(model.model, source, target)
     np.testing.assert_array_equal(image(panel), maps["cross"][-1].mean(axis=0)[:-1])
+
+
+@check
+def looking(panels: list[Panel], computed: Computed, model: Any) -> None:
+    shipped, values, shown = sentences.translator(), computed(56), by_title(panels)
+    river = values["On the river bank, most of any head: the to bank, the to river, bank to river"]
+    for (asking, seen), most in zip(sentences.PAIRS, river, strict=True):
+        (title,) = [title for title in shown if title.startswith(f"{asking} → {seen}: layer")]
+        layer, head = (int(number) - 1 for number in re.findall(r"layer (\d), head (\d)", title)[0])
+        source, target, _ = sentences.read(shipped, sentences.RIVER)
+        panel = shown[title]
+        assert np.array_equal(
+            image(panel), trained.attention_maps(shipped.model, source, target)["encoder"][layer, head]
+        )
+        assert panel.rows == panel.columns == shipped.words(source)
+        place = panel.rows.index(asking), panel.columns.index(seen)
+        assert image(panel)[place] == most
+        assert [text for row in panel.cells() for text in row if text] == [panel.cells()[place[0]][place[1]]]
+        assert panel.cells()[place[0]][place[1]] == f"{most:.2f}"
+    for word, text in sentences.WHY.items():
+        panel = shown[f"too {word}: where “it” looks"]
+        assert panel.columns == shipped.words(sentences.read(shipped, text)[0])
+        assert panel.rows == [f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3, 4)]
+        for seen in panel.columns:
+            if panel.columns.count(seen) == 1:
+                looked = sentences.looks(shipped, text, "it", seen).ravel()
+                assert np.array_equal(image(panel)[:, panel.columns.index(seen)], looked)
+    tired, wide = (shown[f"too {word}: where “it” looks"] for word in sentences.WHY)
+    for panel, seen, most in (
+        (wide, "street", "too wide, most of any head: it to street"),
+        (tired, "street", "too tired, the same"),
+        (tired, "animal", "too tired, most of any head: it to animal"),
+    ):
+        assert image(panel)[:, panel.columns.index(seen)].max() == values[most][0]
+    falls = shown["log p of the translation falls by"].series
+    assert falls["cross-attention"][1].max() == values["the worst head of cross-attention off"][0]
+    for name, part in sentences.SUBLAYERS.items():
+        x, y = falls[name]
+        assert list(x) == list(range(1, 9))
+        np.testing.assert_allclose(y, [sentences.lost(shipped, [head]) for head in sentences.parts(shipped, *part)])
