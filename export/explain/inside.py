@@ -8,16 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from export.graph.protos import add_taps, read_model
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from export.graph.protos import add_taps, initializers, read_model
 from export.validate.findings import inner_names
 from export.validate.locate.isolate_onnx import points_of
 from export.web.models import Graph, SiteModel
 from export.web.write import Inside
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import output_weight_name
+from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.system.errors import UserError
 
 from .page import page
+from .payload import computed_live, packed_weights
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; connect-src 'self'; "
@@ -53,6 +58,21 @@ def _same(config: TransformerConfig, taps: dict[str, str]) -> dict[str, str]:
     return {name.removesuffix(f".{last}"): value for name, value in ends.items()}
 
 
+def _weights(model: SiteModel) -> dict[str, NDArray] | None:
+    """Return the parameters that the graphs hold in float32, for the page's own engine, whose numbers are shown beside
+    theirs. None for models that it doesn't know, and for lower precisions."""
+    shapes = parameter_shapes(model.config)
+    if not computed_live(model.config, sum(int(np.prod(shape)) for shape in shapes.values())):
+        return None
+    found = {
+        tensor.name: numpy_helper.to_array(tensor, str(graph.file.parent))
+        for graph in model.graphs.values()
+        for tensor in initializers(read_model(graph.file).graph)
+        if tensor.name in shapes and tensor.data_type == TensorProto.FLOAT
+    }
+    return found if {name: array.shape for name, array in found.items()} == shapes else None
+
+
 def _page(model: SiteModel, title: str) -> str:
     """Return the page, which runs `inside.js` beside it."""
     spec: dict[str, Any] = {
@@ -64,4 +84,7 @@ def _page(model: SiteModel, title: str) -> str:
         "classifier": output_weight_name(model.config),
         "parameters": {},
     }
+    weights = _weights(model)
+    if weights is not None:
+        spec["beside"] = packed_weights(weights, exact=True)
     return page([spec], policy=POLICY)

@@ -106,7 +106,7 @@ def live(
         "classifier": output_weight_name(config),
         "generation": facts_of(config, {})["generation"],
         "tokenizer": tokenizer,
-        "weights": _text(_safetensors(weights)),
+        "weights": packed_weights(weights),
     }
 
 
@@ -232,10 +232,15 @@ def _array(value: NDArray, bits: int) -> dict[str, Any]:
     }
 
 
-def _safetensors(weights: Mapping[str, NDArray]) -> bytes:
-    """In float16 where nothing is lost or all else is too large, else in float32."""
-    exact = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
-    small = exact or sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2
+def packed_weights(weights: Mapping[str, NDArray], exact: bool = False) -> str:
+    """Return a model's parameters as the page reads them, base64 of safetensors. exact: nothing is rounded."""
+    return _text(_safetensors(weights, exact))
+
+
+def _safetensors(weights: Mapping[str, NDArray], exact: bool) -> bytes:
+    """In float16 where nothing is lost, or all else is too large and needn't be exact; else in float32."""
+    lossless = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
+    small = lossless or (not exact and sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2)
     kind, dtype = ("F16", "<f2") if small else ("F32", "<f4")
     header, parts, at = {}, [], 0
     for name, array in weights.items():

@@ -10,7 +10,7 @@ export function short(value, digits = 3) {
   const text = size === 0 ? '0'
     : size >= 1e5 || size < 5e-4 ? value.toExponential(1)
       : String(Number(value.toPrecision(size >= 100 ? digits + 1 : digits)));
-  return text.replace('-', '−');
+  return text.replaceAll('-', '−');
 }
 
 /** As it stands in an attribute: ten digits, more than any comparison asks for. */
@@ -23,8 +23,10 @@ export const number = (value, point, index) => (
   `<b class="n" data-value="${exact(value)}"${placed(point, index)}>${short(value)}</b>`);
 
 /** A number that follows from others on the page. */
-export const derived = (value, name = '', digits = 3) => (
-  `<b class="n"${name ? ` data-name="${name}"` : ''} data-derived="${exact(value)}">${short(value, digits)}</b>`);
+export const derived = (value, name = '', digits = 3) => `<b class="n"${stated(value, name)}>${short(value, digits)}</b>`;
+
+/** Its attributes: what it is called in its station, and the number. */
+export const stated = (value, name = '') => `${name ? ` data-name="${name}"` : ''} data-derived="${exact(value)}"`;
 
 const ROW = 64; // cells side by side
 

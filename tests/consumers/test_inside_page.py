@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import HERE, SECONDS
+from drawn_walk import hold_drawn
 from imports import ROOT
 from test_walk_page import passed
 
@@ -23,6 +24,7 @@ from export.explain.shipped import FOLDER
 from export.web import write_site
 from export.web.site import SITE
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.sentences import NOTES
 
 pytestmark = pytest.mark.consumers
@@ -70,7 +72,7 @@ def test_every_number_is_of_the_graphs_and_the_references(answer: dict[str, Any]
     taps = json.loads((site / SITE).read_text(encoding="utf-8"))["inside"]["taps"]
     for shown in answer["texts"]:
         assert shown["output"] == f"→ {NOTES[shown['text']]}"
-        points, _ = passed("sentences", shown["text"])
+        points, *_ = passed("sentences", shown["text"])
         for point, values in shown["numbers"].items():
             assert point in taps["encoder"] or point in taps["decoder"]
             largest = np.abs(points[point][np.isfinite(points[point])]).max()
@@ -80,3 +82,37 @@ def test_every_number_is_of_the_graphs_and_the_references(answer: dict[str, Any]
         layers = {point for point in points if re.search(r"layers\.\d+(\.\w+_attention\.weights)?$", point)}
         assert layers <= set(shown["numbers"]), "each layer of each stack, and each head"
         assert max(abs(total - terms) for terms, total in shown["sums"]) < WITHIN * 100
+
+
+def arrays(shown: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What the graphs gave in the browser, by point."""
+    return {
+        name: np.array([float(value.replace("Infinity", "inf")) for value in each["data"]]).reshape(each["shape"])
+        for name, each in shown["tapped"].items()
+    }
+
+
+def test_every_number_drawn_is_an_element_of_what_the_graphs_gave(answer: dict[str, Any]) -> None:
+    """In this very browser: at the digits that are drawn, and underneath to 1e-6."""
+    shipped = open_checkpoint(FOLDER / "sentences")
+    tokenizer = Tokenizer(str(shipped.tokenizer_json()), "sentences")
+    for shown in answer["texts"]:
+        written = tokenizer.encode(NOTES[shown["text"]])
+        assert hold_drawn(shown, arrays(shown), shipped.config, {}, written) > 10_000
+
+
+def test_the_pages_own_engine_stands_beside_the_graphs(answer: dict[str, Any]) -> None:
+    """Point by point: what is shown as the largest difference is that of the two, and small."""
+    for shown in answer["texts"]:
+        (points, *_), tapped, beside = passed("sentences", shown["text"]), arrays(shown), shown["beside"]
+        assert {name.partition(" ")[2] for name in beside if name.startswith("gap")} == set(tapped)
+        gaps = {}
+        for name, values in tapped.items():
+            own, graph = beside[f"own {name}"], beside[f"graph {name}"]
+            finite = np.isfinite(values)
+            gaps[name] = np.abs(values[finite] - points[name][finite]).max()
+            assert abs(beside[f"gap {name}"] - gaps[name]) < 1e-9
+            assert abs(abs(own - graph) - gaps[name]) < 1e-8 * max(1, abs(graph))
+            assert np.isclose(values[finite], graph, rtol=1e-9, atol=1e-12).any()
+        assert abs(beside["largest"] - max(gaps.values())) < 1e-9
+        assert beside["largest"] < 1e-4

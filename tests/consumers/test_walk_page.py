@@ -3,6 +3,7 @@ reference, sums add up, switches break it, a link brings it back, and ten questi
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import HERE, SECONDS
+from drawn_walk import hold_drawn
+from explained_models import write_explained
 from head_models import head_model
 
 from export.explain.command import explain
@@ -60,18 +63,21 @@ def answers(page: Path) -> dict[str, dict[str, Any]]:
         {"page": str(page), "model": n, "texts": TEXTS[name], "switches": SWITCHES if n == 0 else [], "width": width}
         for (n, name), width in zip(enumerate(MODELS), (1100, 768, 360), strict=True)
     ]
-    (page.parent / "tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
-    command = ["node", str(HERE / "node" / "with_walk.mjs"), str(page.parent / "tasks.json")]
-    done = subprocess.run(
-        [*command, str(page.parent / "answers.json")], capture_output=True, text=True, timeout=SECONDS, env=os.environ
-    )
+    return dict(zip(MODELS, answered(page.parent, tasks), strict=True))
+
+
+def answered(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the browser finds in pages that it opens from files."""
+    (folder / "tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
+    command = ["node", str(HERE / "node" / "with_walk.mjs"), str(folder / "tasks.json"), str(folder / "answers.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=os.environ)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((page.parent / "answers.json").read_text(encoding="utf-8"))
-    return dict(zip(MODELS, found, strict=True))
+    return json.loads((folder / "answers.json").read_text(encoding="utf-8"))
 
 
-def passed(name: str, text: str) -> tuple[dict[str, Any], str]:
-    """The points of the reference's own pass over a text, and what the model writes."""
+def passed(name: str, text: str) -> tuple[dict[str, Any], list[int], list[tuple[int, int]], str]:
+    """The points of the reference's own pass over a text, ids of what the model writes, or of an encoder's
+    text; the rows of the logits and the ids whose log p the page says; and what is written, as text."""
     checkpoint = open_checkpoint(FOLDER / name)
     config = checkpoint.config
     tokenizer = Tokenizer(str(checkpoint.tokenizer_json()), name)
@@ -82,8 +88,10 @@ def passed(name: str, text: str) -> tuple[dict[str, Any], str]:
         points[point] = value[0]
 
     if config.architecture == "encoder":
-        reference([ids_with_masks(tokenizer, text.replace("▢", "<mask>"))], tap=tap)
-        return points, ""
+        ids = ids_with_masks(tokenizer, text.replace("▢", "<mask>"))
+        reference([ids], tap=tap)
+        at = ids.index(tokenizer.mask_id)
+        return points, ids, [(at, int(points["logits"][at].argmax()))], ""
     source = tokenizer.encode(text)
     given = [config.bos_id] if config.has_encoder else [config.bos_id, *source[:-1]]
     limit, begin = (len(source) + 50 if config.has_encoder else 50), len(given)
@@ -98,7 +106,7 @@ def passed(name: str, text: str) -> tuple[dict[str, Any], str]:
         reference([source], [given[:-1]], tap=tap)
     else:
         reference([given[:-1]], tap=tap)
-    return points, tokenizer.decode(given[begin:]).strip()
+    return points, given[1:], list(enumerate(given[1:]))[begin - 1 :], tokenizer.decode(given[begin:]).strip()
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -106,16 +114,11 @@ def test_every_number_is_the_references(answers: dict[str, Any], name: str) -> N
     answer = answers[name]
     assert (answer["problems"], answer["requests"], answer["unknown"]) == ([], [], [])
     assert answer["wide"] <= 0, "what is wider scrolls within its strip"
+    model = open_checkpoint(FOLDER / name)
     for shown in answer["texts"]:
-        points, output = passed(name, shown["text"])
+        points, ids, scored, output = passed(name, shown["text"])
         assert shown["output"] == (f"→ {output}" if output else "")
-        compared = 0
-        for point, values in shown["numbers"].items():
-            for index, value in values.items():
-                expected = points[point][tuple(map(int, index.split(",")))]
-                assert abs(value - expected) <= 1e-6 * max(1, abs(expected)), (shown["text"], point, index)
-                compared += 1
-        assert compared > 3000
+        assert hold_drawn(shown, points, model.config, dict(model.tensors()), ids, scored) > 3000
         layers = {point for point in points if re.search(r"layers\.\d+$", point)}
         assert layers <= set(shown["numbers"]), "each layer of each stack is shown"
         assert max(abs(total - terms) for terms, total in shown["sums"]) < 1e-7
@@ -145,6 +148,70 @@ def test_ten_questions_have_an_answer(answers: dict[str, Any]) -> None:
         assert said in found[question][0], question
     assert sum(numbers > 0 for _, numbers in found.values()) > len(QUESTIONS)
     assert answers["sentences"]["glossary"] >= 40
+
+
+MODERN = {"positions": "rotary", "norm": "rmsnorm", "norm_placement": "pre", "gated": True, "key_value_heads": 2}
+PLACES = {  # options of a model, and what the tour says of its positions
+    "sinusoidal": ({"max_positions": 60}, "A wave for its place is added"),
+    "learned": ({"positions": "learned"}, "A vector for its place, which training found"),
+    "rotary": (MODERN, "queries and keys will be turned"),
+    "relative": ({"positions": "relative"}, "how far apart two words are will count"),
+    "none": ({"positions": "none"}, "from the mask alone"),
+}
+
+RECORDED = ("rotary", "relative")
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Of a model of each kind of positions its page as it begins; the page of some is one recorded pass."""
+    folder = tmp_path_factory.mktemp("places")
+    pages = {}
+    for name, (options, _) in PLACES.items():
+        place = write_explained(folder / name, "encoder-decoder", onnx=False, **options)
+        pages[name] = folder / f"{name}.html"
+        explain(place / "model", ["one two three."], out=pages[name], max_new_tokens=5)
+    found = answered(
+        folder,
+        [{"page": str(page), "model": 0, "texts": [None] if name in RECORDED else []} for name, page in pages.items()],
+    )
+    return {name: (folder / name / "model", each) for name, each in zip(pages, found, strict=True)}
+
+
+@pytest.mark.parametrize("name", list(PLACES))
+def test_the_tour_says_what_is_done_for_the_place(name: str, others: dict[str, Any]) -> None:
+    _, answer = others[name]
+    assert answer["problems"] == []
+    assert PLACES[name][1] in answer["tour"][2]
+    assert len(answer["tour"]) == 8
+    assert sum("wave" in said for said in answer["tour"]) == (name == "sinusoidal")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_number_of_a_recorded_pass_is_an_element_of_it(name: str, others: dict[str, Any]) -> None:
+    model, answer = others[name]
+    data = re.search(r'id="walk-data">(.*?)</script>', (model.parents[1] / f"{name}.html").read_text("utf-8"), re.S)
+    assert data is not None
+    [spec] = json.loads(data[1])["models"]
+    points, parameters = recorded(spec["points"]), recorded({"arrays": spec["parameters"], "equal": {}})
+    config = open_checkpoint(model).config
+    for shown in answer["texts"]:
+        assert hold_drawn(shown, points, config, parameters, spec["tokens"]["written"]) > 1000
+
+
+def recorded(points: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a page; rows that it has not are no numbers."""
+    found = {}
+    for name, each in points["arrays"].items():
+        raw = np.frombuffer(base64.b64decode(each["values"]), "<f4" if each["bits"] == 32 else "<f2")
+        rows, shape = each.get("rows"), each["shape"]
+        if rows is None:
+            found[name] = raw.reshape(shape).astype(np.float64)
+            continue
+        held = [*shape[:-2], len(rows), shape[-1]]
+        found[name] = np.full([*shape[:-2], max(rows) + 1, shape[-1]], np.nan)
+        found[name][..., rows, :] = raw.reshape(held)
+    return found | {name: found[other].reshape(shape) for name, (other, shape) in points["equal"].items()}
 
 
 def test_times_are_measured(answers: dict[str, Any]) -> None:

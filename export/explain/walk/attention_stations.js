@@ -1,6 +1,6 @@
 // Attention, one head of one layer: queries, keys and values; one cell; the weighted sum; the heads side by side.
 
-import { bar, derived, escaped, fold, map, mapKey, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
+import { bar, derived, escaped, fold, largest, map, mapKey, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
 import { bits, dot, mostOf, softmax } from './pass.js';
 import { words } from './words.js';
 
@@ -14,6 +14,8 @@ export function attentionOf(v, part) {
   const looked = cross ? v.source : v.labels;
   return {
     name,
+    of: (point) => `${name}.${point}`,
+    row: (point, ...index) => v.pass.row(`${name}.${point}`, ...index),
     cross,
     shape: v.shape,
     kv: Math.floor(v.h / group), // the head of keys and values that this head of queries reads
@@ -23,17 +25,17 @@ export function attentionOf(v, part) {
   };
 }
 
-/** The sentence of a row of weights. */
+/** The sentence of a row of weights, as HTML. */
 export function looksAt(v, a) {
-  const weights = v.pass.row(`${a.name}.weights`, v.h, v.i);
+  const weights = a.row('weights', v.h, v.i);
   const most = mostOf(weights);
-  return `${v.who} looks most at ‹${a.looked[most]}›, ${short(weights[most])}`;
+  return `${escaped(`${v.who} looks most at ‹${a.looked[most]}›`)}, ${number(weights[most], a.of('weights'), `${v.h},${v.i},${most}`)}`;
 }
 
 /** The chosen key of a row, or the one that is looked at most. */
 const keyOf = (v, a) => {
-  const n = v.pass.shape(`${a.name}.weights`).at(-1);
-  return v.key !== null && v.key < n ? v.key : mostOf(v.pass.row(`${a.name}.weights`, v.h, v.i));
+  const n = v.pass.shape(a.of('weights')).at(-1);
+  return v.key !== null && v.key < n ? v.key : mostOf(a.row('weights', v.h, v.i));
 };
 
 function qkvBody(v, part) {
@@ -41,23 +43,22 @@ function qkvBody(v, part) {
   const { dk, dv, d } = v.shape;
   const input = v.shape.input(v.l, part);
   const x = v.pass.row(input, v.i);
-  const q = v.pass.row(`${a.name}.queries`, v.h, v.i);
+  const q = a.row('queries', v.h, v.i);
   const j = a.cross ? keyOf(v, a) : v.i;
   const of = a.cross ? ` of ‹${escaped(a.looked[j])}›` : '';
-  const place = (width) => ({ lit: v.c % width });
   const out = [
     strip('x, what goes in', x, { point: input, index: v.i }),
-    strip('query: what I look for', q, { point: `${a.name}.queries`, index: `${v.h},${v.i}`, ...place(dk), kind: 'q' }),
-    strip(`key${of}: what I am found by`, v.pass.row(`${a.name}.keys`, a.kv, j), { point: `${a.name}.keys`, index: `${a.kv},${j}`, ...place(dk), kind: 'k' }),
-    strip(`value${of}: what I hand over`, v.pass.row(`${a.name}.values`, a.kv, j), { point: `${a.name}.values`, index: `${a.kv},${j}`, ...place(dv), kind: 'v' }),
+    strip('query: what I look for', q, { point: a.of('queries'), index: `${v.h},${v.i}`, lit: v.c % dk, kind: 'q' }),
+    strip(`key${of}: what I am found by`, a.row('keys', a.kv, j), { point: a.of('keys'), index: `${a.kv},${j}`, lit: v.c % dk, kind: 'k' }),
+    strip(`value${of}: what I hand over`, a.row('values', a.kv, j), { point: a.of('values'), index: `${a.kv},${j}`, lit: v.c % dv, kind: 'v' }),
   ];
-  if (v.weights && v.pass.has(`${a.name}.query_proj`)) {
+  if (v.weights && v.pass.has(a.of('query_proj'))) {
     const c = v.h * dk + (v.c % dk);
     const w = column(v.weights[`${a.name}.query_proj.weight`], d, c);
     const bias = v.weights[`${a.name}.query_proj.bias`];
     const terms = [...products(x, w), ...(bias ? [['bias', bias[c]]] : [])];
     out.push(`<p class="cell">number ${v.c % dk} of the query is column ${c} of x W<sup>Q</sup>: each number of x times one of W, added up.</p>`
-      + sum(terms, number(v.pass.at(`${a.name}.query_proj`, v.i, c), `${a.name}.query_proj`, `${v.i},${c}`)));
+      + sum(terms, number(v.pass.at(a.of('query_proj'), v.i, c), a.of('query_proj'), `${v.i},${c}`)));
   }
   return out.join('');
 }
@@ -79,36 +80,36 @@ function thinkingMachines() {
 export function cellBody(v, part) {
   const a = attentionOf(v, part);
   const j = keyOf(v, a);
-  const q = v.pass.row(`${a.name}.queries`, v.h, v.i);
-  const k = v.pass.row(`${a.name}.keys`, a.kv, j);
-  const scores = v.pass.row(`${a.name}.scores`, v.h, v.i);
-  const weights = v.pass.row(`${a.name}.weights`, v.h, v.i);
+  const q = a.row('queries', v.h, v.i);
+  const k = a.row('keys', a.kv, j);
+  const scores = a.row('scores', v.h, v.i);
+  const weights = a.row('weights', v.h, v.i);
   const scale = v.off.scale ? 1 : v.pass.config.attention_scale ?? 1 / Math.sqrt(v.shape.dk);
   const product = q.map((x, c) => x * k[c]);
-  const most = Math.log(Math.max(...weights));
+  const most = Math.max(...weights);
   // exp(s - max) is w / max w: where a relative position was added to the score, that is in it.
-  const e = Array.from(weights, (w) => Math.exp(Math.log(w) - most));
+  const e = Array.from(weights, (w) => w / most);
   const total = e.reduce((x, y) => x + y, 0);
   const place = (c) => `${v.h},${v.i},${c}`;
-  const bias = v.pass.has(`${a.name}.bias`) ? v.pass.row(`${a.name}.bias`, v.h, v.i) : null;
+  const bias = v.pass.has(a.of('bias')) ? a.row('bias', v.h, v.i) : null;
   const rows = Array.from(weights, (w, c) => [
     a.keyName(c),
-    number(scores[c], `${a.name}.scores`, place(c)),
-    ...(bias ? [number(bias[c], `${a.name}.bias`, place(c))] : []),
+    number(scores[c], a.of('scores'), place(c)),
+    ...(bias ? [number(bias[c], a.of('bias'), place(c))] : []),
     a.allowed(c) ? '+ 0' : '+ −∞',
-    derived(e[c]),
-    `${number(w, `${a.name}.weights`, place(c))} ${bar(w)}`,
+    derived(e[c], `e ${c}`),
+    `${number(w, a.of('weights'), place(c))} ${bar(w)}`,
   ]);
   const times = scale === 1 ? ' × 1' : v.pass.config.attention_scale ? ` × ${short(scale)}` : ` ÷ √${v.shape.dk}`;
   const added = bias ? ' To each score its relative position is added, a number that this head learned for how far apart two places are.' : '';
   return `<p class="cell">${escaped(v.who)}: how much goes to ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
-    + strip('query', q, { point: `${a.name}.queries`, index: `${v.h},${v.i}`, kind: 'q' })
-    + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: `${a.name}.keys`, index: `${a.kv},${j}`, kind: 'k' })
+    + strip('query', q, { point: a.of('queries'), index: `${v.h},${v.i}`, kind: 'q' })
+    + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: a.of('keys'), index: `${a.kv},${j}`, kind: 'k' })
     + strip('products', product)
-    + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], `${a.name}.scores`, place(j))}`, { open: true })
-    + `<p class="cell">${added} Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total)}. Click a row to work out another cell.</p>`
+    + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], a.of('scores'), place(j))}`, { open: true })
+    + `<p class="cell">${added} Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total, 'total')}. Click a row to work out another cell.</p>`
     + table(['looked at', 'score', ...(bias ? ['relative position'] : []), 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
-    + `<p class="said"><b>${escaped(looksAt(v, a))}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0))}, spread ${short(bits(weights), 2)} bits</p>`;
+    + `<p class="said"><b>${looksAt(v, a)}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0), 'row')}, spread ${derived(bits(weights), 'bits', 2)} bits</p>`;
 }
 
 const SCALED = ({ attention_scale: scale }) => (scale === 1 ? '' : scale ? ` · ${short(scale)}` : ' / √<i>d</i><sub>k</sub>');
@@ -121,19 +122,19 @@ export const cell = {
 
 export function mixedBody(v, part) {
   const a = attentionOf(v, part);
-  const weights = v.pass.row(`${a.name}.weights`, v.h, v.i);
-  const values = Array.from(weights, (_, j) => v.pass.row(`${a.name}.values`, a.kv, j));
-  const most = Math.max(...values.map((each) => each.reduce((x, y) => Math.max(x, Math.abs(y)), 0)));
+  const weights = a.row('weights', v.h, v.i);
+  const values = Array.from(weights, (_, j) => a.row('values', a.kv, j));
+  const most = Math.max(...values.map(largest));
   const dv = v.shape.dv;
   const c = v.c % dv;
-  const context = v.pass.row(`${a.name}.context`, v.i).subarray(v.h * dv, (v.h + 1) * dv);
-  const lines = values.map((each, j) => strip(`${short(weights[j])} × ‹${escaped(a.looked[j])}›`, each, {
-    point: `${a.name}.values`, index: `${a.kv},${j}`, most, fade: Math.max(0.06, weights[j]).toFixed(2), lit: c, kind: 'v',
+  const context = a.row('context', v.i).subarray(v.h * dv, (v.h + 1) * dv);
+  const lines = values.map((each, j) => strip(`${number(weights[j], a.of('weights'), `${v.h},${v.i},${j}`)} × ‹${escaped(a.looked[j])}›`, each, {
+    point: a.of('values'), index: `${a.kv},${j}`, most, fade: Math.max(0.06, weights[j]).toFixed(2), lit: c, kind: 'v',
   }));
   const off = v.headOff(part) ? '<p class="off">This head is switched off: 0 goes on in place of the sum.</p>' : '';
   const terms = Array.from(weights, (w, j) => [`${short(w)}·${short(values[j][c])}`, w * values[j][c]]);
-  const total = number(context[c], `${a.name}.context`, `${v.i},${v.h * dv + c}`);
-  return `${off}${lines.join('')}${strip('= the sum', context, { point: `${a.name}.context`, index: v.i, from: v.h * dv, lit: c })}`
+  const total = number(context[c], a.of('context'), `${v.i},${v.h * dv + c}`);
+  return `${off}${lines.join('')}${strip('= the sum', context, { point: a.of('context'), index: v.i, from: v.h * dv, lit: c })}`
     + `<p class="cell">number ${c}, down the column:</p>${off ? `<p>${total}</p>` : sum(terms, total, { open: true })}`;
 }
 
@@ -151,16 +152,17 @@ export const heads = {
 
 export function headsBody(v, part) {
   const a = attentionOf(v, part);
-  const all = v.pass.point(`${a.name}.weights`).rows;
+  const all = v.pass.point(a.of('weights')).rows;
   const maps = Array.from({ length: v.shape.heads }, (_, h) => {
-    const weights = v.pass.row(`${a.name}.weights`, h, v.i);
+    const weights = a.row('weights', h, v.i);
     const most = mostOf(weights);
-    const said = `looks most at ‹${a.looked[most]}›, ${short(weights[most])}`;
-    const drawn = map(`head ${h + 1}`, all ? all.map((r) => v.labels[r]) : v.labels, a.looked, (r, c) => v.pass.at(`${a.name}.weights`, h, all ? all[r] : r, c),
-      { point: `${a.name}.weights`, index: `${h},`, lit: all ? 0 : v.i, rows: all, said: `${v.who} ${said}` });
-    return `<div class="head${h === v.h ? ' on' : ''}"><button type="button" data-head="${h}">head ${h + 1}</button>${drawn}<small>${escaped(said)}</small></div>`;
+    const said = `looks most at ‹${a.looked[most]}›, `;
+    const name = a.of('weights');
+    const drawn = map(`head ${h + 1}`, all ? all.map((r) => v.labels[r]) : v.labels, a.looked, (r, c) => v.pass.at(name, h, all ? all[r] : r, c),
+      { point: name, index: `${h},`, lit: all ? 0 : v.i, rows: all, said: `${v.who} ${said}${short(weights[most])}` });
+    return `<div class="head${h === v.h ? ' on' : ''}"><button type="button" data-head="${h}">head ${h + 1}</button>${drawn}<small>${escaped(said)}${number(weights[most], name, `${h},${v.i},${most}`)}</small></div>`;
   });
-  const context = v.pass.row(`${a.name}.context`, v.i);
+  const context = a.row('context', v.i);
   const d = v.shape.d;
   const c = v.c % d;
   const out = v.pass.has(a.name) ? v.pass.row(a.name, v.i) : null;
@@ -172,7 +174,7 @@ export function headsBody(v, part) {
     worked = `<p class="cell">column ${c} of what comes out:</p>${sum(terms, number(out[c], a.name, `${v.i},${c}`))}`;
   }
   return `<p class="said">${escaped(v.who)}, in layer ${v.l + 1}:</p><div class="heads">${maps.join('')}</div>${mapKey()}`
-    + strip(`the ${v.shape.heads} sums, one after the other`, context, { point: `${a.name}.context`, index: v.i })
+    + strip(`the ${v.shape.heads} sums, one after the other`, context, { point: a.of('context'), index: v.i })
     + (out ? strip('times W<sup>O</sup>', out, { point: a.name, index: v.i, lit: c }) : '') + worked;
 }
 

@@ -30,7 +30,7 @@ export const token = {
 
 export const row = {
   id: 'row',
-  formula: (v) => (v.scaled ? `x = E[id] · √<i>d</i>, √${v.shape.d} = ${short(Math.sqrt(v.shape.d), 4)}` : 'x = E[id]'),
+  formula: (v) => (v.scaled ? `x = E[id] · √<i>d</i>, √${v.shape.d} = ${derived(Math.sqrt(v.shape.d), 'root', 4)}` : 'x = E[id]'),
   body(v) {
     const name = `${v.stack}.embedding`;
     if (!v.pass.has(`${name}.rows`)) return '<p>The rows themselves are not in this page.</p>';
@@ -40,7 +40,7 @@ export const row = {
     const scaled = v.pass.row(`${name}.scaled`, v.i);
     const c = v.c % rows.length;
     return `${out}${strip(`times √${v.shape.d}`, scaled, { point: `${name}.scaled`, index: v.i, lit: v.c })}`
-      + `<p class="cell">column ${c}: ${number(rows[c], `${name}.rows`, `${v.i},${c}`)} × ${derived(Math.sqrt(v.shape.d))} = ${number(scaled[c], `${name}.scaled`, `${v.i},${c}`)}</p>`;
+      + `<p class="cell">column ${c}: ${number(rows[c], `${name}.rows`, `${v.i},${c}`)} × ${derived(Math.sqrt(v.shape.d), 'root')} = ${number(scaled[c], `${name}.scaled`, `${v.i},${c}`)}</p>`;
   },
 };
 
@@ -53,10 +53,10 @@ function curve(v, j) {
   const x = (p) => 14 + (p * (width - 28)) / Math.max(1, n - 1);
   const y = (value) => height / 2 - value * 24;
   const points = Array.from({ length: 161 }, (_, k) => (k * (n - 1)) / 160);
-  const dots = v.read.map((_, p) => `<circle cx="${x(p)}" cy="${y(at(p + first))}" r="${p === v.i ? 6 : 3.5}" class="${p === v.i ? 'on' : ''}"/>`);
-  return `<figure><svg viewBox="0 0 ${width} ${height}" role="img" aria-label="column ${j}, ${cosine ? 'cosine' : 'sine'}: ${v.read.length} words on its wave">`
+  const dots = v.read.map((_, p) => `<circle cx="${x(p)}" cy="${y(at(p + first))}" ${p === v.i ? 'r="6" class="on"' : 'r="3.5"'}/>`);
+  return `<figure><svg viewBox="0 0 ${width} ${height}" role="img" aria-label="column ${j}, ${cosine ? 'cosine' : 'sine'}: ${n} words on its wave">`
     + `<line x1="0" x2="${width}" y1="${y(0)}" y2="${y(0)}" class="axis"/><path d="M${points.map((p) => `${x(p).toFixed(1)} ${y(at(p + first)).toFixed(1)}`).join('L')}"/>${dots.join('')}</svg>`
-    + `<figcaption>column ${j}: ${cosine ? 'cos' : 'sin'}(pos × ${short(speed)}), a turn every ${short((2 * Math.PI) / speed, 3)} positions; ‹${escaped(v.read[v.i])}› at ${v.i}: ${short(at(v.i + first))}</figcaption></figure>`;
+    + `<figcaption>column ${j}: ${cosine ? 'cos' : 'sin'}(pos × ${derived(speed, `speed ${j}`)}), a turn every ${derived((2 * Math.PI) / speed, `turn ${j}`)} positions; ‹${escaped(v.read[v.i])}› at ${v.i}: ${derived(at(v.i + first), `wave ${j}`)}</figcaption></figure>`;
 }
 
 /** The notes' d = 4: positions 0 to 3. */
@@ -81,7 +81,7 @@ export const position = {
       ? [...new Set([0, 8, 24, c])].filter((j) => j < after.length).sort((a, b) => a - b).map((j) => curve(v, j)).join('') : '';
     return `${off}${v.said.positions[kind] ? `<p>${v.said.positions[kind]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
       + `${strip('+ place', added, { most: 1, lit: v.c })}${strip('= input', after, { point: to, index: v.i, lit: v.c })}`
-      + `<p class="cell">column ${c}: ${number(before[c], from, `${v.i},${c}`)} + ${derived(added[c])} = ${number(after[c], to, `${v.i},${c}`)}</p>`
+      + `<p class="cell">column ${c}: ${number(before[c], from, `${v.i},${c}`)} + ${derived(added[c], 'place')} = ${number(after[c], to, `${v.i},${c}`)}</p>`
       + `${waves}${fold('the same with d = 4', `${four()}<p>${v.said.stations.position.four}</p>`)}`;
   },
 };

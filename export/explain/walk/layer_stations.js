@@ -30,8 +30,9 @@ export function normSteps(v, read, normed, c) {
   const [gamma, beta] = [v.parameter(`${normed}.weight`), v.parameter(`${normed}.bias`)];
   const centred = read.map((x) => x - mu);
   const scaled = centred.map((x) => x / sigma);
+  const [m, s] = [derived(mu, 'mean'), derived(sigma, 'deviation')];
   const lines = [
-    `<p class="cell">${shape.rms ? 'root of the mean square' : `mean μ = ${derived(mu, 'mean')}, standard deviation σ`} = ${derived(sigma, 'deviation')} of these ${read.length} numbers</p>`,
+    `<p class="cell">${shape.rms ? 'root of the mean square' : `mean μ = ${m}, standard deviation σ`} = ${s} of these ${read.length} numbers</p>`,
     shape.rms ? '' : strip('− μ', centred, { lit: c }),
     strip('÷ σ', scaled, { lit: c }),
     gamma ? strip('γ, learned', gamma, { lit: c }) : '',
@@ -39,8 +40,8 @@ export function normSteps(v, read, normed, c) {
     strip('the norm: · γ + β', out, { point: normed, index: i, lit: c }),
   ];
   if (gamma) {
-    lines.push(`<p class="cell">column ${c}: (${short(read[c])} − ${short(mu)}) ÷ ${short(sigma)} = ${derived(scaled[c])}; × ${derived(gamma[c])}`
-      + `${beta ? ` + ${derived(beta[c])}` : ''} = ${number(out[c], normed, `${i},${c}`)}</p>`);
+    lines.push(`<p class="cell">column ${c}: (${derived(read[c], 'read')} − ${m}) ÷ ${s} = ${derived(scaled[c], 'scaled')}; × ${derived(gamma[c], 'gamma')}`
+      + `${beta ? ` + ${derived(beta[c], 'beta')}` : ''} = ${number(out[c], normed, `${i},${c}`)}</p>`);
   }
   return lines.join('');
 }
@@ -78,7 +79,7 @@ export const feedForward = {
     const lines = [off, strip('x, what goes in', x, { point: input, index: i })];
     if (up) lines.push(strip(`x W<sub>1</sub> + b<sub>1</sub>, ${up.length} units`, up, { point: `${name}.up_proj`, index: i, lit: first[0] }));
     lines.push(strip('inner', inner, { point: `${name}.inner`, index: i, lit: first[0], kind: 'inner' }));
-    lines.push(`<p class="said">${zeros} of ${inner.length} units are 0 (${short((100 * zeros) / inner.length, 2)} %). Those that write most: ${first.map((k) => `unit ${k} (${number(inner[k], `${name}.inner`, `${i},${k}`)})`).join(', ')}.</p>`);
+    lines.push(`<p class="said">${zeros} of ${inner.length} units are 0 (${derived((100 * zeros) / inner.length, 'zeros', 2)} %). Those that write most: ${first.map((k) => `unit ${k} (${number(inner[k], `${name}.inner`, `${i},${k}`)})`).join(', ')}.</p>`);
     if (v.weights && up) {
       const k = first[0];
       const w = v.weights[`${name}.up_proj.weight`].subarray(k * shape.d, (k + 1) * shape.d);
@@ -96,7 +97,7 @@ function apart(v, name) {
   const { data, shape } = v.pass.points[name];
   const d = shape.at(-1);
   const n = data.length / d;
-  const middle = Array.from({ length: d }, (_, j) => { let total = 0; for (let r = 0; r < n; r++) total += data[r * d + j]; return total / n; });
+  const middle = Array.from({ length: d }, (_, j) => mean(Array.from({ length: n }, (__, r) => data[r * d + j])));
   let [differs, all] = [0, 0];
   data.forEach((x, at) => { differs += (x - middle[at % d]) ** 2; all += x * x; });
   return Math.sqrt(differs / all);
@@ -111,8 +112,8 @@ export const next = {
     const said = (name, n) => (n === 0 ? 'embedding' : name.endsWith('.norm') ? 'last norm' : `after layer ${n}`);
     const strips = names.map((name, n) => strip(said(name, n), v.pass.row(name, v.i), { point: name, index: v.i, lit: v.c }));
     const whole = names.every((name) => !v.pass.points[name].rows);
-    const rows = names.map((name, n) => [said(name, n), whole ? derived(apart(v, name), 'apart') : '',
-      derived(Math.sqrt(v.pass.row(name, v.i).reduce((a, x) => a + x * x, 0)))]);
+    const rows = names.map((name, n) => [said(name, n), whole ? derived(apart(v, name), `apart ${n}`) : '',
+      derived(Math.hypot(...v.pass.row(name, v.i)), `length ${n}`)]);
     return strips.join('') + table(['', 'share that tells positions apart', 'length of this vector'], rows, { label: 'layer after layer' });
   },
 };

@@ -12,6 +12,15 @@ import { marked, piecesOf, specialText } from './pieces.js';
 
 export const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
+/** What the engine in the page computes of a pass: {point: {data, shape}}. */
+export function computed(twin, { source, target }, switches = twin.switches) {
+  const points = {};
+  const watch = (name, data, shape) => { points[name] = { data, shape }; };
+  const memory = twin.hasEncoder ? twin.encode(source, { switches, watch }).memory : null;
+  if (target.length) twin.decode(target, memory, { switches, watch });
+  return points;
+}
+
 export class Live {
   constructor(spec) {
     Object.assign(this, { spec, config: spec.config, live: true, vocabulary: spec.config.vocab_size });
@@ -68,11 +77,8 @@ export class Live {
   /** The points of one pass over these ids. */
   pass({ source, written }, switches, rest) {
     const { config, twin } = this;
-    const points = {};
-    const watch = (name, data, shape) => { points[name] = { data, shape }; };
-    const memory = twin.hasEncoder ? twin.encode(source, { switches, watch }).memory : null;
     const target = config.architecture === 'encoder' ? [] : [config.bos_id, ...written.slice(0, -1)];
-    if (target.length) twin.decode(target, memory, { switches, watch });
+    const points = computed(twin, { source, target }, switches);
     const pieces = { source: this.pieces(source), target: this.pieces(target), written: this.pieces(written) };
     return new Pass(config, points, { source, target, written }, pieces, rest);
   }

@@ -1,6 +1,6 @@
 // From the last vector to a word: logits, softmax, and the search for a whole output.
 
-import { bar, derived, escaped, fold, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
+import { bar, derived, escaped, fold, number, products, short, stated, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
 import { softmax } from './pass.js';
 
 const SHOWN = 8;
@@ -21,7 +21,7 @@ export const logits = {
     if (!order.includes(chosen)) order.push(chosen);
     const rows = order.map((id) => [
       `<span class="tok">${escaped(v.text(id))}</span>`,
-      number(row[id], 'logits', `${i},${id}`), `${derived(p[id], id === chosen ? 'p' : '')} ${bar(p[id])}`,
+      number(row[id], 'logits', `${i},${id}`), `${derived(p[id], `p ${id}`)} ${bar(p[id])}`,
     ]);
     const who = stack === 'encoder' ? `at ‹${escaped(v.outRead[i])}›` : `while writing ‹${escaped(v.outLabels[i])}›`;
     const matrix = v.parameter(v.outMatrix);
@@ -33,7 +33,7 @@ export const logits = {
       const bias = v.parameter('output_proj.bias');
       worked = `<p class="cell">the logit of ‹${escaped(v.text(shown))}›:</p>${sum([...products(h, e), ...(bias ? [['bias', bias[shown]]] : [])], number(row[shown], 'logits', `${i},${shown}`))}`;
     }
-    return `<p class="said"><b>${who}: ‹${escaped(v.text(order[0]))}› ${short(p[order[0]])}</b>, of ${row.length.toLocaleString('en')} tokens</p>`
+    return `<p class="said"><b>${who}: ‹${escaped(v.text(order[0]))}› ${derived(p[order[0]], `p ${order[0]}`)}</b>, of ${row.length.toLocaleString('en')} tokens</p>`
       + strip(last === 'head' ? 'what the classifier reads' : 'h, the last vector', h, { point: last, index: i, lit: v.c })
       + table(['token', 'logit', 'share'], rows, { lit: order.indexOf(chosen), label: 'the likeliest tokens' }) + worked;
   },
@@ -47,7 +47,7 @@ export const search = {
   body(v) {
     const steps = v.written.map((id, t) => {
       const p = v.pass.has('logits') && v.hasRow('logits', t) ? softmax(v.pass.row('logits', t))[id] : null;
-      return [`<span class="tok">${escaped(v.outLabels[t])}</span>`, escaped(v.outRead[t]), p === null ? '' : `${derived(p)} ${bar(p)}`];
+      return [`<span class="tok">${escaped(v.outLabels[t])}</span>`, escaped(v.outRead[t]), p === null ? '' : `${derived(p, `step ${t}`)} ${bar(p)}`];
     });
     return table(['written', 'has read', 'share'], steps, { lit: v.step, pick: 'step', label: 'word by word' })
       + `<div id="tree">${v.tree ? tree(v) : ''}</div>`;
@@ -72,18 +72,18 @@ function tree(v) {
     paths[path.has(n) ? 'best' : 'kept'] += `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
   });
   const edges = Object.entries(paths).map(([kind, d]) => `<path class="${kind}" d="${d}"/>`);
-  const said = (node) => `log p ${short(node.score)}${node.final === undefined ? '' : `, score ${short(node.final)}`}`;
+  const said = (node) => `log p ${derived(node.score)}${node.final === undefined ? '' : `, score ${derived(node.final)}`}`;
   const fateOf = (node, n) => `${node.fate}${path.has(n) ? ' best' : ''}`;
   const boxes = [...new Set(nodes.map(fateOf))].map((fate) => `<path class="node ${fate}" d="${nodes.map((node, n) => (
     fateOf(node, n) === fate ? `M${x(n)} ${y(n)}h${width}v34h-${width}z` : '')).join('')}"/>`);
   const texts = nodes.map((node, n) => {
     const text = v.text(node.token);
     return `<text${node.fate === 'dropped' ? ' class="p"' : ''} x="${x(n) + 7}" y="${y(n) + 15}">${escaped(text.length > 12 ? `${text.slice(0, 11)}…` : text)}`
-      + `<tspan class="p" x="${x(n) + 7}" y="${y(n) + 29}">${short(node.final ?? node.score)}</tspan></text>`;
+      + `<tspan class="p" x="${x(n) + 7}" y="${y(n) + 29}" ${stated(node.final ?? node.score)}>${short(node.final ?? node.score)}</tspan></text>`;
   });
   const size = [(Math.max(...nodes.map(({ step }) => step)) + 1) * column + 60, (Math.max(...counts) + 1) * line + 8];
   const list = nodes.map((node) => `<li>step ${node.step + 1}: ${escaped(v.text(node.token))}, ${said(node)}, ${node.fate}</li>`);
-  return `<p class="said">Best: <b>${escaped(v.tree.output)}</b>, score ${short(v.tree.score)}${v.tree.output === v.output ? ', the same as greedy search' : `; greedy search says: ${escaped(v.output)}`}.</p>`
+  return `<p class="said">Best: <b>${escaped(v.tree.output)}</b>, score ${derived(v.tree.score, 'score')}${v.tree.output === v.output ? ', the same as greedy search' : `; greedy search says: ${escaped(v.output)}`}.</p>`
     + `<div class="wide" tabindex="0" role="region" aria-label="the tree of the beam search"><svg class="tree" width="${size[0]}" height="${size[1]}" role="img" aria-label="beam search, ${nodes.length} candidates">`
     + `<text x="4" y="25">start</text>${edges.join('')}${boxes.join('')}${texts.join('')}</svg></div>${fold('the search as a list', `<ol>${list.join('')}</ol>`)}`;
 }

@@ -1,11 +1,12 @@
 // One pass of any model that was recorded, and the stations that only such models have.
 
 import { readTensors } from '../live/safetensors.js';
-import { derived, number, strip } from '../../../mlx_transformer/page/kit.js';
+import { Twin } from '../live/twin.js';
+import { derived, escaped, fold, number, strip, table } from '../../../mlx_transformer/page/kit.js';
 import { position } from './first_stations.js';
 import { dense, FORMULAS, given, headOf } from './head_station.js';
 import { normSteps } from './layer_stations.js';
-import { bytesOf } from './models.js';
+import { bytesOf, computed } from './models.js';
 import { logits } from './output_stations.js';
 import { others } from './others.js';
 import { Pass } from './pass.js';
@@ -32,6 +33,26 @@ function halves(raw) {
   return readTensors(file.buffer).x.data;
 }
 
+/** Points of a pass beside those of the page's own engine: of each how many numbers, and both where they differ most. */
+function compared(points, own) {
+  return Object.keys(points).filter((name) => name in own).map((name) => {
+    const [ours, theirs] = [own[name].data, points[name].data];
+    const gap = (n) => (ours[n] === theirs[n] ? 0 : Math.abs(ours[n] - theirs[n])); // both may be -Infinity
+    let most = 0;
+    for (let n = 1; n < theirs.length; n++) if (!(gap(n) <= gap(most))) most = n; // so that what is no number is seen
+    return { name, count: theirs.length, here: theirs[most], own: ours[most], gap: gap(most) };
+  });
+}
+
+/** That, as HTML. */
+function proof(all) {
+  const [worst] = all.toSorted((a, b) => b.gap - a.gap);
+  const rows = all.map(({ name, count, here, own, gap }) => [escaped(name), count.toLocaleString('en'), derived(here, `graph ${name}`, 6), derived(own, `own ${name}`, 6), derived(gap, `gap ${name}`)]);
+  return `<p class="note">Beside the page's own engine, JavaScript in float64 with the same weights: ${all.length} points, `
+    + `${all.reduce((sum, { count }) => sum + count, 0).toLocaleString('en')} numbers, the largest difference ${derived(worst.gap, 'largest')}, at ${escaped(worst.name)}.</p>`
+    + fold('each point, where both differ most', table(['point', 'numbers', 'the graph', 'the page\'s engine', 'difference'], rows, { label: 'points of the graphs beside those of the page\'s engine' }));
+}
+
 /** One pass that was recorded; or, where the page names a module that runs the model, that pass of what is typed. */
 export class Recorded {
   constructor(spec) {
@@ -46,6 +67,10 @@ export class Recorded {
   async read(text) {
     const { spec } = this;
     if (spec.module) Object.assign(spec, await (await import(spec.module)).read(text));
+    if (spec.beside) {
+      this.twin ??= new Twin(this.config, readTensors(bytesOf(spec.beside).buffer));
+      document.getElementById('beside').innerHTML = proof(compared(spec.points, computed(this.twin, spec.tokens)));
+    }
     return new Pass(this.config, spec.module ? spec.points : recordedPoints(spec.points), spec.tokens, spec.pieces, { text: spec.text, output: spec.output, given: spec.given });
   }
 }

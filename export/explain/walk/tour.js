@@ -3,9 +3,9 @@
 import { escaped } from '../../../mlx_transformer/page/kit.js';
 
 export class Tour {
-  /** captions: [{station, said}]. go(station): bring it into view. */
-  constructor(place, captions, go) {
-    Object.assign(this, { place, captions, go, at: -1 });
+  /** captions: [{station, said}]. otherwise(station): what is said of this model, where it differs. go(station): bring it into view. */
+  constructor(place, captions, otherwise, go) {
+    Object.assign(this, { place, captions, otherwise, go, at: -1 });
     place.addEventListener('click', ({ target }) => {
       if (target.dataset.tour === 'next') this.next();
       if (target.dataset.tour === 'stop') this.stop();
@@ -37,7 +37,7 @@ export class Tour {
     const { station, said } = this.captions[this.at];
     const last = this.at + 1 === this.captions.length;
     this.place.hidden = false;
-    this.place.innerHTML = `<p aria-live="polite"><small>${this.at + 1} of ${this.captions.length}</small> ${escaped(said)}</p>`
+    this.place.innerHTML = `<p aria-live="polite"><small>${this.at + 1} of ${this.captions.length}</small> ${escaped(this.otherwise(station) ?? said)}</p>`
       + `<p><button type="button" data-tour="next">${last ? 'done' : 'next (space)'}</button> <button type="button" data-tour="stop">stop</button></p>`;
     this.place.querySelector('button').focus({ preventScroll: true });
     this.go(station);

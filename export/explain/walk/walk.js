@@ -34,7 +34,7 @@ const stationsOf = ({ architecture }) => [
   ...(model.live ? [breaking] : []),
 ].map((each) => (!model.live && others.stations[each.id]) || each);
 /** What is said of a station, with what is said otherwise of models of this kind. */
-const saidOf = (id) => Object.assign({}, data.words.stations[id], ...(model.live ? [] : others.kindsOf(model.config)).map((kind) => data.words[kind]?.[id]));
+const saidOf = (id) => Object.assign({}, data.words.stations[id], ...(model.live ? [model.config.positions] : others.kindsOf(model.config)).map((kind) => data.words[kind]?.[id]));
 /** The answer of a station, with the model's own sizes in it. */
 const answer = ({ id }, { shape }) => words(saidOf(id).answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
   .replaceAll('{root}', short(Math.sqrt(shape.dk), 4)));
@@ -99,7 +99,7 @@ function top(v) {
     + (architecture === 'encoder-decoder' ? `<span class="pick" role="group" aria-label="stack">${['encoder', 'decoder'].map((stack) => (
       `<button type="button" data-stack="${stack}" aria-pressed="${stack === v.stack}">${stack}</button>`)).join('')}</span>` : '');
   const part = `${v.shape.layer(v.l)}.self_attention`;
-  find('said').textContent = pass.has(`${part}.weights`) ? `${looksAt(v, attentionOf(v, 'self_attention'))} (layer ${v.l + 1}, head ${v.h + 1})` : '';
+  find('said').innerHTML = pass.has(`${part}.weights`) ? `${looksAt(v, attentionOf(v, 'self_attention'))} (layer ${v.l + 1}, head ${v.h + 1})` : '';
   writeLink(state, START);
 }
 
@@ -298,7 +298,7 @@ function begin() {
   return read(true);
 }
 
-const tour = new Tour(find('tour'), data.words.tour, show);
+const tour = new Tour(find('tour'), data.words.tour, (id) => saidOf(id).tour, show);
 listen(document, find('readout'));
 document.addEventListener('click', clicked);
 document.addEventListener('change', changed);

@@ -35,7 +35,8 @@ function collected() {
     return [[...terms].reduce((total, term) => total + Number(term.dataset.term), 0), Number(value ?? derived)];
   });
   const named = Object.fromEntries([...document.querySelectorAll('#seen [data-name]')].map(({ dataset }) => [dataset.name, Number(dataset.derived)]));
-  return { numbers, sums, named, output: document.getElementById('output').textContent, said: document.getElementById('said').textContent };
+  const beside = Object.fromEntries([...document.querySelectorAll('#beside [data-name]')].map(({ dataset }) => [dataset.name, Number(dataset.derived)]));
+  return { numbers, sums, named, beside, output: document.getElementById('output').textContent, said: document.getElementById('said').textContent };
 }
 
 const ready = (page) => page.waitForFunction(() => document.documentElement.dataset.ready, null, { timeout: PATIENCE });
@@ -60,9 +61,79 @@ function waited() {
   return { keys, paint: performance.getEntriesByName('first-contentful-paint')[0]?.startTime };
 }
 
-/** All stacks, layers and heads: the numbers of each, together. */
-async function walked(page) {
-  const found = { numbers: {}, sums: [] };
+/** In the page: each number as it is drawn, beside the one that it stands for; and where one looks. */
+function drawn(pointed) {
+  const all = (chosen, root = document) => [...root.querySelectorAll(chosen)];
+  for (const held of all('#walk details > template')) { held.parentElement.open = true; held.replaceWith(held.content); }
+  for (const each of all('#walk .numbers')) { each.open = true; each.dispatchEvent(new Event('toggle')); }
+  const [pairs, strips, rest, worked, named] = [new Set(), new Set(), new Set(), [], []];
+  const pair = (text, value, digits) => pairs.add(JSON.stringify([text, String(value), digits]));
+  for (const each of all('#walk [data-value], #walk [data-derived]')) pair(each.textContent, each.dataset.value ?? each.dataset.derived, 2);
+  for (const term of all('#walk .term')) {
+    const [said, total] = [term.textContent, term.querySelector('.n').textContent];
+    pairs.add(JSON.stringify([said.slice(0, said.length - total.length), term.dataset.term, 'term']));
+    pair(total, term.dataset.term, 3);
+  }
+  const values = (row) => row.dataset.values.split(' ');
+  const shades = (row) => [row.style.getPropertyValue('--c'), row.style.getPropertyValue('--m')].map((each) => each.replace('linear-gradient(90deg,', ''));
+  for (const section of all('#walk .station')) {
+    const tables = all('.numbers tbody tr', section).map((row) => all('th, td', row).map((cell) => cell.textContent));
+    all('.vector', section).forEach((vector, n) => {
+      const rows = all('i', vector).filter((row) => row.dataset.values);
+      strips.add(JSON.stringify({ section: section.id, label: vector.querySelector('.name').textContent, said: vector.querySelector('.strip').getAttribute('aria-label'),
+        ends: vector.querySelector('.ends').textContent, values: rows.flatMap(values), shades: rows.map(shades), table: tables[n], point: rows[0].dataset.point ?? null }));
+    });
+    for (const map of all('.map', section)) {
+      strips.add(JSON.stringify({ section: section.id, said: map.getAttribute('aria-label'), rows: all('i', map).map(values), lit: all('.line', map).findIndex((line) => line.classList.contains('on')), shades: all('i', map).map(shades) }));
+    }
+    const numbers = all('[data-derived]', section).map(({ dataset }) => [dataset.name ?? '', dataset.derived]);
+    named.push([section.id, numbers, all('.vector', section).filter((each) => !each.querySelector('[data-point]')).map((each) => [each.querySelector('.name').textContent, all('i', each).flatMap(values)])]);
+    const bare = section.cloneNode(true);
+    for (const fold of all('details', bare).filter((each) => each.querySelector('summary').textContent.includes(' = '))) { // a worked example: d = 4, d_k = 64
+      worked.push([section.id, all('td', fold).map((cell) => cell.textContent), all('p', fold).map((each) => each.textContent).join()]);
+      fold.remove();
+    }
+    for (const each of all('[data-value], [data-derived], .term, .ends, .numbers, .chip, .answer, .ask, select, input, output', bare)) each.remove();
+    for (const [text] of bare.textContent.matchAll(/.{0,30}\d\.\d.{0,20}|.{0,30}\de[-−+]?\d.{0,20}/g)) rest.add(JSON.stringify([section.id, text]));
+    for (const each of all('.strip, .map', bare)) each.removeAttribute('aria-label');
+    for (const each of all('[aria-label], [title]', bare)) {
+      const text = each.getAttribute('aria-label') ?? each.title;
+      if (/\d\.\d/.test(text)) rest.add(JSON.stringify([section.id, text]));
+    }
+  }
+  for (const [text] of document.getElementById('said').innerHTML.replace(/<b.*?<\/b>/g, '').matchAll(/\d\.\d/g)) rest.add(JSON.stringify(['said', text]));
+  if (pointed) { // what is said of each cell that is pointed at
+    const readout = document.getElementById('readout');
+    for (const row of all('#walk .strip i, #walk .map i').filter((each) => each.dataset.values && each.offsetWidth)) {
+      const { left, width, top } = row.getBoundingClientRect();
+      values(row).forEach((value, n, { length }) => {
+        row.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: left + ((n + 0.5) * width) / length, clientY: top }));
+        const at = readout.textContent.lastIndexOf(': ');
+        const column = row.closest('.map') ? JSON.parse(row.closest('[data-columns]').dataset.columns)[n] : `column ${Number(row.dataset.from) + n}`;
+        if (!readout.textContent.slice(0, at).endsWith(column)) rest.add(JSON.stringify(['readout', readout.textContent]));
+        pair(readout.textContent.slice(at + 2), value, 4);
+      });
+    }
+    readout.hidden = true;
+  }
+  const on = (chosen) => Number(all(chosen).map((each) => Object.values(each.dataset)[0])[0] ?? -1);
+  const chosen = (of) => all(`${of} tr`).filter((row) => row.querySelector('[data-key]')).findIndex((row) => row.classList.contains('on'));
+  return { pairs: [...pairs], strips: [...strips], rest: [...rest], worked: worked.map((each) => JSON.stringify(each)), state: { named,
+    stack: all('#picks [data-stack][aria-pressed=true]')[0]?.dataset.stack ?? null, layer: on('#picks [data-layer][aria-pressed=true]'), head: on('#picks [data-head][aria-pressed=true]'),
+    word: on('#chips [data-word][aria-pressed=true]'), step: on('#chips [data-step][aria-pressed=true]'), key: chosen('#cell'), cross: chosen('#cross') } };
+}
+
+/** In the page of a site: what its graphs give of a text, by point: {shape, data}, each number as text. */
+async function tapped(text) {
+  const { points } = await (await import(new URL('inside.js', document.baseURI))).read(text);
+  return Object.fromEntries(Object.entries(points).map(([name, { shape, data }]) => [name, { shape, data: Array.from(data, String) }]));
+}
+
+/** All stacks, layers and heads: the numbers of each, together. whole: whether all that is drawn of each is read, every cell
+ * pointed at, which takes long; else of the last one. */
+async function walked(page, whole) {
+  const found = { numbers: {}, sums: [], states: [] };
+  const kept = { pairs: new Set(), strips: new Set(), rest: new Set(), worked: new Set() };
   const stacks = await page.evaluate(() => [...document.querySelectorAll('#picks [data-stack]')].map((each) => each.dataset.stack));
   for (const stack of stacks.length ? stacks : ['']) {
     if (stack) await page.click(`#picks [data-stack=${stack}]`);
@@ -71,14 +142,19 @@ async function walked(page) {
       for (let head = 0; head < heads; head++) {
         await page.click(`#picks [data-layer="${layer}"]`);
         await page.click(`#picks [data-head="${head}"]`);
-        const { numbers, sums, output } = await page.evaluate(collected);
+        if (whole || (layer === layers - 1 && head === heads - 1)) {
+          const { state, ...each } = await page.evaluate(drawn, whole && head === 0);
+          found.states.push(state);
+          for (const [kind, all] of Object.entries(each)) all.forEach((one) => kept[kind].add(one));
+        }
+        const { numbers, sums, beside, output } = await page.evaluate(collected);
         for (const [point, values] of Object.entries(numbers)) found.numbers[point] = { ...found.numbers[point], ...values };
         found.sums.push(...sums);
-        found.output = output;
+        Object.assign(found, { output, beside });
       }
     }
   }
-  return found;
+  return { ...found, ...Object.fromEntries(Object.entries(kept).map(([kind, all]) => [kind, [...all].map(JSON.parse)])) };
 }
 
 async function answered({ page: file, model, texts, switches = [], width = 1100 }) {
@@ -102,14 +178,17 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
     const listed = new Set([...document.querySelectorAll('#glossary-list b')].map((each) => each.textContent));
     return [...document.querySelectorAll('.gl')].map((each) => each.dataset.gl).filter((term) => !listed.has(term));
   });
+  await page.click('#tour-start');
+  answer.tour = [];
+  for (; await page.isVisible('#tour'); await page.click('#tour [data-tour=next]')) answer.tour.push(await page.textContent('#tour p'));
   answer.glossary = await page.locator('#glossary-list li').count();
   answer.wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   if (model) await page.click(`#tabs [data-model="${model}"]`);
   await ready(page);
   const outputs = [];
   for (const text of texts) {
-    outputs.push(await typed(page, text));
-    answer.texts.push({ text, ...await walked(page) });
+    if (text !== null) outputs.push(await typed(page, text)); // else what the page begins with
+    answer.texts.push({ text, ...await walked(page, text === texts[0] && text !== null), ...(file.startsWith('http:') ? { tapped: await page.evaluate(tapped, text) } : {}) });
   }
   const before = await page.evaluate(collected);
   for (const name of switches) {
