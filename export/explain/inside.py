@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
 
-from export.graph.protos import add_taps, initializers, read_model
+from export.graph.protos import add_taps, arrays_of, read_model
 from export.validate.findings import inner_names
 from export.validate.locate.isolate_onnx import points_of
 from export.web.models import Graph, SiteModel
@@ -64,12 +63,8 @@ def _weights(model: SiteModel) -> dict[str, NDArray] | None:
     shapes = parameter_shapes(model.config)
     if not computed_live(model.config, sum(int(np.prod(shape)) for shape in shapes.values())):
         return None
-    found = {
-        tensor.name: numpy_helper.to_array(tensor, str(graph.file.parent))
-        for graph in model.graphs.values()
-        for tensor in initializers(read_model(graph.file).graph)
-        if tensor.name in shapes and tensor.data_type == TensorProto.FLOAT
-    }
+    held = [arrays_of(read_model(graph.file), graph.file.parent, shapes) for graph in model.graphs.values()]
+    found = {name: array for each in held for name, array in each.items() if array.dtype == np.float32}
     return found if {name: array.shape for name, array in found.items()} == shapes else None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from mlx_transformer.system.errors import UserError
@@ -92,6 +94,12 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     for node in graph.node:
         for inner in inner_graphs(node):
             yield from initializers(inner)
+
+
+def arrays_of(model: onnx.ModelProto, folder: Path, names: Container[str]) -> dict[str, NDArray]:
+    """Return those initializers of a model by name, from data files of `folder` too."""
+    found = (tensor for tensor in initializers(model.graph) if tensor.name in names)
+    return {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in found}
 
 
 def data_files_of(model: onnx.ModelProto) -> Iterator[str]:

@@ -66,6 +66,7 @@ def test_each_number_is_the_one_of_its_source(page: Path) -> None:
 
 def test_another_digit_anywhere_is_seen() -> None:
     """The last one of each number of the prose, also of rows and sections that are named."""
+    tried, missed = 0, []
     for page in PAGES:
         text = text_of(page)
         told = [number for number, _ in sources(text)]
@@ -73,8 +74,11 @@ def test_another_digit_anywhere_is_seen() -> None:
             end = max(i for i in range(match.start(), match.end()) if text[i].isdigit())
             other = f"{text[:end]}{(int(text[end]) + 1) % 10}{text[end + 1 :]}"
             line = text[text.rfind("\n", 0, end) + 1 : end]
-            if in_prose(text, end) and "](" not in line.rpartition(")")[2]:
-                assert [number for number, _ in sources(other)] != told, (page.stem, text[end - 40 : end + 20])
+            if in_prose(text, end) and "](" not in line.rpartition(")")[2]:  # no address either
+                tried += 1
+                missed += [match[0]] if [number for number, _ in sources(other)] == told else []
+    assert tried > 200
+    assert not missed
 
 
 def in_prose(text: str, place: int) -> bool:

@@ -20,7 +20,9 @@ from imports import ROOT
 PAGES = sorted((ROOT / "docs/guide").glob("*.md"))
 FILE = ROOT / "tests/docs/guide_numbers.json"
 NUMBER = re.compile(r"(?<![\w.^-])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
-WORDS = dict(zip("three four five six seven eight nine ten eleven twelve".split(), range(3, 13), strict=True))
+WORDS: dict[str, int] = dict(
+    zip("three four five six seven eight nine ten eleven twelve".split(), range(3, 13), strict=True)
+)
 IN_WORDS = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 IN_THE_PAPER = re.compile(r"\b((?:section|table|equation|formula) \d+(?:\.\d+)*)")
 IN_A_ROW = re.compile(r"\brows? (\d+(?:(?:, | and |, and row )\d+)*)")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 from hashlib import sha256
 
+import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import load
 from small_models import alone, random_weights
 from web_package import write_web_package
 
@@ -20,7 +23,7 @@ from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import GIVEN, read_models
 from export.web.site import SITE, UNLISTED, site_files
-from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.system.errors import UserError
 
 PRECISIONS = ("float32", "float16", "int8")
@@ -238,13 +241,19 @@ def test_damage_is_found(made, tmp_path):
         site_files(made)
 
 
-def test_taps_add_a_page_and_outputs_and_nothing_else(made, tmp_path, site):
+def test_taps_add_a_page_and_outputs_and_nothing_else(made, tmp_path, site, text_folder):
     """No node, no initializer; the weights stay one file."""
     tapped = written(made, tmp_path / "site", inside=inside)
     facts = json.loads((tapped / SITE).read_text(encoding="utf-8"))
     entry = facts["inside"]
     first = facts["models"][0]
-    assert '"module":"./inside.js"' in (tapped / "inside.html").read_text(encoding="utf-8")
+    page = (tapped / "inside.html").read_text(encoding="utf-8")
+    assert '"module":"./inside.js"' in page
+    beside = re.search(r'"beside":"([^"]*)"', page)
+    assert beside is not None
+    weights, own = load(base64.b64decode(beside[1])), dict(open_checkpoint(text_folder / "model").tensors())
+    assert weights.keys() == own.keys()
+    assert all(np.array_equal(weights[name], own[name]) for name in own), "what the page's own engine computes with"
     for name, points in entry["taps"].items():
         plain = onnx.load(tapped / first["graphs"][name]["graph"], load_external_data=False)
         shown = onnx.load(tapped / entry["graphs"][name]["graph"], load_external_data=False)
@@ -265,3 +274,10 @@ def test_taps_need_a_model_that_is_searched_step_by_step(made, tmp_path):
     with pytest.raises(UserError, match=r"^--taps needs a folder of export --target web"):
         written(made, tmp_path / "site", "mine.onnx", inside=inside)
     assert not (tmp_path / "site").exists()
+
+
+def test_lower_precisions_have_no_engine_beside_them(text_folder, tmp_path):
+    """Whose weights are those of no graph."""
+    export_onnx(text_folder / "model", tmp_path / "web", target="web", precision="int8", accept_loss=True)
+    [model] = read_models(tmp_path / "web")
+    assert '"beside":"' not in inside([model], "").page
