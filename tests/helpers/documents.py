@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +22,14 @@ from marian_models import STUDENT, write_model
 from waiting import PATIENCE, until
 from web_package import write_web_package
 
+from mlx_transformer import cli
 from mlx_transformer.data import cldr
 
 RUN = ("sh", "python")
 """Kinds of blocks that are run here. `js` is run by the consumers' tests, `text` is output or a picture."""
+
+
+PROGRAM = ".venv/bin/mlx-transformer "
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,13 @@ class Reader:
 
     What it shortens, and nothing else: `make` gets ARGS that end a quickstart after 1.5 minutes and choose one test
     file, the texts are a hundred phrases, the server's port is a free one, and npm's package one in name alone.
+    at_once: Python and the command line run in this process, which has all libraries; what needs a shell has one.
     """
 
     ARGS = {"make quickstart": "--minutes 1.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
 
-    def __init__(self, folder: Path):
-        self.folder, self.server = folder, None
+    def __init__(self, folder: Path, at_once: bool = False):
+        self.folder, self.at_once, self.server = folder, at_once, None
         # Without what a `make test ARGS=...` around this would tell every make in here.
         given = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         self.environment = {**given, "PYTHONPATH": str(ROOT), "no_proxy": "localhost"}
@@ -88,11 +96,16 @@ class Reader:
     def run(self, block: Block) -> str:
         """What the block prints; AssertionError if it fails. A server that it starts stays."""
         if block.kind == "python":
+            if self.at_once:
+                return self._here(lambda: exec(compile(block.code, f"line {block.line}", "exec"), {"__name__": "block"}))
             return self._ended([sys.executable, "-c", block.code])
         printed = ""
         for command in re.sub(r"\\\n\s*", "", block.code).replace("8000", self.port).splitlines():
             if " serve " in command:
                 self._serve(command)
+            elif self.at_once and command.startswith(PROGRAM):
+                arguments = shlex.split(command.removeprefix(PROGRAM), comments=True)
+                printed += self._here(lambda arguments=arguments: cli.main(arguments))
             else:
                 arguments = next((value for line, value in self.ARGS.items() if command.startswith(line)), "")
                 printed += self._ended(["bash", "-euo", "pipefail", "-c", command], ARGS=arguments)
@@ -103,6 +116,20 @@ class Reader:
         if self.server is not None:
             self.server.send_signal(signal.SIGTERM)
             assert self.server.wait(PATIENCE) == 0
+
+    def _here(self, run: Callable[[], object]) -> str:
+        """What this prints in the reader's folder; whatever it raises, a status other than 0 included."""
+        printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(printed):
+            try:
+                run()
+            except SystemExit as done:
+                assert not done.code, self._text(printed)
+        return self._text(printed)
+
+    @staticmethod
+    def _text(printed: io.TextIOWrapper) -> str:
+        return printed.buffer.getvalue().decode()  # type: ignore[attr-defined]
 
     def _ended(self, command: list[str], **variables: str) -> str:
         done = subprocess.run(

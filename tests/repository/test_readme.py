@@ -91,8 +91,8 @@ def test_its_pictures_are_there_and_small():
 
 
 def test_blocks_without_training(tmp_path):
-    """On random weights in the places of the trained models."""
-    reader = Reader(tmp_path)
+    """On random weights in the places of the trained models; in a process each in `make test-slow`."""
+    reader = Reader(tmp_path, at_once=True)
     reader.write_texts()
     for run in ("quickstart", "runs/mine"):
         folder = write_text_model(tmp_path / run, max_positions=128)
