@@ -27,6 +27,30 @@ def combined(*choices: Iterable[Any], step: int = 1) -> list[Any]:
     ]
 
 
+def each_value(choices: Iterable[tuple[int, ...]]) -> list[Any]:
+    """Parameters of one list, rows of choices: those without which each value of each place still occurs marked slow.
+
+    >>> [p.values for p in each_value([(0, 0), (0, 1), (1, 1), (1, 0)]) if not p.marks]
+    [((0, 0),), ((1, 1),)]
+    """
+    rows = list(choices)
+    missing, kept = {item for row in rows for item in enumerate(row)}, set()
+    while missing:
+        best = max(rows, key=lambda row: len(missing & {*enumerate(row)}))
+        kept.add(best)
+        missing -= {*enumerate(best)}
+    return [pytest.param(row, marks=[] if row in kept else SLOW) for row in rows]
+
+
+def shared_out(values: Sequence[Any], runtimes: Sequence[Any]) -> list[Any]:
+    """Parameters (runtime, values): each runtime has a share of the values, all of them together have each once; all
+    values of all runtimes are marked slow."""
+    shares = [
+        pytest.param(runtime, values[i :: len(runtimes)], id=f"{runtime}-shared") for i, runtime in enumerate(runtimes)
+    ]
+    return [*shares, *(pytest.param(runtime, values, marks=SLOW, id=f"{runtime}-all") for runtime in runtimes)]
+
+
 def in_pairs(*choices: Iterable[Any]) -> list[Any]:
     """The same for a fixture, whose parameter is the tuple."""
     return [pytest.param(p.values, marks=p.marks, id=" ".join(map(str, p.values))) for p in combined(*choices)]

@@ -41,14 +41,13 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_listed(MODELS[request.param], tmp_path_factory.mktemp("model"))
+HOW = [(target, precision) for precision in ("float32", "int8", "int8-weights") for target in ("portable", "cpu")]
 
 
-@pytest.mark.parametrize(("precision", "target"), combined(["float32", "int8", "int8-weights"], ["portable", "cpu"]))
-def test_it_finds_what_a_folder_does(checkpoint: Path, target: str, precision: str) -> None:
-    place = checkpoint.parent
+@pytest.mark.parametrize(("how", "name"), combined(HOW, MODELS), ids=str)
+def test_it_finds_what_a_folder_does(name: str, how: tuple[str, str], tmp_path: Path) -> None:
+    place, (target, precision) = tmp_path, how
+    checkpoint = write_listed(MODELS[name], tmp_path)
     more: dict[str, Any] = dict(target=target, precision=precision, accept_loss=True, force=True)
     more |= {"activations": "float32"} if precision == "int8-weights" else {}
     folder = OnnxTransformer(export_onnx(checkpoint, place / f"{target}-{precision}", **more), threads=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from covering_configs import configs
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from small_models import random_weights
 
@@ -37,8 +37,21 @@ def nearest(family: Family, config: TransformerConfig) -> TransformerConfig:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_there_and_back(name: str, data: st.DataObject) -> None:
+    assert_back(name, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=400)
+@given(data=st.data())
+def test_there_and_back_many_times(name: str, data: st.DataObject) -> None:
+    assert_back(name, data)
+
+
+def assert_back(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
     full = nearest(family, data.draw(configs(family.ours.get("architecture", "encoder-decoder"))))
     assert not differences(family, full)
