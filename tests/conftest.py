@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 # Signals are sent to what the tests start: a suite begun by nohup or as a script's background job ignores them, and
@@ -71,6 +72,28 @@ def pytest_collection_finish():
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not (runtimes.mlx_gpu() or runtimes.cuda_required()):
         pytest.skip("MLX sees no GPU here")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_stream():
+    """`make test` runs a process a core. A training step that each would split over all cores takes a third more time
+    of the processor than on one; `test_step.py` splits it by number, and processes that tests start have all cores."""
+    if find_spec("mlx") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlx_transformer.device.fast_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def all_cores():
+    """Runs of this file are split over them after all."""
+    from mlx_transformer.system import machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlx_transformer.device.fast_cores", machine.fast_cores)
+        yield
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from mlx_transformer.training.loss import MAX_LOGITS, logits_within
 from mlx_transformer.training.recipe import Recipe, load_recipe
 from mlx_transformer.training.trainer import Trainer
 
-pytestmark = both_choices
+pytestmark = [*both_choices, pytest.mark.usefixtures("all_cores")]
 TOKENS = 1200
 MODEL = {"d_model": 64, "d_ff": 512, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.0}
 

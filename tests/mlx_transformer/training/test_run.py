@@ -15,7 +15,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.recipe import load_recipe
 from mlx_transformer.training.trainer import Trainer
 
-pytestmark = both_choices
+pytestmark = [*both_choices, pytest.mark.usefixtures("all_cores")]
 
 
 def train(folder, out="run", resume=False, **options):
