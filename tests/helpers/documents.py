@@ -95,9 +95,10 @@ class Reader:
 
     def run(self, block: Block) -> str:
         """What the block prints; AssertionError if it fails. A server that it starts stays."""
+        if block.kind == "python" and self.at_once:
+            code = compile(block.code, f"line {block.line}", "exec")
+            return self._here(lambda: exec(code, {"__name__": "block"}))
         if block.kind == "python":
-            if self.at_once:
-                return self._here(lambda: exec(compile(block.code, f"line {block.line}", "exec"), {"__name__": "block"}))
             return self._ended([sys.executable, "-c", block.code])
         printed = ""
         for command in re.sub(r"\\\n\s*", "", block.code).replace("8000", self.port).splitlines():
@@ -119,17 +120,15 @@ class Reader:
 
     def _here(self, run: Callable[[], object]) -> str:
         """What this prints in the reader's folder; whatever it raises, a status other than 0 included."""
-        printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        held = io.BytesIO()
+        printed = io.TextIOWrapper(held, encoding="utf-8", write_through=True)
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(printed):
             try:
                 run()
             except SystemExit as done:
-                assert not done.code, self._text(printed)
-        return self._text(printed)
-
-    @staticmethod
-    def _text(printed: io.TextIOWrapper) -> str:
-        return printed.buffer.getvalue().decode()  # type: ignore[attr-defined]
+                if done.code:
+                    raise
+        return held.getvalue().decode()
 
     def _ended(self, command: list[str], **variables: str) -> str:
         done = subprocess.run(

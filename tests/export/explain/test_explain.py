@@ -42,11 +42,12 @@ def weights_of(data, kind, model=0):
 def test_a_decoder_without_self_attention_says_so(models, tmp_path):
     folder = write_explained(tmp_path / "recurrent", "encoder-decoder", decoder_self_attention="ssru")
     for kind in ("model", "onnx"):
-        explain(folder / kind, [TEXT], out=tmp_path / f"{kind}.html", figures=tmp_path / kind)
+        figures = tmp_path / "figures" if kind == "model" else None
+        explain(folder / kind, [TEXT], out=tmp_path / f"{kind}.html", figures=figures)
         assert data_of(tmp_path / f"{kind}.html")["maps"]["kinds"].keys() == {"encoder", "cross"}
         assert "This decoder has no self-attention" in (tmp_path / f"{kind}.html").read_text(encoding="utf-8")
-        assert (tmp_path / kind / "heads-cross.svg").is_file()
-        assert not (tmp_path / kind / "heads-decoder.svg").exists()
+    assert (tmp_path / "figures" / "heads-cross.svg").is_file()
+    assert not (tmp_path / "figures" / "heads-decoder.svg").exists()
     explain(models["encoder-decoder"] / "model", [TEXT], out=tmp_path / "attention.html")
     assert "This decoder has no self-attention" not in (tmp_path / "attention.html").read_text(encoding="utf-8")
     with pytest.raises(UserError, match=r"decoder_self_attention='ssru', .* has 'attention'; maps of these can't be"):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from adapter_models import kept
+from combined import SLOW
 from onnx import numpy_helper
 from quantized_models import ENCODER
 
@@ -44,7 +45,7 @@ def changed(path: Path, part: str, place: int = 5) -> str:
 @pytest.mark.parametrize(
     ("kind", "target", "changes"),
     [
-        ("lora", "portable", {}),
+        pytest.param("lora", "portable", {}, marks=SLOW),
         ("dora", "portable", DECODER),
         ("dora", "cpu", {"attention_bias": True}),
         ("lora", "web", ENCODER),

@@ -51,7 +51,7 @@ def judge(model, count):
 
 
 def test_eight_threads(model):
-    judge(model, 300)
+    judge(model, 150)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from combined import in_pairs
 from serving import LINES, STREAM, alone, call, check_mixed_requests, client
 
 from export import SearchModel, export_search
@@ -18,9 +19,9 @@ from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.steps import Stopped
 
 
-@pytest.fixture(scope="module", params=["ids float32", "ids int8", "text float32", "text int8"])
+@pytest.fixture(scope="module", params=in_pairs(["ids", "text"], ["float32", "int8"]))
 def file(request, text_folder, tmp_path_factory):
-    kind, precision = request.param.split()
+    kind, precision = request.param
     if kind == "text":
         pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
     out = tmp_path_factory.mktemp("file") / "one.onnx"

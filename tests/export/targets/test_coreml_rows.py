@@ -41,7 +41,7 @@ def graphs_of(package: Path) -> list[onnx.ModelProto]:
     return [onnx.load(file) for file in sorted((package / "onnx").glob("*.onnx"))]
 
 
-@pytest.mark.parametrize(("architecture", "name"), thinned_rows(KINDS, 2))
+@pytest.mark.parametrize(("architecture", "name"), thinned_rows(KINDS, 4))
 def test_no_tensor_is_longer_than_the_limit(architecture, name, short, tmp_path):
     config = replace(config_of(name, architecture), **NARROW)
     shape = "2x4x7" if architecture == "encoder-decoder" else "2x4"
@@ -58,7 +58,7 @@ def test_no_tensor_is_longer_than_the_limit(architecture, name, short, tmp_path)
         assert "logits" not in extents
 
 
-@pytest.mark.parametrize(("architecture", "name"), thinned_rows(KINDS, 2))
+@pytest.mark.parametrize(("architecture", "name"), thinned_rows(KINDS, 4))
 def test_parts_are_equal_to_the_whole(architecture, name, short, tmp_path):
     """By `validate`: weights bit for bit, every tap, logits, the structure, searches."""
     options = dict(target="coreml", fixed_shape=SHAPE[architecture])

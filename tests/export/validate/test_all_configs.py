@@ -1,7 +1,7 @@
 """Every model that `TransformerConfig` accepts is the same function in MLX, in ONNX Runtime and in the reference.
 
-`make test-slow` runs a fixed set in which every pair of choices occurs together, of which `make test` takes a few configs
-that have every choice, and then draws configs at random.
+`make test-slow` runs a fixed set in which every pair of choices occurs together, of which `make test` takes a few
+configs that have every choice, and then draws configs at random.
 Combinations that make no sense are refused, each by its name.
 """
 

@@ -52,6 +52,7 @@ def test_any_number_of_threads(runtime: str, threads: int, exported: dict[str, t
     report = compare(*exported["paper"], [runtime], longest=24, threads=threads)
     assert report.equal, (report.seed, report.failures())
     assert report.placements[0].threads == str(threads)
+    assert report.runtimes[0].details["graph optimisation"] == runtime.split(":")[2]
 
 
 @pytest.mark.parametrize("runtime", ["mlx:cpu", "onnxruntime"])

@@ -148,7 +148,7 @@ def test_many_runtimes_have_tables_of_their_own(mismatch) -> None:
 
 
 def test_random_models_are_found_equal() -> None:
-    for config, choices, report in runs(2, seed=5):
+    for config, choices, report in runs(1, seed=5):
         assert report.equal, (config, choices, report.seed, report.failures())
 
 

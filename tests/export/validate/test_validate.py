@@ -70,14 +70,6 @@ def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[
         assert cached == (decoder if both or (path == "cached" and CONFIGS[name].has_decoder) else [])
 
 
-def test_every_optimisation_level_and_thread_count_passes(exported: dict[str, tuple[Path, Path]]) -> None:
-    checkpoint, onnx = exported["the paper's"]
-    for level, threads in [("none", 1), ("basic", 2), ("extended", 1), ("all", 2)]:
-        report = compare(checkpoint, onnx, [f"onnxruntime:cpu:{level}"], seed=5, threads=threads)
-        assert report.equal, report.failures()
-        assert report.runtimes[0].details["graph optimisation"] == level
-
-
 def test_a_run_is_repeated_by_its_seed_and_fresh_without(exported: dict[str, tuple[Path, Path]]) -> None:
     def ratios(report: Report) -> list[float]:
         return [point.worst.rms_ratio for point in report.points]
