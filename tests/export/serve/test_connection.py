@@ -239,7 +239,7 @@ def test_many_requests_at_once_on_a_connection_are_answered_in_order(text_model,
     held, texts = Held(text_model), ["", "x", "one two"]
 
     def request(i):
-        body = json.dumps({"text": texts[i % 3]}).encode()
+        body = json.dumps({"text": texts[i % 3], "max_new_tokens": 4}).encode()
         return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
     def send(link):  # whose sender waits while nobody reads
@@ -253,7 +253,8 @@ def test_many_requests_at_once_on_a_connection_are_answered_in_order(text_model,
         sender.start()
         assert health(port) == 200
         held.go.set()
-        expected = [{"translations": text_model.translate([text])} for text in texts]
+        expected = [{"translations": text_model.translate([text], max_new_tokens=4)} for text in texts]
+        assert len(set(map(str, expected))) == 3, "there is something to mix up"
         found = list(answers(link, count))
         assert found == [(200, expected[i % 3]) for i in (1, *range(1, count))]
         sender.join(PATIENCE)

@@ -237,19 +237,23 @@ def with_streams(command: list[str], streams: str, text: str = "") -> tuple[int,
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="redirections of a shell")
-def test_closed_streams(made):
-    model = made / "onnx"
-    for command in ([*COMMAND, "translate", model], [*EXPORT, "translate", model]):
-        status, out, said = with_streams(command, "<&-")
-        assert (status, out, said.count("\n")) == (2, "", 1)
-        assert said.endswith(": standard input is closed; give a file with --input\n")
-        status, _, said = with_streams(command, ">&-", "one\n")
-        assert status == 2
-        assert said.endswith(": standard output is closed; send it to a file, or to /dev/null\n")
-        expected = with_streams(command, "", "one\n")[1]
-        assert with_streams(command, "2>&-", "one\n") == (0, expected, "")
-        assert with_streams(command, "<&- >&- 2>&-")[0] == 2
-    assert with_streams([*COMMAND, "info", model], "<&-")[0] == 0
+@pytest.mark.parametrize("program", thinned([COMMAND, EXPORT], 2), ids=["its own", "export's"])
+def test_closed_streams_of_a_translation(made, program):
+    command = [*program, "translate", made / "onnx"]
+    status, out, said = with_streams(command, "<&-")
+    assert (status, out, said.count("\n")) == (2, "", 1)
+    assert said.endswith(": standard input is closed; give a file with --input\n")
+    status, _, said = with_streams(command, ">&-", "one\n")
+    assert status == 2
+    assert said.endswith(": standard output is closed; send it to a file, or to /dev/null\n")
+    expected = with_streams(command, "", "one\n")[1]
+    assert with_streams(command, "2>&-", "one\n") == (0, expected, "")
+    assert with_streams(command, "<&- >&- 2>&-")[0] == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="redirections of a shell")
+def test_closed_streams_of_what_needs_none(made):
+    assert with_streams([*COMMAND, "info", made / "onnx"], "<&-")[0] == 0
     assert with_streams([*COMMAND, "info", "nowhere"], "2>&-") == (2, "", "")
 
 
