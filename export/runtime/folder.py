@@ -12,6 +12,7 @@ import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from export.interface import (
@@ -158,9 +159,8 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     if path.is_file():
         raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --embed-tokenizer")
     if not is_onnx_folder(path):
-        raise UserError(
-            f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: python -m export build {path} OUT"
-        )
+        build = f"python -m export build {quote(str(path))} OUT"
+        raise UserError(f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: {build}")
     place = _place(path)
     precision = _precision(place, precision)
     request, activations, standard = _described(path, precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -79,7 +80,7 @@ def web(
     from export.web import write_site
 
     write_site(models, out, settings, told=print, inside=inside if taps else None)
-    print(f"{_folder(out)}; see it: {context.find_root().info_name} serve --web {out}")
+    print(f"{_folder(out)}; see it: {context.find_root().info_name} serve --web {quote(str(out))}")
 
 
 def _folder(out: Path) -> str:

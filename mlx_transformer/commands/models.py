@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_transformer.core.folders import is_onnx_folder
@@ -186,7 +187,7 @@ def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: s
     """Return which runtime a folder is for; `UserError` if the options ask for the other."""
     onnx = is_onnx_folder(model)
     if runtime == "onnx" and not onnx:
-        raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
+        raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {quote(str(model))} OUT")
     if runtime == "mlx" and onnx:
         raise UserError(f"{model}: an ONNX folder runs with --runtime onnx; MLX needs the checkpoint folder")
     if not onnx:
@@ -202,7 +203,7 @@ def _checkpoint(model: Path, verify: bool, revision: str | None = None) -> Trans
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "mlx":
             raise
-        build = f"python -m export build {model} OUT"
+        build = f"python -m export build {quote(str(model))} OUT"
         raise UserError(
             f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
         ) from None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -204,11 +205,17 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
     for name, path in summary["paths"].items():
         table.add_row(name, path)
     console.print(table)
+    for line in what_next(summary["paths"]):
+        console.print(line, soft_wrap=True)
+
+
+def what_next(paths: Mapping[str, str]) -> Iterator[str]:
+    """Commands to go on with, as a shell reads them. paths: where the report and the exported model are."""
     program = "open" if sys.platform == "darwin" else "xdg-open"
     for page, shows in PAGES.items():
-        console.print(f"{program} {summary['paths']['report']}/{page}  # {shows}", soft_wrap=True)
-    onnx_folder = summary["paths"]["onnx"]
-    console.print(f"{_as_called()} translate {onnx_folder} 'May 3, 2024'  # a phrase of your own", soft_wrap=True)
+        file = f"{paths['report']}/{page}"
+        yield f"{shlex.join([program, file])}  # {shows}"
+    yield f"{shlex.join([_as_called(), 'translate', paths['onnx'], 'May 3, 2024'])}  # a phrase of your own"
 
 
 def _as_called() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from .errors import UserError, shortened
@@ -138,7 +139,7 @@ def without_mark(data: bytes, name: str) -> bytes:
     """Strip UTF-8's mark from the start of a file; `UserError` for the mark of another encoding. name: the file's."""
     for mark, encoding in WIDE_MARKS.items():
         if data.startswith(mark):
-            raise UserError(f"{name}: is {encoding}; convert it: iconv -f {encoding} -t UTF-8 {name} > NEW")
+            raise UserError(f"{name}: is {encoding}; convert it: iconv -f {encoding} -t UTF-8 {quote(name)} > NEW")
     return data.removeprefix(UTF8_MARK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 
 import pytest
 from command_line import LINES, TEXT, both_models, caller, refused
@@ -14,6 +15,7 @@ from waiting import PATIENCE, until
 from export import OnnxTransformer
 from export.package.facts import describe_graphs
 from mlx_transformer import load
+from mlx_transformer.commands import quickstart
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.system.errors import UserError
 
@@ -292,3 +294,20 @@ def closed_pipe() -> int:
     reading, writing = os.pipe()
     os.close(reading)
     return writing
+
+
+def test_commands_that_are_advised_can_be_typed(call, made, tmp_path):
+    """In a folder with a space in its name too."""
+    place = tmp_path / "my models"
+    place.mkdir()
+    (place / "model").symlink_to(made / "model")
+    refused(call("translate", place / "model", "x", "--runtime", "onnx"), f"export '{place / 'model'}' OUT")
+    with pytest.raises(UserError, match=rf"build '{place / 'model'}' OUT$"):
+        OnnxTransformer(place / "model")
+    (place / "wide").write_text("one", encoding="utf-16")
+    refused(call("translate", made / "model", "-i", place / "wide"), f"UTF-8 '{place / 'wide'}' > NEW")
+    *pages, last = quickstart.what_next({"report": f"{place}/report", "onnx": f"{place}/onnx"})
+    assert [shlex.split(line, comments=True)[1:] for line in pages] == [
+        [f"{place}/report/{page}"] for page in quickstart.PAGES
+    ]
+    assert shlex.split(last, comments=True)[1:] == ["translate", f"{place}/onnx", "May 3, 2024"]
