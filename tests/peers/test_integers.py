@@ -6,14 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, numpy_helper
 from published import LINES, Published, limit, published
 
-from export import OnnxTransformer, export_onnx
+from export import OnnxTransformer, export_onnx, export_search
+from export.targets.portable.runtime import SOURCE_MULTIPLE
+from export.validate.engines import open_engine
+from export.validate.engines.wasm_engine import WasmSession
+from export.validate.engines.web_host import NodeHost
+from export.validate.origin.check import certified_flip
 from mlx_transformer import Tokenizer
 from mlx_transformer.convert import import_marian
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.families.marian_files.items import INTGEMM8
+from mlx_transformer.generation.options import Options
 
 pytestmark = pytest.mark.consumers
 
@@ -67,3 +75,37 @@ def test_the_integers_are_the_files_and_the_tokens_those_of_exact_sums(
         network.translate(ids, limit(ids)) == ids_written for ids, ids_written in zip(sources, written, strict=True)
     ]
     assert sum(same) >= 0.9 * len(same)
+
+
+def test_one_file_in_the_browsers_build_writes_the_processors_tokens_or_certified_ones(
+    model: Published, imported: Path, tmp_path: Path
+) -> None:
+    """Its kernels add in other orders: an activation next to a half falls to the other side now and then. Then the
+    integers of both, shown along what each wrote, are the reference's but for such ones, and lead to its tokens."""
+    lowered = {"target": "portable", "precision": "int8", "accept_loss": True}
+    file = export_search(imported, tmp_path / "one.onnx", **lowered)
+    checkpoint, stored = open_checkpoint(imported), dict(open_checkpoint(imported).tensors())
+    sources = Tokenizer.load(imported).encode_batch(LINES)
+    found: dict[str, list[list[int]]] = {}
+    host = NodeHost(1)
+    for name, session in {
+        "onnxruntime": ort.InferenceSession(file),
+        "wasm": WasmSession(host, onnx.load(file), file, tmp_path),
+    }.items():
+        found[name] = []
+        for ids in sources:
+            row = np.array([ids + [checkpoint.config.pad_id] * (-len(ids) % SOURCE_MULTIPLE)])
+            given = {"input_ids": row, "attention_mask": (np.arange(row.shape[1]) < len(ids))[None].astype(np.int64)}
+            found[name].append(session.run(["sequences"], given)[0][0, 0].tolist())
+    host.close()
+    apart = [i for i, pair in enumerate(zip(*found.values(), strict=True)) if pair[0] != pair[1]]
+    assert len(apart) <= 0.1 * len(sources)
+    folder = export_onnx(imported, tmp_path / "folder", **lowered)
+    for name, rows in found.items():
+        engine = open_engine(name, checkpoint, folder, threads=1)
+        options = Options(max_new_tokens=max(map(limit, sources)))
+        written = [ids for ids, _ in engine.search([sources[i] for i in [*apart, 0]], options)]
+        assert written == [rows[i] for i in [*apart, 0]]
+        for i, ids in zip([*apart, 0], written, strict=True):
+            assert certified_flip(engine, stored, sources[i], ids, options), (name, i)
+        assert certified_flip(engine, stored, sources[0], written[-1][::-1], options) is None

@@ -63,18 +63,22 @@ class Redrawn(IntegerReference, Reordered):
     """The same with the sums of softmaxes in another order each time; its products are exact in any order."""
 
 
-def on_its_integers(engine: Any, stored: Mapping[str, Array], cases: Sequence[Case]) -> Iterator[Point]:
+def on_its_integers(
+    engine: Any, stored: Mapping[str, Array], cases: Sequence[Case], searching: bool = False
+) -> Iterator[Point]:
     """Yield every named point of a runtime, and every product whose integers aren't the reference's; nothing for one
-    that doesn't show its integers or where a product has a scale a token."""
+    that doesn't show its integers or where a product has a scale a token. searching: the
+    products alone, in the passes of a search."""
     names = multiplied_names(engine.config)
     if any(engine.int8_scales.of(name).activation is None for name in names):
         return
     found: list[tuple[Case, str, Deviation, ErrorScale]] = []
     for case in cases:
-        taps, integers = engine.taps_with_integers(case)
+        taps, integers = engine.taps_with_integers(case, searching)
         if not names <= integers.keys():
             return
-        shown = {**engine.taps(case), **taps, **{name + INTEGERS: integers[name] for name in names}}
+        shown = {name + INTEGERS: integers[name] for name in names}
+        shown |= {} if searching else {**engine.taps(case), **taps}
         what = engine.config, stored, engine.int8_scales, integers
         t64, t32 = (_values(IntegerReference(*what, kind), case) for kind in (np.float64, np.float32))
         for tap in (tap for tap in t64 if tap in shown):
@@ -89,7 +93,7 @@ def on_its_integers(engine: Any, stored: Mapping[str, Array], cases: Sequence[Ca
         worst = Measurement.of(deviation, scale, pools[tap], BUDGET)
         if not worst.passed and worst.share <= WORTH_A_SECOND_LOOK:
             if case.name not in drawn:
-                drawn[case.name] = _redrawn(engine, stored, case)
+                drawn[case.name] = _redrawn(engine, stored, case, searching)
             worst = Measurement.of(deviation, drawn[case.name][tap], pools[tap], BUDGET)
         failures = () if worst.passed else (case.name,)
         point = Point(engine.name, ON_INTEGERS, tap, worst, case.name, 1, failures)
@@ -103,9 +107,9 @@ def _values(reference: IntegerReference, case: Case) -> dict[str, Array]:
     return taps | {name + INTEGERS: x for name, x in reference.seen.items()}
 
 
-def _redrawn(engine: Any, stored: Mapping[str, Array], case: Case) -> dict[str, ErrorScale]:
+def _redrawn(engine: Any, stored: Mapping[str, Array], case: Case, searching: bool) -> dict[str, ErrorScale]:
     """Return float32's own error of each of them, from several draws (`second_look.py`)."""
-    what = engine.config, stored, engine.int8_scales, engine.integers(case)
+    what = engine.config, stored, engine.int8_scales, engine.taps_with_integers(case, searching)[1]
     t64, again = _values(IntegerReference(*what, np.float64), case), Redrawn(*what, np.float32)
     draws = [_values(again, case) for _ in range(DRAWS)]
     scales = {tap: [Truth.of(t64[tap], each[tap], _valid(tap, case)).scale for each in draws] for tap in t64}

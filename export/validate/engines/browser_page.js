@@ -1,8 +1,8 @@
 // The page of browser.py: holds ONNX Runtime Web sessions and runs them, one request at a time. It asks for each request
 // with the reply to the one before. Messages as in web_host.py.
 
-const SIZES = { float32: 4, int64: 8, bool: 1 };
-const ARRAYS = { float32: Float32Array, int64: BigInt64Array, bool: Uint8Array };
+const SIZES = { float32: 4, int64: 8, bool: 1, uint8: 1, int8: 1 };
+const ARRAYS = { float32: Float32Array, int64: BigInt64Array, bool: Uint8Array, uint8: Uint8Array, int8: Int8Array };
 const PLACED = 'VerifyEachNodeIsAssignedToAnEp';
 
 const { adapter: wanted, threads } = Object.fromEntries(new URLSearchParams(location.search));

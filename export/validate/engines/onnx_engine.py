@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,35 +198,44 @@ class OnnxEngine(OnnxFiles):
         sessions = {graph: self._showing(graph, names) for graph in self._full_pass() or self.files}
         return self._taps_of(lambda: _logits(self._model(sessions), case))
 
-    def integers(self, case: Case) -> dict[str, Array]:
-        """Return the integers (B,L,D) that products read in a full pass, by their parameters."""
-        return self.taps_with_integers(case)[1]
-
-    def taps_with_integers(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the taps and the integers of one and the same run: in another one an activation next to a half may be
-        rounded to the other side."""
-        shown, sessions, taps = {}, {}, tap_names(self.config)
-        for graph in self._full_pass() or self.files:
-            shown |= (read := self._integers_of(graph))
+    def taps_with_integers(self, case: Case, searching: bool = False) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the taps, and the integers (B,L,D) that products read, by their parameters, of one and the same run:
+        in another one an activation next to a half may be rounded to the other side. searching: of the passes of a
+        search, without taps, for an optimiser then fuses what it fuses there."""
+        sessions, taps = {}, [] if searching else tap_names(self.config)
+        way = self._ways().get("cached", []) if searching else []
+        for graph in way or self._full_pass() or self.files:
+            read = self._integers_of(graph)
             names = list(dict.fromkeys(read.values()))
-            if (key := (graph, *names)) not in self._shown:
+            if (key := (graph, *names, *taps)) not in self._shown:
                 model = onnx.load(self.files[graph], load_external_data=False)
                 show_integers(model.graph)
                 copy = add_taps(model, [*names, *taps])
-                self._shown[key] = TappedSession(self.open(self.files[graph], copy), [*names, *taps], self._observe)
+                of = {value: [name for name, each in read.items() if each == value] for value in names}
+                observe = partial(self._observe_as, of)
+                self._shown[key] = TappedSession(self.open(self.files[graph], copy), [*names, *taps], observe)
             sessions[graph] = self._shown[key]
-        values = self._values_of(sessions, case)
-        integers = {parameter: values[value] for parameter, value in shown.items() if value in values}
-        return {name: values[name] for name in taps if name in values}, integers
+        values = self._values_of(sessions, case, way)
+        table = parameter_shapes(self.config)
+        return {n: x for n, x in values.items() if n in taps}, {n: x for n, x in values.items() if n in table}
 
     def _integers_of(self, graph: str) -> dict[str, str]:
         """Return {parameter: the value that its product reads} of a graph."""
         model = onnx.load(self.files[graph], load_external_data=False)
         return dict(quantisers(model.graph, self.files[graph].parent))
 
-    def _values_of(self, sessions: Mapping[str, TappedSession], case: Case) -> dict[str, Array]:
-        """Return what these sessions show in a full pass."""
-        return self._taps_of(lambda: _logits(self._model(sessions), case))
+    def _observe_as(self, of: Mapping[str, Sequence[str]], value: str, array: Array) -> None:
+        """Observe integers under the names of their parameters: a value's own name may be another graph's too."""
+        for name in of.get(value, [value]):
+            self._observe(name, array)
+
+    def _values_of(self, sessions: Mapping[str, TappedSession], case: Case, way: Sequence[str]) -> dict[str, Array]:
+        """Return what these sessions show in a full pass, or in the passes of a way of running with a cache."""
+        model = self._model(sessions, way or None)
+        if not way:
+            return self._taps_of(lambda: _logits(model, case))
+        encode = model.encode if isinstance(model, EncoderDecoderGraphs) else lambda *_: None
+        return self._taps_of(lambda: _cached(model, case, encode(case.inputs, case.source_mask)))
 
     @contextmanager
     def searching(self) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from export.precision.table import PRECISIONS
 from export.runtime.plugins import chosen, find_plugin, missing
-from export.runtime.sessions import open_session, session_options
+from export.runtime.sessions import SLOW_FUSIONS, open_session, session_options
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
@@ -94,9 +94,12 @@ def provider_of(device: str) -> str:
 
 
 def open_changed(model: onnx.ModelProto, path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> Any:
-    """Open a changed model instead of the file `path`, beside which its data files lie."""
+    """Open a changed model instead of the file `path`, beside which its data files lie, optimised as files are."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return ort.InferenceSession(model.SerializeToString(), options, providers=chosen(options, providers))
+    named = chosen(options, providers)
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=named, disabled_optimizers=[*SLOW_FUSIONS]
+    )
 
 
 def threads_in_words(threads: int | None) -> str:

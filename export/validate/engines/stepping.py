@@ -50,14 +50,14 @@ class SteppingEngine(OnnxEngine):
             taps[self.memory] = self.graphs.encode(case.inputs, case.source_mask)
         return taps
 
-    def _values_of(self, sessions: Mapping[str, Any], case: Case) -> dict[str, Array]:
+    def _values_of(self, sessions: Mapping[str, Any], case: Case, way: Sequence[str]) -> dict[str, Array]:
         self._observed = {}
         self._logits_of(graphs_of(self.folder.request, {**self.sessions, **sessions}), case)
-        side = {value: graph for graph in sessions for value in self._integers_of(graph).values()}
+        side = {parameter: graph for graph in sessions for parameter in self._integers_of(graph)}
         return {
-            value: self._joined("encoder." if side.get(value, value).startswith("encoder") else "decoder.", runs, case)
-            for value, runs in self._observed.items()
-            if value != "logits"
+            name: self._joined("encoder." if side.get(name, name).startswith("encoder") else "decoder.", runs, case)
+            for name, runs in self._observed.items()
+            if name != "logits"
         }
 
     def attention(self, case: Case) -> dict[str, Array]:

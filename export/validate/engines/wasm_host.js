@@ -5,8 +5,8 @@
 const fs = require('fs');
 const path = require('path');
 
-const SIZES = { float32: 4, int64: 8, bool: 1 };
-const ARRAYS = { float32: Float32Array, int64: BigInt64Array, bool: Uint8Array };
+const SIZES = { float32: 4, int64: 8, bool: 1, uint8: 1, int8: 1 };
+const ARRAYS = { float32: Float32Array, int64: BigInt64Array, bool: Uint8Array, uint8: Uint8Array, int8: Int8Array };
 
 function pack(header, payloads = []) {
   const text = Buffer.from(JSON.stringify(header));

@@ -38,7 +38,7 @@ from .protocol import Unavailable
 Array = NDArray
 Reply = tuple[dict[str, Any], list[Array]]
 
-TYPES = {"float32": np.float32, "int64": np.int64, "bool": np.bool_}
+TYPES = {"float32": np.float32, "int64": np.int64, "bool": np.bool_, "uint8": np.uint8, "int8": np.int8}
 VARIABLE = "ONNXRUNTIME_WEB"
 PLACES = ("node_modules", "tests/consumers/node/node_modules", ".consumers/node_modules")
 HOST = Path(__file__).with_name("wasm_host.js")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.validate.cases import Case, reference_logits, reference_taps
 from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of
 from export.validate.checks.on_integers import IntegerReference, on_its_integers
@@ -28,6 +29,7 @@ from export.validate.reference import Reference
 from export.validate.reference.search import beam_search, greedy_scores
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
@@ -184,7 +186,7 @@ def _greedy(
     # Between integers errors are float32's: those of an engine that computes in it.
     judged = judge_greedy(exact, sources, outputs, options, limit * _float32_share(engine))  # type: ignore[arg-type]
     return [
-        _flipped(engine, stored, source, ids, options) or j if j.problem else j
+        certified_flip(engine, stored, source, ids, options) or j if j.problem else j
         for j, source, ids in zip(judged, sources, outputs, strict=True)
     ]
 
@@ -200,17 +202,18 @@ def _float32_share(engine: Engine) -> float:
     return single.max * single.unit / (ours.max * ours.unit)
 
 
-def _flipped(
+def certified_flip(
     engine: Any, stored: Mapping[str, Array], source: list[int], ids: list[int], options: Options
 ) -> Judged | None:
     """Certify an output of integers: those that the engine shows along it are the reference's own but for flips, and
     the reference that takes them over chooses its tokens. None: it is not certified."""
     c, limit = engine.config, options.max_new_tokens or 0
-    case = Case("parted", np.array([source]), None, np.array([[c.bos_id, *ids[: limit - 1]]]), prefill=1)
-    points = list(on_its_integers(engine, stored, [case]))
+    rows, mask = Sources.of(c, ids=[source]).padded(SOURCE_MULTIPLE, c.max_positions)
+    case = Case("parted", rows[SOURCE_IDS.name], mask > 0, np.array([[c.bos_id, *ids[: limit - 1]]]), prefill=1)
+    points = list(on_its_integers(engine, stored, [case], searching=True))
     if not points or not all(point.passed for point in points):
         return None
-    what = c, stored, engine.int8_scales, engine.integers(case)
+    what = c, stored, engine.int8_scales, engine.taps_with_integers(case, searching=True)[1]
     logits, single = (reference_logits(IntegerReference(*what, kind), case)[0] for kind in (np.float64, np.float32))
     tie = 2 * BUDGETS["float32", "cpu"].max * max(np.abs(single - logits).max(), UNIT * np.sqrt(np.mean(logits**2)))
     before = [c.bos_id]

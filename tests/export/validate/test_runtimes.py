@@ -3,22 +3,29 @@
 import io
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from marian_models import STUDENT
+from marian_models import write_model as write_marian
 from random_models import write_model
 from rich.console import Console
 
+from export import export_onnx
 from export.__main__ import main as export_main
+from export.runtime.sessions import open_session, session_options
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
 from export.validate.engines import Engine, Node, Placement, Unavailable, mlx_engine, open_engine
+from export.validate.engines.onnxruntime_engine import open_changed
 from export.validate.engines.registry import ENGINES
 from export.validate.engines.web_host import NODE_BUILD, find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
+from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
@@ -261,6 +268,29 @@ def test_the_browsers_build_agrees(exported: tuple[Path, Path]) -> None:
     placement = report.placements[0]
     assert (placement.device, placement.threads) == ("wasm", "2")
     assert placement.versions["onnxruntime-web"]
+
+
+@needs_wasm
+def test_the_browsers_build_shows_its_integers(tmp_path: Path) -> None:
+    import_marian(write_marian(tmp_path / "original", STUDENT, 2, integers=True), tmp_path / "model")
+    package = export_onnx(tmp_path / "model", tmp_path / "onnx", precision="int8", force=True)
+    report = compare(tmp_path / "model", package, ["wasm"], seed=1, threads=1, longest=12)
+    products = [point for point in report.points if point.path == "on its integers"]
+    assert len(products) > 20
+    assert all(point.passed for point in products)
+
+
+def test_what_shows_values_computes_what_the_files_do(tmp_path: Path) -> None:
+    """A fusion in one of them alone rounds otherwise, and in front of integers that is a step now and then."""
+    config = replace(CONFIG, d_model=256, encoder_layers=3, norm="layernorm", key_value_heads=None)
+    _, package = write_model(config, tmp_path, 1)
+    file = package / "onnx" / "encoder_model.onnx"
+    ids = np.random.default_rng(1).integers(3, 60, (4, 40))
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    copy = onnx.load(file, load_external_data=False)
+    changed = open_changed(copy, file, session_options(1), ["CPUExecutionProvider"])
+    shown, expected = (each.run(["last_hidden_state"], given)[0] for each in (changed, open_session(file)))
+    assert np.array_equal(np.asarray(shown), np.asarray(expected))
 
 
 @needs_wasm
