@@ -30,7 +30,8 @@ def in_turn(terms: Array) -> Array:
 
 
 def exactly(function: Any, x: Array) -> Array:
-    """Return exp or sin as libm has it, rounded once from float64; NumPy's own of float32 has other last bits."""
+    """Return exp, sin or a power as libm has it, rounded once from float64; NumPy's own of float32 has other last
+    bits, and others on each processor."""
     return function(x.astype(np.float64)).astype(x.dtype)
 
 
@@ -124,7 +125,7 @@ class MarianNetwork:
         half = self.width // 2
         if self.arithmetic == "saturating":
             exponent = np.arange(half, dtype=np.float32) / np.float32(half - 1)
-            angle = at[:, None].astype(np.float32) * np.float32(1e-4) ** exponent
+            angle = at[:, None].astype(np.float32) * exactly(lambda x: np.float64(np.float32(1e-4)) ** x, exponent)
             angles = np.concatenate([angle, angle + np.float32(np.pi / 2)], axis=1)
             return exactly(np.sin, angles)
         angle = at[:, None] * 10000.0 ** (-np.arange(half) / (half - 1))
