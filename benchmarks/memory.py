@@ -67,10 +67,13 @@ def configs(large: bool) -> dict[str, dict]:
     t5 = dict(d_model=d, d_kv=d // 8, num_heads=8, d_ff=ff, num_layers=layers, num_decoder_layers=layers)
     ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, vocab_size=size)
     rows = dict(vocab_size=64000 if large else size, pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    nllb = {**bart, "model_type": "m2m_100", **rows, "decoder_start_token_id": 2}
+    small = dict(d_model=512, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=2048, decoder_ffn_dim=2048)
     return {
         "marian": {**marian, "eos_token_id": 0},
         "t5": {"model_type": "t5", **t5, **ids, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        "nllb": {**bart, "model_type": "m2m_100", **rows, "decoder_start_token_id": 2},
+        "nllb": nllb,
+        "rows": {**nllb, **small, "vocab_size": 128_000} if large else nllb,  # 82 % of its weights are the embedding's
     }
 
 
@@ -108,7 +111,7 @@ def written(folder: Path, family: str, large: bool) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    usual = "marian marian-shards marian-torch marian-float16 t5 nllb marian-npz marian-bin".split()
+    usual = "marian marian-shards marian-torch marian-float16 t5 nllb rows marian-npz marian-bin".split()
     parser.add_argument("--families", nargs="+", default=usual)
     parser.add_argument("--exports", nargs="+", default=EXPORTS)
     chosen = parser.parse_args()

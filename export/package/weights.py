@@ -7,7 +7,7 @@ builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
@@ -18,9 +18,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.nn.primitives import extent
-from export.precision.late_weights import LATE
+from export.precision.late_weights import LATE, LateWeight
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.tensors import PART
 
 ALIGNMENT = 64
 CONSTANT = 64
@@ -46,13 +47,17 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
     places: dict[tuple[str, int], tuple[int, int]] = {}
     with data.open("wb") if external else nullcontext() as file:
         for values in _grouped(users).values():
-            array = made(values[0])
-            place = None
-            if file is not None and nbytes(values[0]) > large:
-                made_as = _made_as(values[0])
-                place = places[made_as] if made_as in places else places.setdefault(made_as, _append(file, array))
+            if file is None or nbytes(values[0]) <= large:
+                contents = b"".join(part.tobytes() for part in made(values[0]))
+                for value in values:
+                    _check_size(value, len(contents))
+                    value.const_value = _in_graph(value, contents)
+                continue
+            if (made_as := _made_as(values[0])) not in places:
+                places[made_as] = _append(file, made(values[0]))
             for value in values:
-                value.const_value = _in_graph(value, array) if place is None else _in_file(value, data, place)
+                _check_size(value, places[made_as][1])
+                value.const_value = _in_file(value, data, places[made_as])
     return external
 
 
@@ -62,24 +67,32 @@ class _Made:
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
         self.key: str | None = None
-        self.arrays: list[NDArray] = []
+        self.arrays: Sequence[NDArray] = []
 
-    def __call__(self, value: ir.Value) -> NDArray:
+    def __call__(self, value: ir.Value) -> Iterator[NDArray]:
+        """Yield the parts, one after another, of an initializer's array."""
         if value.const_value is not None:
-            return value.const_value.numpy()
-        if LATE not in value.meta:
-            return _parameter(self.checkpoint, str(value.name))
-        late, index = value.meta[LATE]
+            yield value.const_value.numpy()
+        elif LATE not in value.meta:
+            yield _parameter(self.checkpoint, str(value.name))
+        else:
+            late, index = value.meta[LATE]
+            yield from self._parts(late) if late.elementwise else self._whole(late, index)
+
+    def _parts(self, late: LateWeight) -> Iterator[NDArray]:
+        self.key, self.arrays = None, []
+        numbers = _parameter(self.checkpoint, *late.parameters).reshape(-1)
+        for begin in range(0, len(numbers), PART):
+            yield late.make(numbers[begin : begin + PART])[0]
+
+    def _whole(self, late: LateWeight, index: int) -> Iterator[NDArray]:
         if late.key != self.key:
             self.arrays = []  # before the next ones are made
             self.key, self.arrays = (
                 late.key,
                 late.make(*(_parameter(self.checkpoint, p) for p in late.parameters)),
             )
-        array = self.arrays[index]
-        if array.nbytes != nbytes(value):
-            raise ValueError(f"{value.name}: `make` gave {array.nbytes} bytes, {value.shape} is {nbytes(value)}")
-        return array
+        yield self.arrays[index]
 
 
 def _grouped(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
@@ -98,12 +111,18 @@ def _made_as(value: ir.Value) -> tuple[str, int]:
     return late.key, index
 
 
-def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
-    """Append the array's bytes and return (offset, length) of them in the file."""
+def _check_size(value: ir.Value, made: int) -> None:
+    if made != nbytes(value):
+        raise ValueError(f"{value.name}: {made} bytes were made, {value.shape} is {nbytes(value)}")
+
+
+def _append(file: BinaryIO, parts: Iterable[NDArray]) -> tuple[int, int]:
+    """Append an array's bytes and return (offset, length) of them in the file."""
     file.write(b"\0" * (-file.tell() % ALIGNMENT))
-    place = file.tell(), array.nbytes
-    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
-    return place
+    begin = file.tell()
+    for part in parts:
+        file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
+    return begin, file.tell() - begin
 
 
 def _in_file(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.ExternalTensor:
@@ -114,10 +133,10 @@ def _in_file(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.External
     )
 
 
-def _in_graph(value: ir.Value, array: NDArray) -> ir.TensorProtocol:
+def _in_graph(value: ir.Value, contents: bytes) -> ir.TensorProtocol:
     assert value.dtype is not None
     dims = [extent(value, axis) for axis in range(len(value.shape or []))]
-    proto = onnx.TensorProto(data_type=value.dtype, dims=dims, raw_data=array.tobytes(), name=value.name)
+    proto = onnx.TensorProto(data_type=value.dtype, dims=dims, raw_data=contents, name=value.name)
     return ir.from_proto(proto)
 
 

@@ -114,7 +114,7 @@ def _narrow(value: ir.Value, kind: ir.DataType) -> None:
         return [narrow]
 
     if value.const_value is None:
-        value.meta[LATE] = derived(value, make, kind.name), 0
+        value.meta[LATE] = derived(value, make, kind.name, elementwise=True), 0
     else:
         array = value.const_value.numpy()
         if kind == ir.DataType.FLOAT16:

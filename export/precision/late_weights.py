@@ -20,12 +20,14 @@ class LateWeight:
     """Makes initializers from parameters of the checkpoint: `make(*arrays) -> arrays`.
 
     It runs while the weights are written, so that the arrays of only one are in memory. `key`: the same for all
-    initializers that one run makes.
+    initializers that one run makes. elementwise: of one parameter, each of whose numbers becomes one by itself; some
+    are made, and written, after others.
     """
 
     parameters: tuple[str, ...]
     make: Callable[..., Sequence[NDArray]]
     key: str
+    elementwise: bool = False
 
 
 def late_initializer(name: str, late: LateWeight, index: int, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:
@@ -35,10 +37,12 @@ def late_initializer(name: str, late: LateWeight, index: int, shape: Sequence[in
     return value
 
 
-def derived(weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str) -> LateWeight:
+def derived(
+    weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str, elementwise: bool = False
+) -> LateWeight:
     """Return what makes further arrays from one initializer, be it a parameter or a late weight itself."""
     key = f"{weight.name}|{kind}"
     if LATE not in weight.meta:
-        return LateWeight((str(weight.name),), make, key)
+        return LateWeight((str(weight.name),), make, key, elementwise)
     before, index = weight.meta[LATE]
     return LateWeight(before.parameters, lambda *arrays: make(before.make(*arrays)[index]), key)

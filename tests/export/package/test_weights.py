@@ -84,5 +84,28 @@ def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
 
 def test_a_recipe_of_the_wrong_size_is_refused(checkpoint, tmp_path):
     model = model_with("half", (QUERY,), lambda x: x[: WIDTH // 2], (WIDTH, WIDTH))
-    with pytest.raises(ValueError, match="half: `make` gave"):
+    with pytest.raises(ValueError, match="half: 2048 bytes were made"):
         fill([model], checkpoint, tmp_path / "data", 0)
+
+
+def test_what_is_made_number_by_number_is_never_whole_in_memory(checkpoint, tmp_path, monkeypatch):
+    parts = []
+
+    def make(array):
+        parts.append(len(array))
+        return [array.astype(np.float16)]
+
+    monkeypatch.setattr("export.package.weights.PART", 100)
+    model = model_with(QUERY + "_float", (QUERY,), lambda x: x, (WIDTH, WIDTH))
+    late = LateWeight((QUERY,), make, "halves", elementwise=True)
+    value = late_initializer("halves", late, 0, (WIDTH, WIDTH), ir.DataType.FLOAT16)
+    model.graph.initializers["halves"] = value
+    for threshold in (0, 1 << 20):  # in the data file, and in the graph
+        parts.clear()
+        fill([model], checkpoint, tmp_path / "data", threshold)
+        assert max(parts) == 100
+        assert sum(parts) == WIDTH * WIDTH
+        assert np.array_equal(
+            saved(model, tmp_path / "one.onnx")["halves"], checkpoint.tensor(QUERY).astype(np.float16)
+        )
+        value.const_value = None
