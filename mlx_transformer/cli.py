@@ -15,6 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; raises `SystemExit` with the statuses that `system/process.py` describes, but for 0."""
 
     def command() -> int:
+        from .system.lazy import check_export
+
+        check_export()
         from .commands.app import invoke
 
         return invoke("mlx-transformer", list(sys.argv[1:] if arguments is None else arguments))

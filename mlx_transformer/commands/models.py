@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
-from mlx_transformer.system.lazy import needs
+from mlx_transformer.system.lazy import check_export, needs
 
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
@@ -74,6 +74,8 @@ def _opened_by(
         if found.repository is not None and not is_onnx_folder(found.folder):
             return _checkpoint(path, verify)  # which knows published models too
         path = found.folder
+    if runs_onnx(path):
+        check_export()
     if path.is_file():
         from export.search import open_file
         from export.search.metadata import check_file
@@ -123,6 +125,7 @@ def compare(
 def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
     """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
     inside as `export_search` does; see there for the settings."""
+    check_export()
     from export import export_onnx, export_search
 
     write = export_search if Path(out).suffix == ".onnx" else export_onnx
@@ -131,6 +134,7 @@ def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
 
 def serve(models: str | Path | Sequence[str | Path], **settings: Any) -> None:
     """Serve models of any form over HTTP; arguments as `export.serve.serve` has them. MLX runs checkpoints."""
+    check_export()
     from export.serve import serve as serve_models
 
     serve_models(models, open_model, **settings)

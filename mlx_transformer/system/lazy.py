@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
@@ -24,6 +25,8 @@ def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Cal
         from importlib import import_module
 
         module, _, other = homes[name].partition(":")
+        if module.startswith("export"):
+            check_export()
         try:
             return getattr(import_module(module, package), other or name)
         except ModuleNotFoundError as error:
@@ -32,6 +35,25 @@ def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Cal
             raise
 
     return get, lambda: sorted(homes), list(homes)
+
+
+def check_export() -> None:
+    """Raise `UserError` if `export`, which many call a file of theirs, would be another than the one beside this
+    package. That one isn't run to find out."""
+    from importlib.util import find_spec
+
+    beside = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    try:
+        spec = find_spec("export")
+    except ValueError:  # a module without one stands for it: whoever put it there knows
+        return
+    place = spec.origin if spec is not None else None
+    if place is not None and os.path.realpath(os.path.dirname(os.path.dirname(place))) != os.path.realpath(beside):
+        from .errors import UserError
+
+        raise UserError(
+            f"{place}: is another 'export' than this project's, and found first; rename it, or work in another folder"
+        )
 
 
 def needs(extra: str) -> str:

@@ -2,8 +2,12 @@
 exists."""
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from imports import ROOT, modules
@@ -50,3 +54,41 @@ def test_extras_that_messages_name_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"serve", "text", "plots", "data"} <= named <= project["optional-dependencies"].keys()
     assert "in the project's folder" not in sources
+
+
+STRANGER = "raise SystemExit('the stranger ran')"
+
+
+def beside_another_export(folder: Path, name: str, code: str) -> subprocess.CompletedProcess[str]:
+    """In a folder that is searched first and has an `export` of its own."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(STRANGER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["export.py", "export/__init__.py"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import mlx_transformer as mt; mt.OnnxTransformer",
+        "import mlx_transformer as mt; mt.validate",
+        "import mlx_transformer as mt; mt.open_model('one.onnx')",
+        "import mlx_transformer as mt; mt.export('model', 'onnx')",
+        "import mlx_transformer as mt; mt.serve('onnx')",
+        "from mlx_transformer.cli import main; main(['translate', 'onnx', 'one'])",
+    ],
+)
+def test_another_export_in_the_way_is_named(tmp_path: Path, name: str, code: str) -> None:
+    """As the folders of many projects have it: it is found first, and not run."""
+    (tmp_path / "one.onnx").touch()
+    done = beside_another_export(tmp_path, name, code)
+    said = f"{tmp_path / name}: is another 'export' than this project's, and found first; rename it"
+    assert said in done.stderr.splitlines()[-1]
+    assert done.returncode == (2 if "main" in code else 1)
+
+
+def test_another_export_is_nobodys_matter_where_none_is_needed(tmp_path: Path) -> None:
+    code = "import mlx_transformer as mt; print(mt.Transformer.__name__, mt.TransformerConfig)"
+    done = beside_another_export(tmp_path, "export.py", code)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "Transformer"), done.stderr
