@@ -47,7 +47,7 @@ def explain(
     s, options = changed(settings, changes)
     if model is None:
         return _explain_shipped(s, search, options)
-    if len(texts) != 1:
+    if len(texts) not in (1, 2):
         given = f"{len(texts)} of them are given" if texts else "none is given"
         raise UserError(f"explain takes one sentence in quotes; {given}")
     plain = Options()
@@ -78,7 +78,7 @@ def explain(
         around, given = around_source(models[0].settings, given | told)
         search = Options(**resolved(models[0].settings, given))
         prefix = models[0].settings.get(TASK_PREFIX, "") if s.task_prefix is None else s.task_prefix
-        sentence = read_sentence(models[0], texts[0], s.translation, search, around, prefix)
+        sentence = read_sentence(models[0], texts, s.translation, search, around, prefix)
         traces = []
         for i, each in enumerate(models):
             watch(0.4 + 0.2 * i, f"running {each.label}")

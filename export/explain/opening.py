@@ -19,6 +19,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
@@ -51,6 +52,11 @@ class Opened:
         }
         rest = {name: np.broadcast_to(zero, shape) for name, shape in shapes.items() if name not in read}
         return Reference(self.config, {**read, **rest}, np.float32)
+
+    @cached_property
+    def embedding(self) -> TextEmbedding | None:
+        """How a text's vector is made, where the folder says so."""
+        return read_embedding(self.folder, self.config.d_model)
 
     @cached_property
     def settings(self) -> Settings:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from mlx_transformer.core.parameters import (
     source_embedding_name,
     target_embedding_name,
 )
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN
+from mlx_transformer.generation.embed import prepared
 from mlx_transformer.system.errors import UserError
 
 from .content import pieces, token_text
@@ -80,6 +82,7 @@ def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, A
     whole = {name: array.shape for name, array in weights.items()} == parameter_shapes(config)
     tokenizer = None if model.tokenizer.separate else page_tokenizer(model.tokenizer.own_json())
     own = sentence.given < len(sentence.written) or config.architecture == "encoder"
+    own = own and model.embedding is None and not sentence.types  # the page fills gaps of one text
     count = sum(array.size for array in weights.values())
     at, name = _chosen(config, sentence), model.folder.resolve().name
     if whole and own and tokenizer and computed_live(config, count):
@@ -120,6 +123,7 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
     if config.head.per_row:  # of the row, as if it had one position
         values = {name: value[None] if name in OF_HEAD else value for name, value in values.items()}
     values |= _kept_inside(model, sentence, values)
+    values |= _text_vector(model, values)
     values = {name: value for name, value in values.items() if value.ndim > 1} | _biases(model, values)
     arrays, equal = _points(config, values, at, room)
     norms = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters() if "norm" in name}
@@ -145,6 +149,8 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
         },
         "texts": {int(id): token_text(model.tokenizer, int(id)) for id in {*likely.tolist(), *sentence.written}},
         "points": {"arrays": arrays, "equal": equal},
+        "types": list(sentence.types),
+        "embedding": None if model.embedding is None else _said_of(model.embedding),
         "parameters": {name: _array(array, 32) for name, array in norms.items()},
     }
 
@@ -169,6 +175,28 @@ def _kept_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str
             scale = config.attention_scale or 1 / np.sqrt(value.shape[-1])
             found[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
     return {name: value for name, value in found.items() if name not in values}
+
+
+def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Return how a text's vector is made of the last layer: pooled, through each dense layer, of unit length; a row
+    each."""
+    embedding, config = model.embedding, model.config
+    if embedding is None:
+        return {}
+    post = f"encoder.layers.{config.encoder_layers - 1}.feed_forward_norm"
+    memory = values[post if config.norm_placement == "post" else "encoder.norm"][None]
+    skipped = 0 if embedding.prompt_counts else len(model.tokenizer.encode(prepared(embedding.prompt(), embedding))) - 1
+    steps = {"pooled": replace(embedding, dense=(), normalize=False)}
+    for i in range(len(embedding.dense)):
+        steps[f"dense.{i}"] = replace(embedding, dense=embedding.dense[: i + 1], normalize=False)
+    whole = {**steps, "vector": embedding}
+    return {f"text.{name}": each.vectors(memory, np.ones(memory.shape[:2]), skipped) for name, each in whole.items()}
+
+
+def _said_of(embedding: TextEmbedding) -> dict[str, Any]:
+    """Return what the page says of its steps."""
+    dense = [layer.activation for layer in embedding.dense]
+    return {"pooling": list(embedding.pooling), "dense": dense, "normalize": embedding.normalize}
 
 
 def _biases(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
@@ -204,7 +232,9 @@ def _points(
     own = {name: value for name, value in values.items() if name not in equal}
     one = {
         name: value
-        if name.endswith((".keys", ".values")) or (name in OF_HEAD and config.head.kind in WHOLE)
+        if name.endswith((".keys", ".values"))
+        or name.startswith("text.")
+        or (name in OF_HEAD and config.head.kind in WHOLE)
         else np.take(value, [at["word" if name.startswith("encoder") or not config.has_decoder else "step"]], axis=-2)
         for name, value in own.items()
     }

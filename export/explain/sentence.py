@@ -20,6 +20,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import TOKEN_TYPES
 from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.beam import Beam
+from mlx_transformer.generation.embed import prepared
 from mlx_transformer.generation.fill import ids_with_masks
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.generation.options import Hypothesis, Options
@@ -68,27 +69,42 @@ class ExplainedSentence:
     output: str
     tree: tuple[Node, ...] = ()
     score: float | None = None
+    types: tuple[int, ...] = ()
+    """The kind of each token, in an encoder that tells them apart: 1 in the second of two texts."""
 
     def case(self, config: TransformerConfig) -> Case:
-        """As the engines of a model take it: one row, no padding, one text, whose tokens are of the first kind."""
+        """As the engines of a model take it: one row, no padding; the tokens of one text are of the first kind."""
         source, target = (np.array([ids], np.int64) for ids in (self.source, self.target))
         if not self.source:
             return Case("sentence", target, None, None, 1)
-        others = {TOKEN_TYPES.name: np.zeros_like(source)} if config.token_types else {}
+        types = np.array([self.types], np.int64) if self.types else np.zeros_like(source)
+        others = {TOKEN_TYPES.name: types} if config.token_types else {}
         return Case("sentence", source, None, target if self.target else None, 1, others=others)
 
 
 def read_sentence(
-    model: Opened, text: str, target: str | None, options: Options, around: Around = NOTHING, prefix: str = ""
+    model: Opened,
+    texts: Sequence[str],
+    target: str | None,
+    options: Options,
+    around: Around = NOTHING,
+    prefix: str = "",
 ) -> ExplainedSentence:
     """Tokenise, and let the model find its output unless `target` gives one. What an encoder-decoder reads stands
-    behind `prefix`, and with tokens `around` it.
+    behind `prefix`, and with tokens `around` it. texts: one; of an encoder also two, read as a pair.
 
-    `UserError` for an empty text, one that is too long for the model, and a target that an encoder can't have.
+    `UserError` for an empty text, one that is too long for the model, a target that an encoder can't have, and a second
+    text that others can't.
     """
-    if not text.strip():
+    if not all(text.strip() for text in texts):
         raise UserError("the sentence is empty: give one with words in it")
     architecture = model.config.architecture
+    if len(texts) == 2 and architecture == "encoder" and target is None:
+        return _paired(model, texts[0], texts[1])
+    if len(texts) != 1:
+        pairs = "; an encoder alone reads two, as a pair"
+        raise UserError(f"explain takes one sentence in quotes; {len(texts)} of them are given{pairs}")
+    text = texts[0]
     if architecture == "encoder":
         return _filled(model, text, target)
     if architecture == "decoder":
@@ -100,9 +116,24 @@ def read_sentence(
 def _filled(model: Opened, text: str, target: str | None) -> ExplainedSentence:
     if target is not None:
         raise UserError(f"{model.folder}: is an encoder alone, which writes nothing: leave out --target")
-    ids = tuple(ids_with_masks(model.tokenizer, text))
+    embedding = model.embedding
+    if embedding is None:
+        ids = tuple(ids_with_masks(model.tokenizer, text))
+    else:  # as `embed` reads it
+        read = prepared(embedding.prompt() + text, embedding)
+        ids = tuple(model.tokenizer.encode(read))
+        most = embedding.max_length or len(ids)
+        ids = ids if len(ids) <= most else (*ids[: most - 1], ids[-1])
     _check_length(model, ids, "text")
     return ExplainedSentence(text, ids, (), ids, len(ids), "")
+
+
+def _paired(model: Opened, text: str, second: str) -> ExplainedSentence:
+    [pair] = model.tokenizer.encode_pairs([(text, second)])
+    ids = tuple(pair.ids)
+    _check_length(model, ids, "pair of texts")
+    types = tuple(pair.token_types) if model.config.token_types else ()
+    return ExplainedSentence(f"{text} · {second}", ids, (), ids, len(ids), "", types=types)
 
 
 def _translated(model: Opened, text: str, source: list[int], target: str | None, options: Options) -> ExplainedSentence:

@@ -44,7 +44,10 @@ def explain(
         typer.Argument(help="A checkpoint or run's folder, or an ONNX folder; unset: three that ship."),
     ] = None,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="The sentence, in quotes; for a decoder the prompt.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="The sentence, in quotes; for a decoder the prompt; an encoder also reads two.", show_default=False
+        ),
     ] = None,
     *,
     settings: ExplainSettings,

@@ -123,6 +123,8 @@ class Look:
     """Ids of the output, or of the text where a model has none."""
     scored: Sequence[tuple[int, int]]
     """Rows of the logits, and ids, whose log p counts."""
+    types: Sequence[int]
+    """The kind of each token, where there are two texts."""
     state: Mapping[str, Any]
 
     @property
@@ -164,6 +166,7 @@ def _cell(look: Look, part: str) -> dict[str, Any]:
         "bits": -(some * np.log2(some)).sum(),
         "total": powers.sum(),
         "products": q * k,
+        "": look.config.attention_scale or 1,
         **{f"e {n}": power for n, power in enumerate(powers)},
     }
 
@@ -178,9 +181,13 @@ def _norm(look: Look, part: str) -> dict[str, Any]:
     before = f"{look.stack}.layers.{n - 1}" if n else start
     stream = before if at == 0 else f"{look.layer}.{order[at - 1]}{'_norm' if post else '.residual'}"
     read = look.points[f"{name}.residual" if post else stream][look.row]
+    return _steps_of_norm(look, read, f"{name}_norm")
+
+
+def _steps_of_norm(look: Look, read: np.ndarray, name: str) -> dict[str, Any]:
     mean = 0.0 if look.config.norm == "rmsnorm" else read.mean()
     deviation = math.sqrt(((read - mean) ** 2).mean() + look.config.norm_epsilon)
-    gamma, beta = (look.parameters.get(f"{name}_norm.{side}") for side in ("weight", "bias"))
+    gamma, beta = (look.parameters.get(f"{name}.{side}") for side in ("weight", "bias"))
     scaled = (read - mean) / deviation
     found = {"mean": mean, "deviation": deviation, "read": read[0], "scaled": scaled[0]}
     found |= {"− μ": read - mean, "÷ σ": scaled}
@@ -192,10 +199,15 @@ def _position(look: Look) -> dict[str, Any]:
     name = f"{look.stack}.embedding"
     config, found = look.config, {}
     first = look.points[f"{name}.{'scaled' if f'{name}.scaled' in look.points else 'rows'}"][look.row]
-    kind = look.parameters.get("token_type_embedding.weight")
-    added = look.points[name][look.row] - first - (0 if kind is None else kind[0])
+    kinds = look.parameters.get("token_type_embedding.weight")
+    type = look.types[look.row] if look.types else 0
+    kind = None if kinds is None else np.asarray(kinds).reshape(-1, config.d_model)[type]
+    added = look.points[name][look.row] - first - (0 if kind is None else kind)
     found |= {"place": added[0], "+ place": added}
-    found |= {} if kind is None else {"kind": kind[0][0], "+ kind of token, the first": kind[0]}
+    if kind is not None:
+        found |= {"kind": kind[0], f"+ kind of token: {('first', 'second')[type]} text": kind}
+    if config.embedding_norm:
+        found |= _steps_of_norm(look, look.points[name][look.row], f"{name}_norm")
     for column in range(config.d_model if config.positions == "sinusoidal" else 0):
         speed = 10000 ** (-2 * (column // 2) / config.d_model)
         found |= {f"speed {column}": speed, f"turn {column}": 2 * math.pi / speed, f"wave {column}": added[column]}
@@ -225,6 +237,19 @@ def _broken(look: Look) -> dict[str, Any]:
     return found | dict.fromkeys(("log-p", "log-p-off", "right", "right-off"), log_p)
 
 
+def _logits(look: Look) -> dict[str, Any]:
+    made = [value for name, value in look.points.items() if re.fullmatch(r"text\.(pooled|dense\.\d+)", name)]
+    found: dict[str, Any] = {"text length": np.linalg.norm(made[-1])} if made else {}
+    rows = look.points["logits"]
+    row = rows[min(look.out, len(rows) - 1)]
+    if look.config.head.kind == "vocabulary":
+        return found | {f"p {id}": p for id, p in enumerate(softmax(row))}
+    if look.config.head.labels:
+        return found | {f"share {n}": share for n, share in enumerate(softmax(row))}
+    cosines = rows @ row / np.linalg.norm(rows, axis=1) / np.linalg.norm(row)
+    return found | {f"cosine {n}": each for n, each in enumerate(cosines)} | {"length": np.linalg.norm(row)}
+
+
 def recomputed(section: str, look: Look) -> dict[str, Any]:
     """What follows from the arrays, by its name in a station."""
     if section == "row":
@@ -241,7 +266,7 @@ def recomputed(section: str, look: Look) -> dict[str, Any]:
     if section == "next":
         return _next(look)
     if section == "logits":
-        return {f"p {id}": p for id, p in enumerate(softmax(look.points["logits"][look.out]))}
+        return _logits(look)
     if section == "search":
         return {f"step {t}": softmax(look.points["logits"][t])[id] for t, id in enumerate(look.written)}
     return _broken(look) if section == "break" else {}
@@ -267,7 +292,8 @@ def hold_derived(look: Look) -> int:
 
 
 def hold_drawn(shown: Mapping[str, Any], points: Mapping[str, np.ndarray], config: Any, parameters: Mapping[str, Any],
-               written: Sequence[int], scored: Sequence[tuple[int, int]] = ()) -> int:  # fmt: skip
+               written: Sequence[int], scored: Sequence[tuple[int, int]] = (),
+               types: Sequence[int] = ()) -> int:  # fmt: skip
     """Hold all that is drawn of a text to the arrays of a pass. Return how many numbers were compared."""
     count = 0
     for point, values in shown["numbers"].items():
@@ -281,5 +307,5 @@ def hold_drawn(shown: Mapping[str, Any], points: Mapping[str, np.ndarray], confi
     assert shown["rest"] == [], "a number that stands for none of the arrays"
     hold_worked(shown["worked"])
     for state in shown["states"]:
-        count += hold_derived(Look(points, parameters, config, written, scored, state))
+        count += hold_derived(Look(points, parameters, config, written, scored, types, state))
     return count

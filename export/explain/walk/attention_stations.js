@@ -100,7 +100,7 @@ export function cellBody(v, part) {
     derived(e[c], `e ${c}`),
     `${number(w, a.of('weights'), place(c))} ${bar(w)}`,
   ]);
-  const times = scale === 1 ? ' × 1' : v.pass.config.attention_scale ? ` × ${short(scale)}` : ` ÷ √${v.shape.dk}`;
+  const times = scale === 1 ? ' × 1' : v.pass.config.attention_scale ? ` × ${derived(scale)}` : ` ÷ √${v.shape.dk}`;
   const added = bias ? ' To each score its relative position is added, a number that this head learned for how far apart two places are.' : '';
   return `<p class="cell">${escaped(v.who)}: how much goes to ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
     + strip('query', q, { point: a.of('queries'), index: `${v.h},${v.i}`, kind: 'q' })
@@ -112,7 +112,7 @@ export function cellBody(v, part) {
     + `<p class="said"><b>${looksAt(v, a)}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0), 'row')}, spread ${derived(bits(weights), 'bits', 2)} bits</p>`;
 }
 
-const SCALED = ({ attention_scale: scale }) => (scale === 1 ? '' : scale ? ` · ${short(scale)}` : ' / √<i>d</i><sub>k</sub>');
+const SCALED = ({ attention_scale: scale }) => (scale === 1 ? '' : scale ? ` · ${derived(scale)}` : ' / √<i>d</i><sub>k</sub>');
 
 export const cell = {
   id: 'cell',

@@ -1,6 +1,6 @@
 // What an encoder's head makes of the last layer: its dense layer; classes, the begin and end of an answer, or a vector.
 
-import { bar, derived, escaped, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
+import { bar, derived, escaped, number, strip, table } from '../../../mlx_transformer/page/kit.js';
 import { softmax } from './pass.js';
 
 export const headOf = (config) => ({ kind: 'vocabulary', pooling: 'first', labels: [], ...config.head });
@@ -44,7 +44,7 @@ function classes(v, head, i) {
   const shares = head.several ? Array.from(row, (x) => 1 / (1 + Math.exp(-x))) : softmax(row);
   const order = [...row.keys()].sort((a, b) => row[b] - row[a]);
   const who = head.kind === 'classes' ? 'the text' : `‹${escaped(v.outRead[i])}›`;
-  return `<p class="said"><b>${who}: ${escaped(head.labels[order[0]])} ${short(shares[order[0]])}</b>${head.several ? '; each class has a share by itself, 1 / (1 + e<sup>−logit</sup>)' : ''}</p>`
+  return `<p class="said"><b>${who}: ${escaped(head.labels[order[0]])} ${derived(shares[order[0]], `share ${order[0]}`)}</b>${head.several ? '; each class has a share by itself, 1 / (1 + e<sup>−logit</sup>)' : ''}</p>`
     + table(['class', 'logit', 'share'], order.map((n) => [escaped(head.labels[n]), number(row[n], 'logits', `${i},${n}`), `${derived(shares[n], `share ${n}`)} ${bar(shares[n])}`]), { label: 'classes and their shares' });
 }
 
@@ -70,6 +70,20 @@ function vector(v, head, i) {
   const near = v.outRead.map((_, n) => v.pass.row('logits', n)).map((other) => row.reduce((sum, x, c) => sum + x * other[c], 0) / (length(row) * length(other)));
   const order = [...near.keys()].filter((n) => n !== i).sort((a, b) => near[b] - near[a]).slice(0, 8);
   return out + table(['nearest in this text', 'cosine'], order.map((n) => [`<span class="tok">${escaped(v.outRead[n])}</span>`, derived(near[n], `cosine ${n}`)]), { label: 'tokens whose vectors are near' });
+}
+
+const POOLED = { cls: 'the first of', last: 'the last of', max: 'the largest of each column of', mean: 'the mean of', mean_sqrt_len: 'the sum, by the root of their number, of', weighted_mean: 'the mean, weighted 1, 2, 3, …, of' };
+
+/** How the vector of the text is made of the last vectors: pooled, dense layers, its length. */
+export function ofText(v, { pooling, dense: layers, normalize }) {
+  const [d, count] = [v.shape.d, v.pass.shape(v.out.shape.last())[0]];
+  const pooled = v.pass.row('text.pooled', 0);
+  const parts = pooling.map((way, n) => strip(`${POOLED[way]} the ${count} last vectors`, pooled.subarray(n * d, (n + 1) * d), { point: 'text.pooled', index: 0, from: n * d, lit: v.c - n * d }));
+  const deeper = layers.map((activation, n) => strip(`dense layer ${n + 1}, ${activation}`, v.pass.row(`text.dense.${n}`, 0), { point: `text.dense.${n}`, index: 0, lit: v.c }));
+  const last = layers.length ? v.pass.row(`text.dense.${layers.length - 1}`, 0) : pooled;
+  const length = normalize ? `<p class="said">its length is ${derived(Math.hypot(...last), 'text length')}</p>` : '';
+  return `<h3>the vector of the text</h3>${parts.join('')}${deeper.join('')}${length}`
+    + strip(normalize ? 'divided by its length: the vector' : 'the vector', v.pass.row('text.vector', 0), { point: 'text.vector', index: 0, lit: v.c });
 }
 
 /** What a head without words gives. */

@@ -4,7 +4,7 @@ import { readTensors } from '../live/safetensors.js';
 import { Twin } from '../live/twin.js';
 import { derived, escaped, fold, number, strip, table } from '../../../mlx_transformer/page/kit.js';
 import { position } from './first_stations.js';
-import { dense, FORMULAS, given, headOf } from './head_station.js';
+import { dense, FORMULAS, given, headOf, ofText } from './head_station.js';
 import { normSteps } from './layer_stations.js';
 import { bytesOf, computed } from './models.js';
 import { logits } from './output_stations.js';
@@ -79,18 +79,19 @@ const words = ({ pass: { config } }) => headOf(config).kind === 'vocabulary';
 
 const PLACES = { learned: 'x = word + P[pos]', rotary: 'x = word', relative: 'x = word', relative_layers: 'x = word', none: 'x = word' };
 
-/** The sum at the input: word, kind of token (one text is of the first), learned place; and a norm of it. */
+/** The sum at the input: word, kind of token (which of two texts it is in), learned place; and a norm of it. */
 function sumOf(v) {
   const { config } = v.pass;
   const name = `${v.stack}.embedding`;
   const from = `${name}.${v.scaled ? 'scaled' : 'rows'}`;
   const [before, after] = [v.pass.row(from, v.i), v.pass.row(name, v.i)];
-  const kind = v.parameter('token_type_embedding.weight')?.subarray(0, after.length);
+  const type = v.model.spec.types?.[v.i] ?? 0;
+  const kind = v.parameter('token_type_embedding.weight')?.subarray(type * after.length, (type + 1) * after.length);
   const place = config.positions === 'learned' ? after.map((value, j) => value - before[j] - (kind?.[j] ?? 0)) : null;
   const c = v.c % after.length;
-  const terms = [number(before[c], from, `${v.i},${c}`), ...[kind, place].filter(Boolean).map((each) => derived(each[c]))];
+  const terms = [number(before[c], from, `${v.i},${c}`), ...[[kind, 'kind'], [place, 'place']].filter(([each]) => each).map(([each, name]) => derived(each[c], name))];
   return `${v.said.positions[config.positions] ? `<p>${v.said.positions[config.positions]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
-    + (kind ? strip('+ kind of token, the first', kind, { lit: c }) : '') + (place ? strip('+ place', place, { lit: c }) : '')
+    + (kind ? strip(`+ kind of token: ${type ? 'second' : 'first'} text`, kind, { lit: c }) : '') + (place ? strip('+ place', place, { lit: c }) : '')
     + strip('= input', after, { point: name, index: v.i, lit: v.c })
     + `<p class="cell">column ${c}: ${terms.join(' + ')} = ${number(after[c], name, `${v.i},${c}`)}</p>`;
 }
@@ -110,14 +111,14 @@ const stations = {
     ...logits,
     formula: (v) => (words(v) ? logits.formula(v) : FORMULAS[headOf(v.pass.config).kind]),
     controls: (v) => (words(v) ? logits.controls(v) : ''),
-    body: (v) => (words(v) ? `${v.pass.has('head') ? dense(v).html : ''}${logits.body(v)}` : given(v)),
+    body: (v) => (words(v) ? `${v.pass.has('head') ? dense(v).html : ''}${logits.body(v)}` : given(v)) + (v.model.spec.embedding ? ofText(v, v.model.spec.embedding) : ''),
   },
 };
 
 /** The kinds of models that one is of, of which something else is said. */
-function kindsOf({ positions, activation = 'relu', norm, scale_embeddings: scaled, attention_scale: scale, ...config }) {
+function kindsOf({ embedding, config: { positions, activation = 'relu', norm, scale_embeddings: scaled, attention_scale: scale, ...config } }) {
   return ['recorded', headOf(config).kind, positions, activation === 'relu' ? '' : 'smooth', norm === 'rmsnorm' ? 'rms' : '',
-    scaled === false ? 'unscaled' : '', scale ? 'unscaled-scores' : ''];
+    scaled === false ? 'unscaled' : '', scale ? 'unscaled-scores' : '', embedding ? 'embedding' : ''];
 }
 
 Object.assign(others, { Recorded, stations, kindsOf });

@@ -34,7 +34,7 @@ const stationsOf = ({ architecture }) => [
   ...(model.live ? [breaking] : []),
 ].map((each) => (!model.live && others.stations[each.id]) || each);
 /** What is said of a station, with what is said otherwise of models of this kind. */
-const saidOf = (id) => Object.assign({}, data.words.stations[id], ...(model.live ? [model.config.positions] : others.kindsOf(model.config)).map((kind) => data.words[kind]?.[id]));
+const saidOf = (id) => Object.assign({}, data.words.stations[id], ...(model.live ? [model.config.positions] : others.kindsOf(model.spec)).map((kind) => data.words[kind]?.[id]));
 /** The answer of a station, with the model's own sizes in it. */
 const answer = ({ id }, { shape }) => words(saidOf(id).answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
   .replaceAll('{root}', short(Math.sqrt(shape.dk), 4)));

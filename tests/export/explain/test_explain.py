@@ -62,7 +62,7 @@ def test_the_page_shows_the_models_numbers(models, architecture, folder, tmp_pat
     assert re.fullmatch(r".*page\.html: 0\.\d\d MB", said)
     data = data_of(tmp_path / "page.html")
     model = open_model(models[architecture] / folder)
-    sentence = read_sentence(model, text, None, Options(max_new_tokens=20 if architecture == "decoder" else None))
+    sentence = read_sentence(model, [text], None, Options(max_new_tokens=20 if architecture == "decoder" else None))
     assert data["sides"].keys() == {s for s in ("source", "target") if getattr(sentence, s)}
     for side in data["sides"]:
         assert data["sides"][side]["ids"] == list(getattr(sentence, side))
@@ -110,7 +110,7 @@ def test_two_runtimes_beside_each_other(models, architecture, tmp_path):
     data = data_of(tmp_path / "page.html")
     assert data["runtimes"] == ["model: MLX, CPU", "onnx: ONNX Runtime, CPU"]
     opened = [open_model(place / name) for name in ("model", "onnx")]
-    sentence = read_sentence(opened[0], TEXT, None, Options(max_new_tokens=20 if architecture == "decoder" else None))
+    sentence = read_sentence(opened[0], [TEXT], None, Options(max_new_tokens=20 if architecture == "decoder" else None))
     first, second = (trace(each, sentence) for each in opened)
     for kind, shown in data["maps"]["kinds"].items():
         apart = second.weights[kind].astype(np.float64) - first.weights[kind]
@@ -151,7 +151,7 @@ def test_a_copying_models_alignment_is_the_diagonal(copying, runtime, tmp_path):
 def test_the_lens_ends_in_the_logits(models):
     """The last layer of a post-norm stack is what the classifier reads."""
     model = open_model(models["encoder-decoder"] / "model")
-    sentence = read_sentence(model, TEXT, "four five", Options())
+    sentence = read_sentence(model, [TEXT], "four five", Options())
     found = trace(model, sentence)
     *_, last = found.lens.values()
     x = found.points["decoder.layers.2"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from combined import thinned
-from explained_models import TEXTS, data_of
+from explained_models import TEXTS, data_of, write_explained
+from head_models import head_model
 from published_folders import checkpoint
 from random_models import random_weights
 
@@ -23,6 +24,7 @@ from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budg
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import Dense, TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
@@ -44,17 +46,19 @@ def points_of(page: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return walk, arrays | {name: arrays[other] for name, (other, _) in walk["points"]["equal"].items()}
 
 
-def taps_of(config: TransformerConfig, weights: dict[str, np.ndarray], tokens: dict[str, list[int]], kind: type):
+def taps_of(config: TransformerConfig, weights: dict[str, np.ndarray], walk: dict[str, Any], kind: type):
     taps: dict[str, np.ndarray] = {}
-    sides = [np.array([ids]) for ids in (tokens["source"], tokens["target"]) if ids]
-    Reference(config, weights, kind, inner_points=True)(*sides, tap=lambda name, value: taps.update({name: value}))
+    sides = [np.array([ids]) for ids in (walk["tokens"]["source"], walk["tokens"]["target"]) if ids]
+    kinds = {"token_types": np.array([walk["types"]])} if walk["types"] else {}
+    reference = Reference(config, weights, kind, inner_points=True)
+    reference(*sides, tap=lambda name, value: taps.update({name: value}), **kinds)
     return taps
 
 
 def assert_shown(page: Path, config: TransformerConfig, weights: dict[str, np.ndarray]) -> None:
     """Every number of the walk is the reference's by the rule; what relative positions add explains the weights."""
     walk, points = points_of(page)
-    exact, single = (taps_of(config, weights, walk["tokens"], kind) for kind in (np.float64, np.float32))
+    exact, single = (taps_of(config, weights, walk, kind) for kind in (np.float64, np.float32))
     names = [name for name in points if not name.endswith(".bias")]
     stacks = [stack for stack in ("encoder", "decoder") if getattr(config, f"{stack}_layers")]
     wanted = [f"{stack}.embedding.rows" for stack in stacks]
@@ -129,3 +133,81 @@ def test_published_vocabularies_and_languages(kind: str, tmp_path: Path) -> None
     if several is not None:
         with pytest.raises(UserError, match="none of the model's languages"):
             explain(folder, ["Anna"], out=tmp_path / "no.html", target_language="klingon")
+
+
+EMBEDDINGS = {
+    "mean": TextEmbedding(pooling=("mean",), normalize=True),
+    "deep": TextEmbedding(
+        pooling=("cls", "max"),
+        dense=(Dense(width=24), Dense(width=8, activation="relu", bias=False)),
+        prompts={"query": "seven eight "},
+        default_prompt="query",
+        prompt_counts=False,
+        weights={
+            name: np.random.default_rng(3).normal(0, 0.3, shape).astype(np.float32)
+            for name, shape in {"dense.0.weight": (24, 64), "dense.0.bias": (24,), "dense.1.weight": (8, 24)}.items()
+        },
+    ),
+}
+
+
+def vector_of(embedding: TextEmbedding, memory: np.ndarray, skipped: int) -> dict[str, np.ndarray]:
+    """Each step of a text's vector, in the precision of the last layer (L, D)."""
+    rows = memory[skipped:]
+    ways = {"mean": rows.mean(axis=0), "cls": rows[0], "max": rows.max(axis=0)}
+    x = np.concatenate([ways[way] for way in embedding.pooling])
+    found = {"text.pooled": x}
+    for i, layer in enumerate(embedding.dense):
+        x = embedding.weights[f"dense.{i}.weight"].astype(x.dtype) @ x
+        x = x + embedding.weights[f"dense.{i}.bias"].astype(x.dtype) if layer.bias else x
+        x = np.tanh(x) if layer.activation == "tanh" else np.maximum(x, 0)
+        found[f"text.dense.{i}"] = x
+    found["text.vector"] = x / np.linalg.norm(x) if embedding.normalize else x
+    return {name: each[None] for name, each in found.items()}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_a_texts_vector_step_by_step(name: str, tmp_path: Path) -> None:
+    """Of what folders of sentence-transformers hold; it is the one that `embed` gives."""
+    embedding = EMBEDDINGS[name]
+    folder = write_explained(tmp_path, "encoder", onnx=False) / "model"
+    opened = open_checkpoint(folder)
+    weights = dict(opened.tensors())
+    save_checkpoint(
+        folder, opened.config, weights, opened.tokenizer_json(), texts=embedding.texts(), tensors=embedding.tensors()
+    )
+    explain(folder, [TEXT], out=tmp_path / "page.html")
+    walk, points = points_of(tmp_path / "page.html")
+    said = {"pooling": list(embedding.pooling), "normalize": embedding.normalize}
+    assert walk["embedding"] == {**said, "dense": [layer.activation for layer in embedding.dense]}
+    tokenizer = Tokenizer.load(folder)
+    assert walk["tokens"]["source"] == tokenizer.encode(embedding.prompt() + TEXT)
+    skipped = 0 if embedding.prompt_counts else len(tokenizer.encode(embedding.prompt().strip())) - 1
+    last = f"encoder.layers.{opened.config.encoder_layers - 1}"
+    steps = [
+        vector_of(embedding, taps_of(opened.config, weights, walk, kind)[last][0], skipped)
+        for kind in (np.float64, np.float32)
+    ]
+    budget = budget_for("float32", "cpu")
+    for step, exact in steps[0].items():
+        truth = Truth.of(exact, steps[1][step], np.ones(len(exact), bool))
+        deviation = Deviation.of(points[step], truth)
+        assert Measurement.of(deviation, truth.scale, ErrorScale.pooled([truth.scale]), budget).passed, (
+            step,
+            deviation,
+        )
+    np.testing.assert_allclose(points["text.vector"][0], Transformer.load(folder).embed(TEXT), atol=1e-5)
+
+
+def test_two_texts_are_read_as_a_pair(tmp_path: Path) -> None:
+    """The kinds of their tokens are the two texts; every number is the reference's of just these kinds."""
+    folder = head_model("bert-classes", tmp_path)
+    opened = open_checkpoint(folder)
+    explain(folder, ["a good film .", "a bad film ."], out=tmp_path / "page.html")
+    walk, _ = points_of(tmp_path / "page.html")
+    [pair] = Tokenizer.load(folder).encode_pairs([("a good film .", "a bad film .")])
+    assert (walk["tokens"]["source"], walk["types"]) == (pair.ids, pair.token_types)
+    assert set(walk["types"]) == {0, 1}
+    assert_shown(tmp_path / "page.html", opened.config, dict(opened.tensors()))
+    with pytest.raises(UserError, match="an encoder alone reads two, as a pair"):
+        explain(write_explained(tmp_path, "decoder", onnx=False) / "model", ["one", "two"], out=tmp_path / "no.html")
