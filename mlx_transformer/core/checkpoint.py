@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ Tensors = Mapping[str, NDArray]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory.
+    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory but where in
+    the file each is.
 
     A quantised one reads as a float32 model whose matrices have the values that the integers stand for, and one with an
     adapter beside its weights as what was trained; `packed` and `stored` show what the file holds. Reading raises
@@ -78,26 +80,33 @@ class Checkpoint:
         Tokenizer(text, str(path)).check_fits(self.config, str(self.folder))
         return text
 
+    @cached_property
+    def _files(self) -> Mapping[str, Stored]:
+        """What the file of the weights holds: its header is read once, not for each of the tensors that it lists."""
+        return stored_tensors(self.folder / WEIGHTS)
+
     def names(self) -> list[str]:
         return list(parameter_shapes(self.config))
 
     def tensor(self, name: str) -> NDArray:
         """One parameter in the table's shape."""
-        return self._tensor(stored_tensors(self.folder / WEIGHTS), name)
+        array = self._own(name)
+        if self.adapter is None or self.adapter.delta(name) is None:
+            return array
+        return self.adapter.merged(name, array)
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) one by one, in the table's order."""
-        stored = stored_tensors(self.folder / WEIGHTS)
         for name in self.names():
-            yield name, self._tensor(stored, name)
+            yield name, self.tensor(name)
 
     def unread(self) -> dict[str, Stored]:
         """The same, none of them read yet."""
-        files, shapes = stored_tensors(self.folder / WEIGHTS), parameter_shapes(self.config)
+        shapes = parameter_shapes(self.config)
         changed = {name for name in shapes if self.adapter is not None and self.adapter.delta(name) is not None}
 
         def later(name: str) -> Stored:
-            dtype = np.dtype(np.float32) if self.quantization or name in changed else files[name].dtype
+            dtype = np.dtype(np.float32) if self.quantization or name in changed else self._files[name].dtype
             return Stored(shapes[name], dtype, lambda: self.tensor(name).astype(dtype, copy=False))
 
         return {name: later(name) for name in shapes}
@@ -105,34 +114,25 @@ class Checkpoint:
     def packed(self, name: str) -> Packed:
         """A quantised matrix as it is stored, without an adapter's change, its scales and biases in float32. `name` is
         one of `quantization`."""
-        return self._packed(stored_tensors(self.folder / WEIGHTS), name)
+        words, *numbers = (np.asarray(self._files[each]) for each in tensors_of(name))
+        scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
+        return Packed(words, scales, biases, self.quantization[name])
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's sum."""
-        stored = stored_tensors(self.folder / WEIGHTS)
         for name in self.names():
             if name in self.quantization:
-                packed = self._packed(stored, name)
+                packed = self.packed(name)
                 yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
             else:
-                yield name, self._tensor(stored, name)
+                yield name, self.tensor(name)
 
-    def _tensor(self, stored: Mapping[str, Stored], name: str) -> NDArray:
-        array = self._own(stored, name)
-        if self.adapter is None or self.adapter.delta(name) is None:
-            return array
-        return self.adapter.merged(name, array)
-
-    def _own(self, stored: Mapping[str, Stored], name: str) -> NDArray:
+    def _own(self, name: str) -> NDArray:
+        """A parameter without an adapter's change."""
         if name in self.quantization:
-            return self._packed(stored, name).dequantised()
-        array = np.asarray(stored[name])
+            return self.packed(name).dequantised()
+        array = np.asarray(self._files[name])
         return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
-
-    def _packed(self, stored: Mapping[str, Stored], name: str) -> Packed:
-        words, *numbers = (np.asarray(stored[each]) for each in tensors_of(name))
-        scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
-        return Packed(words, scales, biases, self.quantization[name])
 
 
 def save_checkpoint(

@@ -26,6 +26,8 @@ TYPES |= {"U8": np.uint8, "BOOL": np.bool_}
 each is aligned."""
 NAMES = {kind if isinstance(kind, str) else np.dtype(kind).name: name for name, kind in TYPES.items()}
 
+KINDS = {name: BFLOAT16 if name == "BF16" else Kind.of(kind) for name, kind in TYPES.items()}
+
 PART = 1 << 20
 """Numbers that are looked at together."""
 
@@ -65,16 +67,12 @@ def stored_tensors(path: Path) -> dict[str, Stored]:
 
         return Stored(shape, kind.read, read)
 
-    def kind_of(dtype: str) -> Kind:
-        return BFLOAT16 if dtype == "BF16" else Kind.of(TYPES[dtype])
-
-    return {
-        name: stored(
-            *(name, tuple(entry["shape"]), kind_of(entry["dtype"])),
-            *(8 + length + offset for offset in entry["data_offsets"]),
-        )
-        for name, entry in header.items()
-    }
+    start = 8 + length
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        found[name] = stored(name, tuple(entry["shape"]), KINDS[entry["dtype"]], start + begin, start + end)
+    return found
 
 
 def check_finite(path: Path, name: str, array: NDArray) -> None:
