@@ -25,4 +25,9 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 
 def family_of(config: TransformerConfig) -> Family:
     """The first family that has such a model; of none, the one that differs least."""
-    return min(FAMILIES.values(), key=lambda family: len(differences(family, config)))
+    apart: dict[str, int] = {}
+    for name, family in FAMILIES.items():
+        apart[name] = len(differences(family, config))
+        if not apart[name]:
+            return family
+    return FAMILIES[min(apart, key=apart.__getitem__)]
