@@ -68,8 +68,9 @@ def _ring(processes: int, command: list[str]) -> int:
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(processes)]), encoding="utf-8")
         ranks: list[subprocess.Popen] = []
         for rank in range(processes):
-            variables = {**os.environ, "MLX_TRANSFORMER_DISTRIBUTED": "ring"}
-            variables |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
+            variables = dict(os.environ)
+            if processes > 1:  # MLX finds no neighbour in a ring of one
+                variables |= {"MLX_TRANSFORMER_DISTRIBUTED": "ring", "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
             # The first one speaks for all; what another says is shown if it fails.
             said = None if rank == 0 else stack.enter_context((folder / f"{rank}.txt").open("wb"))
             ranks.append(

@@ -73,6 +73,16 @@ def test_a_run_of_several_processes_goes_on_where_it_was(tmp_path):
     assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
 
 
+def test_one_process_is_a_plain_run(tmp_path):
+    given = write_recipe(tmp_path, steps=4)
+    alone = launched(given, "--out", tmp_path / "launched", count=1)
+    for process in (alone, start("train", given, "--out", tmp_path / "plain")):
+        status, _, error = ended(process)
+        assert status == 0, error
+    found, plain = (weights(tmp_path / name / "model") for name in ("launched", "plain"))
+    assert all(found[name].tobytes() == plain[name].tobytes() for name in plain)
+
+
 def children(process):
     """Process ids of the ranks, rank 0 first."""
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
