@@ -15,7 +15,7 @@ from mlx_transformer.nn.parameters import named_parameters
 from mlx_transformer.nn.taps import no_tap
 
 from .cost import multiplications
-from .drawing import SERIES, canvas, logarithmic
+from .drawing import SERIES, canvas, draw_key, heat_map, label_cells, logarithmic
 from .measure import largest, number
 from .row import Found, Row, above, below, equal
 
@@ -103,14 +103,38 @@ def saturation() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return np.array(WIDTHS, dtype=np.float64), np.array(variances), np.array(kept), np.array(lost)
 
 
-def look_up() -> Found:
+ASKED = (4, 0, 2)
+
+
+def dictionary() -> tuple[mx.array, mx.array]:
+    """Six keys of length 1 and their values, (1, 1, 6, 64) each."""
     mx.random.seed(0)
     k = mx.random.normal((1, 1, 6, 64))
-    k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
-    v = mx.random.normal((1, 1, 6, 64))
-    asked = mx.array([4, 0, 2])
+    return k / mx.linalg.norm(k, axis=-1, keepdims=True), mx.random.normal((1, 1, 6, 64))
+
+
+def look_up() -> Found:
+    k, v = dictionary()
+    asked = mx.array(ASKED)
     far = [largest(attention(k[:, :, asked] * s, k, v) - v[:, :, asked]) for s in (1e6, 1.0)]
     return {"error of the value that is asked for, scores times a million": far[0], "times one": far[1]}
+
+
+def draw_look_ups() -> Any:
+    """Each query is one of the keys: from a mean of all values to that of the one, as its scores grow."""
+    k, _ = dictionary()
+    figure, panels = canvas(len(ASKED), width=8.4, height=2.2)
+    for axes, key in zip(panels, ASKED, strict=True):
+        rows = [np.array(attention_weights(k[:, :, key : key + 1] * times, k))[0, 0, 0] for times in GROWN]
+        heat_map(axes, np.stack(rows), most=1.0)
+        label_cells(axes, [f"x {times:g}" for times in GROWN], [f"{n + 1}" for n in range(6)])
+        axes.set(title=f"the query is key {key + 1}", xlabel="key")
+    draw_key(panels[-1])
+    return figure
+
+
+GROWN = (1.0, 8.0, 32.0, 1e6)
+"""What the scores of a look-up are multiplied by."""
 
 
 def many_heads() -> Found:
@@ -245,6 +269,7 @@ ROWS = (
         look_up,
         (attention,),
         ("claims/test_attention.py::test_a_dictionary_look_up_in_the_limit",),
+        figure=draw_look_ups,
     ),
     Row(
         52,

@@ -28,6 +28,26 @@ def one_hot() -> Found:
     }
 
 
+def looked_up() -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Three ids, their one-hot rows (3, 24), and the table (24, 32)."""
+    ids = [5, 0, 23]
+    return ids, np.eye(24)[ids], np.array(tiny(scale_embeddings=False).embedding.weight)
+
+
+def draw_one_hot() -> Any:
+    """One-hot rows times the table are the rows that they pick."""
+    ids, rows, table = looked_up()
+    figure, panels = canvas(3, width=9.4, height=3.4)
+    drawn = {"one-hot rows": rows, "x the table W": table, "= rows of W": rows @ table}
+    for axes, (title, values) in zip(panels, drawn.items(), strict=True):
+        heat_map(axes, values, signed=True)
+        named = ids if len(values) == len(ids) else range(len(values))
+        axes.set_yticks(range(len(values)), [f"{row}" for row in named], fontsize=6.5)
+        axes.set(title=title, xticks=[], xlabel="ids" if values is rows else "features")
+    draw_key(panels[2])
+    return figure
+
+
 def contextual() -> Found:
     embedded, encoded = (float(np.abs(rows[0] - rows[1]).max()) for rows in bank())
     return {
@@ -68,6 +88,7 @@ ROWS = (
         one_hot,
         (Transformer.embed_source,),
         ("claims/test_network.py::test_an_embedding_is_a_one_hot_product",),
+        figure=draw_one_hot,
     ),
     Row(
         35,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +13,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.feedforward import FeedForward
 from mlx_transformer.nn.parameters import named_parameters
 
+from .drawing import canvas, draw_key, heat_map
 from .measure import largest, number
 from .row import Found, Row, above, below, equal
 
@@ -57,6 +59,27 @@ def _float64(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: np.array(value, dtype=np.float64) for name, value in named_parameters(module)}
 
 
+def inner_units() -> tuple[np.ndarray, np.ndarray]:
+    """x W_1 + b_1 of seven positions, the first units of all (7, 96), and which share of all units is not above 0."""
+    network, x = base_feed_forward()
+    weights = _float64(network)
+    inner = np.array(x, dtype=np.float64) @ weights["up_proj.weight"].T + weights["up_proj.bias"]
+    return inner[0, :, :96], np.mean(inner <= 0)
+
+
+def draw_inner_units() -> Any:
+    """Before and after the bend."""
+    inner, zero = inner_units()
+    figure, panels = canvas(1, 2, width=8.4, height=3.2)
+    titles = ("x W_1 + b_1, the first 96 of 2048 units", f"max(0, ·) of them; {zero:.2f} of all units are 0")
+    for axes, values, title in zip(panels, (inner, np.maximum(0, inner)), titles, strict=True):
+        heat_map(axes, values, signed=True, most=float(np.abs(inner).max()))
+        axes.set_yticks(range(7), [f"{n}" for n in range(7)], fontsize=7)
+        axes.set(title=title, xticks=[], ylabel="position")
+        draw_key(axes, 1.01)
+    return figure
+
+
 ROWS = (
     Row(
         25,
@@ -79,5 +102,6 @@ ROWS = (
             "claims/test_network.py::test_feed_forward_is_its_formula",
             "claims/test_network.py::test_feed_forward_commutes_with_permutations",
         ),
+        figure=draw_inner_units,
     ),
 )

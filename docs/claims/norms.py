@@ -40,6 +40,21 @@ def worked() -> Found:
     return {**found, "least and largest (between 0 and 1 in the notes)": [normed.min(), normed.max()]}
 
 
+def list_normed() -> Table:
+    """The notes' three tokens, what is taken off, what they are divided by, and what comes out."""
+    lines = []
+    for row, out in zip(np.array(TOKENS), np.array(LayerNorm(4, EPSILON)(mx.array(TOKENS))), strict=True):
+        mean, deviation = row.mean(), np.sqrt(row.var() + EPSILON)
+        texts = (
+            ", ".join(f"{x:.3f}" for x in row),
+            f"{mean:.4f}",
+            f"{deviation:.4f}",
+            ", ".join(f"{x:.4f}" for x in out),
+        )
+        lines.append(texts)
+    return Table(("x", "μ", "σ", "(x − μ) / σ"), tuple(lines))
+
+
 def batch_mates() -> Found:
     layer, batch = LayerNorm(16, EPSILON), nn.BatchNorm(16)
     return {
@@ -170,6 +185,7 @@ ROWS = (
         ("claims/test_network.py::test_layer_norm_numbers",),
         slip="The notes say that γ and β are there because values lie between 0 and 1. These lie between -1.1914 and "
         "1.6967.",
+        table=list_normed,
     ),
     Row(
         24,

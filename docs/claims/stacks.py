@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.layers import Decoder, Encoder
 
+from .drawing import canvas, curves
 from .measure import how_many, largest
 from .network import copying, tiny
 from .row import Found, Row, above, below, equal
@@ -40,9 +43,24 @@ def copying_losses() -> tuple[float, float]:
     return losses[0], losses[-1]
 
 
-def classifier() -> Found:
+def classified() -> tuple[Transformer, mx.array]:
+    """A model, and its logits (1, 3, 24) of three positions."""
     model = tiny()
-    logits = model([[5, 6, 7, 2]], [[1, 9, 10]])
+    return model, model([[5, 6, 7, 2]], [[1, 9, 10]])
+
+
+def draw_probabilities() -> Any:
+    """What the softmax makes of each position's logits: shares of 1, in the logits' order."""
+    _, logits = classified()
+    figure, (axes,) = canvas(width=7.2, height=2.6)
+    shares = np.array(mx.softmax(logits, axis=-1)[0])
+    curves(axes, range(logits.shape[-1]), {f"position {n}": row for n, row in enumerate(shares)}, "upper right")
+    axes.set(title="probability of each word of the vocabulary", xlabel="id", ylim=(0, None))
+    return figure
+
+
+def classifier() -> Found:
+    model, logits = classified()
     probabilities = mx.softmax(logits, axis=-1)
     moved = how_many(mx.argmax(probabilities, -1) != mx.argmax(logits, -1))
     return {
@@ -99,6 +117,7 @@ ROWS = (
         classifier,
         (Transformer.logits,),
         ("claims/test_network.py::test_the_classifier_gives_word_probabilities",),
+        figure=draw_probabilities,
         slip="The notes call the last class the end of the sentence, and let the classifier read the feed-forward net. "
         "The end is 2 of 24 here, and a residual and a norm stand between the two.",
     ),

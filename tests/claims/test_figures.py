@@ -70,5 +70,5 @@ def test_without_matplotlib_the_numbers_are_there(tmp_path: Path, monkeypatch, c
 
 def test_rows_without_a_figure_make_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of these rows has a figure"):
-        claims(["1"], None, str(tmp_path / "figures"), False)
+        claims(["4"], None, str(tmp_path / "figures"), False)
     assert not list(tmp_path.iterdir())

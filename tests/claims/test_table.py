@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 from xml.etree import ElementTree
 
+import drawn_layers  # noqa: F401, adds to CHECKS
 import pytest
 from claims import drawing, index, table
 from claims.row import RECORDED, Row, above, below, dotted, equal

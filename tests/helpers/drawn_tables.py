@@ -132,3 +132,14 @@ def groups(head: tuple, rows: tuple, computed: Computed) -> None:
         "all": whole,
     }
     assert rows == tuple((name, f"{size:,.0f}", f"{size / whole:.2%}") for name, size in sizes.items())
+
+
+@check_table
+def normed(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("x", "μ", "σ", "(x − μ) / σ")
+    assert len(rows) == len(norms.TOKENS)
+    for (x, mean, deviation, out), token in zip(rows, norms.TOKENS, strict=True):
+        assert x == ", ".join(f"{value:.3f}" for value in token)
+        assert (mean, deviation) == (f"{np.mean(token):.4f}", f"{np.sqrt(np.var(token) + norms.EPSILON):.4f}")
+        found = computed(23)[f"LN({', '.join(f'{value:g}' for value in token)})"]
+        assert out == ", ".join(f"{value:.4f}" for value in found)
