@@ -123,7 +123,8 @@ def evaluating(model: Transformer) -> Iterator[None]:
     try:
         yield
     finally:
-        model.train(training)
+        if training:  # else it is in that mode, which takes a walk through all modules
+            model.train()
 
 
 class MlxTranslator(TextVerbs):

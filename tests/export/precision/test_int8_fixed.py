@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import re
+import tempfile
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,6 +22,7 @@ from export.precision.int8 import BY_ROW
 from export.validate import compare
 from export.validate.checks.on_integers import ON_INTEGERS
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import (
     INT8_SCALES,
     SIGNED,
@@ -65,10 +69,17 @@ def scaled(config, weights, folder):
     return Int8Scales(products, {"text": "drawn"})
 
 
+@cache
+def scales_for(config_json):
+    """Of the weights that `saved` draws; what comes to each product is observed once for a config."""
+    config = TransformerConfig.from_json(config_json)
+    with tempfile.TemporaryDirectory() as folder:
+        return scaled(config, random_weights(config, 7), Path(folder))
+
+
 def saved(config, folder, change=lambda scales: scales):
-    weights = random_weights(config, 7)
-    texts = {INT8_SCALES: change(scaled(config, weights, folder)).json()}
-    return save_checkpoint(folder / "model", config, weights, texts=texts)
+    texts = {INT8_SCALES: change(scales_for(config.to_json())).json()}
+    return save_checkpoint(folder / "model", config, random_weights(config, 7), texts=texts)
 
 
 def with_entries(**changes):

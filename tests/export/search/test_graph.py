@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import mlx.core as mx
 import numpy as np
 import onnx
@@ -220,13 +222,23 @@ def test_the_file(tmp_path):
     assert export_search(checkpoint, one_file).read_bytes() == one_file.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A checkpoint, and of a target its search in float32, exported when it is first asked for."""
+    folder = tmp_path_factory.mktemp("wide")
+    _, checkpoint = made(folder, **POST_NORM, vocab_size=600, d_model=64)
+    file = cache(
+        lambda target: SearchModel(export_search(checkpoint, folder / f"{target}.onnx", target=target), threads=1)
+    )
+    return lambda target: (checkpoint, file(target))
+
+
 @pytest.mark.parametrize(
     ("precision", "target"), combined(["int8", "int8-weights", "int4", "float16", "bfloat16"], ["portable", "cpu"])
 )
-def test_lower_precisions(tmp_path, target, precision):
+def test_lower_precisions(wide, tmp_path, target, precision):
     """Smaller files that still search: scores near those of float32."""
-    _, checkpoint = made(tmp_path, **POST_NORM, vocab_size=600, d_model=64)
-    exact = SearchModel(export_search(checkpoint, tmp_path / "exact.onnx", target=target), threads=1)
+    checkpoint, exact = wide(target)
     path = export_search(checkpoint, tmp_path / "lower.onnx", target=target, precision=precision)
     assert path.stat().st_size < 0.75 * exact.path.stat().st_size
     options = {"beam": 4, "max_new_tokens": 8, "min_new_tokens": 8}
