@@ -14,6 +14,7 @@ from export.runtime.folder import verify_export
 from export.validate.cases import Case
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
+from export.validate.engines.registry import full_name
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -84,7 +85,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
     if folder.is_file():
         raise UserError(f"{folder}: is a file, which shows nothing from within; give a checkpoint or an ONNX folder")
     onnx = is_onnx_folder(folder)
-    chosen = runtime or ("onnxruntime" if onnx else _best())
+    chosen = full_name(runtime or ("onnxruntime" if onnx else _best()))
     name = chosen.partition(":")[0]
     if name not in RUNTIMES:
         raise UserError(f"runtime {chosen!r}: choose from {', '.join(RUNTIMES)}, with options as validate has them")
@@ -110,7 +111,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
 
 def open_other(text: str, first: Opened, threads: int | None = None, verify: bool = True) -> Opened:
     """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
-    is_runtime = text.partition(":")[0] in RUNTIMES and not Path(text).exists()
+    is_runtime = full_name(text).partition(":")[0] in RUNTIMES and not Path(text).exists()
     if is_runtime:
         onnx = first.runtime.partition(":")[0] in FOR_FOLDERS
         other = open_model(first.folder, text, threads if onnx else None, verify)

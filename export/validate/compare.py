@@ -47,7 +47,7 @@ from .checks.weights import check_weights, reference_weights
 from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
-from .engines.registry import default_runtimes, open_engine
+from .engines.registry import default_runtimes, full_name, open_engine
 from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
 from .judging import Sample, judged_points, largest_error
 from .locate.isolate import Culprit, isolate
@@ -93,7 +93,7 @@ def compare(
     engines: list[Engine] = []
     absent = []
     with ExitStack() as stack:
-        for name in runtimes if runtimes is not None else _default_runtimes(onnx):
+        for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(onnx)):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
                     engines.append(ForeignEngine(opened, Path(onnx), names, threads))

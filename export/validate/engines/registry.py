@@ -103,12 +103,19 @@ def default_runtimes() -> tuple[str, ...]:
     return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
 
 
+def full_name(name: str) -> str:
+    """Return the name of a runtime as `ENGINES` has it: other commands call ONNX Runtime onnx."""
+    runtime, colon, options = name.partition(":")
+    return f"onnxruntime{colon}{options}" if runtime == "onnx" else name
+
+
 def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None = None) -> Engine:
     """Open the engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
 
     checkpoint: None where ONNX files are run and compared with no checkpoint.
     `threads`: of one operator in ONNX Runtime; default: the machine's cores. MLX and NumPy have no such setting.
     """
+    name = full_name(name)
     runtime, *options = name.split(":")
     if runtime not in ENGINES:
         raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")

@@ -125,7 +125,7 @@ def test_another_runtime_of_the_same_folder(models, tmp_path):
     place = models["encoder-decoder"]
     explain(place / "model", [TEXT], out=tmp_path / "a.html", beside="reference")
     assert data_of(tmp_path / "a.html")["runtimes"] == ["MLX, CPU", "NumPy reference"]
-    explain(place / "onnx", [TEXT], out=tmp_path / "b.html", beside="onnxruntime:cpu:none")
+    explain(place / "onnx", [TEXT], out=tmp_path / "b.html", beside="onnx:cpu:none")
     assert data_of(tmp_path / "b.html")["runtimes"] == ["ONNX Runtime, CPU"] * 2
 
 
