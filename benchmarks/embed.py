@@ -2,14 +2,18 @@
 
     python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER
     python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER --peers PYTHON --published MODEL
+    python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER --peers PYTHON --published MODEL --browser MODULES
 
 CHECKPOINT: an imported folder of sentence-transformers. Ours is the package of target cpu, a row for each token; plain
 is ONNX Runtime as it is, which is how fastembed runs a model: it pads each batch to its longest text, runs target
 portable's graph, and pools what comes out. With --peers, an interpreter with torch, sentence-transformers, optimum-onnx
-and ctranslate2, there are those too, made of MODEL, the published folder (`engines/vectors.py`).
+and ctranslate2, there are those too, made of MODEL, the published folder (`engines/vectors.py`). With --browser, the
+node_modules of `make test-browser`, both run on wasm in headless Chromium (`engines/vectors.mjs`): our package of
+target cpu, opened by transformers.js, beside its own pipeline with Optimum's export of MODEL.
 
 A ratio is the median of those of the rounds, to the best of the others. With one thread the time is the processor's,
-which other programs take less of. Tokenizing counts for all. In float32 the vectors are compared first.
+which other programs take less of; in the browser it is the wall's. Tokenizing counts for all. In float32 the vectors
+are compared first.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,11 +81,10 @@ def plain(folder: Path, precision: str, threads: int) -> Engine:
 class Peer:
     """An engine in a process of its own."""
 
-    def __init__(self, name: str, python: str, published: Path, folder: Path, threads: int):
-        command = [python, "-m", "engines.vectors", name, str(published), str(folder), str(threads)]
+    def __init__(self, *command: object):
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._answer()
 
@@ -149,10 +153,31 @@ def engines_of(precision: str, threads: int, options: argparse.Namespace) -> dic
     ours = OnnxTransformer(by_token, precision=precision, threads=threads)
     engines: dict[str, Here | Peer] = {"ours": Here(ours.embed), "plain": Here(plain(portable, precision, threads))}
     names = [name for name in PEERS if name.endswith(f":{precision}")] if options.peers else []
-    for name in names:
-        place = options.folder / name.replace(":", "-")
-        engines[name] = Peer(name, options.peers, options.published, place, threads)
-    return engines
+    return engines | {name: peer(name, threads, options) for name in names}
+
+
+def peer(name: str, threads: int, options: argparse.Namespace) -> Peer:
+    place = options.folder / name.replace(":", "-")
+    return Peer(options.peers, "-m", "engines.vectors", name, options.published, place, threads)
+
+
+def in_browser(precision: str, threads: int, options: argparse.Namespace) -> dict[str, Here | Peer]:
+    """Both on wasm. transformers.js is told the published limit of lengths; the files of its tokenizer have another."""
+    peer(f"optimum:{precision}", threads, options).close()
+    made, theirs = options.folder / f"optimum-{precision}", options.folder / "transformers.js"
+    (theirs / "onnx").mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(made / name, theirs / name)
+    limit = json.loads((options.published / "sentence_bert_config.json").read_text())["max_seq_length"]
+    settings = json.loads((made / "tokenizer_config.json").read_text()) | {"model_max_length": limit}
+    (theirs / "tokenizer_config.json").write_text(json.dumps(settings))
+    shutil.copy(made / "model.onnx", theirs / "onnx" / f"model{PRECISIONS[precision].suffix}.onnx")
+    page = "node", Path(__file__).parent / "engines" / "vectors.mjs"
+    asked = PRECISIONS[precision].dtype, threads, options.browser.resolve()
+    return {
+        "ours": Peer(*page, "output", options.folder / "cpu", *asked),
+        "transformers.js": Peer(*page, "pipeline", theirs, *asked),
+    }
 
 
 def main() -> None:
@@ -167,7 +192,10 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--peers", help="a Python with the others")
     parser.add_argument("--published", type=Path, help="the model's folder as it was published, for them")
+    parser.add_argument("--browser", type=Path, help="node_modules with playwright-core and transformers.js")
     options = parser.parse_args()
+    if options.browser and options.peers is None:
+        parser.error("--browser: needs --peers and --published too")
     if (options.peers is None) != (options.published is None):
         parser.error("--peers and --published: give both or none")
     texts = [line for line in read_lines(options.text) if line.strip()][: options.lines]
@@ -175,14 +203,19 @@ def main() -> None:
     wanted = {"precision": precisions, "int8_scales": "token" if "int8" in precisions else None}
     export_onnx(options.checkpoint, options.folder / "portable", **wanted)
     export_onnx(options.checkpoint, options.folder / "cpu", target="cpu", **wanted)
+    embedder = OnnxTransformer(options.folder / "cpu").embedder()
+    uncut = zip(texts, embedder.rows(texts), strict=True)
+    short = [text for text, ids in uncut if len(ids) < embedder.most][
+        :16
+    ]  # transformers.js cuts off the end, [SEP] too
     ratios = []
     for precision in options.precision:
         for threads in options.threads:
-            clock = time.process_time if threads == 1 else time.perf_counter
-            engines = engines_of(precision, threads, options)
+            clock = time.process_time if threads == 1 and not options.browser else time.perf_counter
+            engines = (in_browser if options.browser else engines_of)(precision, threads, options)
             print(f"\n| precision | batch | threads | {' | '.join(engines)} | ratio |\n|-|-|-|-|{'-|' * len(engines)}")
             for engine in list(engines.values())[1:] if precision == "float32" else []:
-                np.testing.assert_allclose(engine.vectors(texts[:16]), engines["ours"].vectors(texts[:16]), atol=1e-5)
+                np.testing.assert_allclose(engine.vectors(short), engines["ours"].vectors(short), atol=1e-5)
             for batch in options.batch:
                 line, ratio = row(
                     precision, batch, threads, len(texts), measure(engines, texts, batch, options.rounds, clock)

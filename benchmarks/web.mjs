@@ -2,37 +2,16 @@
 //
 //     CHROMIUM=/usr/bin/chromium node web.mjs TASK.json ANSWER.json
 
-import { createReadStream, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { createServer } from 'node:http';
-import { tmpdir } from 'node:os';
-import { extname, join, normalize } from 'node:path';
-import { pathToFileURL } from 'node:url';
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+import { browsing, serve } from './chromium.mjs';
 
 const [taskFile, answerFile] = process.argv.slice(2);
 const task = JSON.parse(readFileSync(taskFile, 'utf-8'));
-const PLACES = { site: task.site, model: task.model, modules: task.modules };
-const TYPES = {
-  '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/javascript', '.json': 'application/json',
-  '.wasm': 'application/wasm', '.css': 'text/css', '.svg': 'image/svg+xml', '.webmanifest': 'application/manifest+json',
-};
-const ISOLATION = { 'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Embedder-Policy': 'require-corp' };
 const LOADS = 3;
-const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking'];
-
-const server = createServer((request, response) => {
-  const path = normalize(decodeURIComponent(new URL(request.url, 'http://localhost').pathname));
-  const [, place, ...rest] = path.split('/');
-  if (place === 'empty') return response.writeHead(200, { ...ISOLATION, 'Content-Type': 'text/html' }).end('<!doctype html>');
-  const file = PLACES[place] && join(PLACES[place], ...rest);
-  const found = file && statSync(file, { throwIfNoEntry: false });
-  if (!found?.isFile()) return response.writeHead(404, ISOLATION).end();
-  const type = TYPES[extname(file)] ?? 'application/octet-stream';
-  response.writeHead(200, { ...ISOLATION, 'Content-Type': type, 'Content-Length': found.size });
-  return createReadStream(file).pipe(response);
-});
-await new Promise((listening) => server.listen(0, '127.0.0.1', listening));
-const origin = `http://127.0.0.1:${server.address().port}`;
-const { chromium } = await import(pathToFileURL(join(task.modules, 'playwright-core', 'index.mjs')));
+const server = await serve({ site: task.site, model: task.model, modules: task.modules });
+const { origin } = server;
 
 /** The site's worker, asked as its page asks it. Runs in a page. */
 async function openSite({ base, name, threads, first }) {
@@ -92,21 +71,6 @@ async function openPeer({ origin, threads, first, dtype }) {
   return (performance.now() - began) / 1000;
 }
 
-/** A browser with nothing kept. */
-async function browsing(use) {
-  const profile = mkdtempSync(join(tmpdir(), 'chromium-'));
-  const browser = await chromium.launchPersistentContext(profile, {
-    executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', headless: true, args: FLAGS, chromiumSandbox: false,
-  });
-  browser.setDefaultTimeout(0);
-  try {
-    return await use(browser);
-  } finally {
-    await browser.close();
-    rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
-  }
-}
-
 /** A page with a model that has translated once, and the seconds until then. */
 async function opened(browser, name) {
   const page = await browser.newPage();
@@ -122,9 +86,9 @@ try {
   const names = ['transformers.js', 'steps', 'search'];
   const loads = Object.fromEntries(names.map((name) => [name, []]));
   for (let round = 0; round < LOADS; round++) {
-    for (const name of names) loads[name].push(await browsing(async (browser) => (await opened(browser, name)).load));
+    for (const name of names) loads[name].push(await browsing(task.modules, async (browser) => (await opened(browser, name)).load));
   }
-  writeFileSync(answerFile, JSON.stringify(await browsing((browser) => measured(browser, names, loads))));
+  writeFileSync(answerFile, JSON.stringify(await browsing(task.modules, (browser) => measured(browser, names, loads))));
 } finally {
   server.close();
 }

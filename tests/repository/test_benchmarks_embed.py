@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,36 @@ def test_a_peer_is_asked_in_its_own_process(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "vectors.py").write_text(PEER)
     monkeypatch.setattr(benchmark, "__file__", str(tmp_path / "embed.py"))
-    peer = benchmark.Peer("ctranslate2:int8", sys.executable, tmp_path, tmp_path / "made", 1)
+    options = Namespace(peers=sys.executable, published=tmp_path, folder=tmp_path / "made")
+    peer = benchmark.peer("ctranslate2:int8", 1, options)
     assert peer.vectors(["a"]).tolist() == [[1]]
     assert (peer.seconds(["a"], 4, time.perf_counter), peer.seconds(["a"], 4, time.process_time)) == (2.0, 4)
     peer.close()
     assert peer.process.returncode == 0
+
+
+def test_in_the_browser_both_cut_texts_at_the_published_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Recorded:
+        def __init__(self, *command: object) -> None:
+            asked.append(command)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(benchmark, "Peer", Recorded)
+    made, theirs = tmp_path / "optimum-int8", tmp_path / "transformers.js"
+    made.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.onnx"):
+        (made / name).write_text("{}")
+    (made / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 512, "do_lower_case": True}))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+    options = Namespace(peers="python", published=tmp_path, folder=tmp_path, browser=tmp_path)
+    assert list(benchmark.in_browser("int8", 2, options)) == ["ours", "transformers.js"]
+    settings = json.loads((theirs / "tokenizer_config.json").read_text())
+    assert settings == {"model_max_length": 20, "do_lower_case": True}
+    assert (theirs / "onnx" / "model_quantized.onnx").is_file()
+    assert [command[2:] for command in asked[1:]] == [
+        (way, folder, "q8", 2, tmp_path) for way, folder in (("output", tmp_path / "cpu"), ("pipeline", theirs))
+    ]
