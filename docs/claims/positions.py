@@ -278,7 +278,7 @@ def draw_counter() -> Any:
 ROWS = (
     Row(
         2,
-        "Sinusoidal positions: a sine and a cosine side by side for each of d/2 frequencies.",
+        "Sinusoidal positions: for each frequency a sine and a cosine, side by side.",
         "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
         {
             "PE(0), first four": equal(0, 1, 0, 1),
@@ -393,7 +393,7 @@ ROWS = (
         (sinusoids,),
         ("claims/test_positions.py::test_other_frequencies_are_not_tensor2tensors",),
         figure=draw_heat_maps,
-        missing="Its TensorFlow 1 variables are not read.",
+        missing="Its variables, in TensorFlow's first format, are not read.",
         slip="The notes call the program Tranformer2Transformer.",
     ),
 )

@@ -254,7 +254,7 @@ ROWS = (
     ),
     Row(
         9,
-        "A second pair of half the frequency helps little; 512 features keep all gaps below 5000 apart.",
+        "A second pair of half the frequency helps little; 512 features keep all gaps of 1..4999 apart.",
         "(sin(pos), cos(pos), sin(pos/2), cos(pos/2))",
         {
             "distance of p and p+1420": equal(1.3e-4, within=5e-6),

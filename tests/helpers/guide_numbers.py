@@ -4,20 +4,23 @@
 
 writes it anew: read the difference before it is committed. Each line is a number, or a number as a word, and its
 source: a claim of a row that the sentence names, a line of the page's examples, the paper (`PAPER`), a formula, or what
-the sentence itself counts or cites.
+the sentence itself counts or cites; on the page of the claims also what it says is recorded.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from assemble.markdown import lines_of
 from claims.table import ROWS
 from documents import blocks
 from imports import ROOT
 
-PAGES = sorted((ROOT / "docs/guide").glob("*.md"))
+CLAIMS = ROOT / "docs/claims/README.md"
+"""Its numbers beside those of rows are of one machine and one trained model, which the page says: recorded."""
+PAGES = [*sorted((ROOT / "docs/guide").glob("*.md")), CLAIMS]
 FILE = ROOT / "tests/docs/guide_numbers.json"
 NUMBER = re.compile(r"(?<![\w.^-])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 WORDS: dict[str, int] = dict(
@@ -34,6 +37,15 @@ PAPER = {
     "section 6.1": (4,),
 }
 """Numbers of the paper, by where they stand there."""
+
+
+def text_of(page: Path) -> str:
+    """A page, but for the table that is made of the rows."""
+    return page.read_text(encoding="utf-8").partition("<!-- rows: made by")[0]
+
+
+def name_of(page: Path) -> str:
+    return "claims" if page == CLAIMS else page.stem
 
 
 def value(number: str) -> float:
@@ -72,11 +84,11 @@ def holds(source: str, number: float, lines: list[str]) -> bool:
         return rest in lines and number in map(value, NUMBER.findall(rest))
     if kind == "paper":
         return number in PAPER.get(rest, ())
-    return source in ("cited", "counted", "formula")
+    return source in ("cited", "counted", "formula", "recorded")
 
 
-def sources(text: str) -> list[tuple[str, str]]:
-    """(number, source) of each number of a page; "" for one from nowhere."""
+def sources(text: str, otherwise: str = "") -> list[tuple[str, str]]:
+    """(number, source) of each number of a page; `otherwise` for one from nowhere."""
     lines = [line for block in blocks(text) for line in block.code.splitlines()]
     found = []
     for part, formula in parts_of(text):
@@ -92,7 +104,7 @@ def sources(text: str) -> list[tuple[str, str]]:
             if any(begin <= match.start() < end for begin, end in cited):
                 found.append((match[0], "cited"))
                 continue
-            last = "counted" if match[0].isalpha() else "formula" if formula else ""
+            last = "counted" if match[0].isalpha() else "formula" if formula else otherwise
             source = next((each for each in tried if holds(each, value(match[0]), lines)), last)
             found.append((match[0], source))
     return found
@@ -108,6 +120,6 @@ def lines_of_file(made: dict[str, list[tuple[str, str]]]) -> str:
 
 
 if __name__ == "__main__":
-    made = {page.stem: sources(page.read_text(encoding="utf-8")) for page in PAGES}
+    made = {name_of(page): sources(text_of(page), "recorded" if page == CLAIMS else "") for page in PAGES}
     assert all(source for found in made.values() for _, source in found), made
     FILE.write_text(lines_of_file(made), encoding="utf-8", newline="\n")
