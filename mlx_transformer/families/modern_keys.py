@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mlx_transformer.core.config import MOST_LAYERS
+
 from .keys import ACTIVATIONS, Architectures, Given, Values
 
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -27,7 +29,11 @@ class LocalLayers:
         if problems := [p for key, default in self.defaults.items() for p in given.mistyped(key, default)]:
             return problems
         values = {key: given.value(key, default) for key, default in self.defaults.items()}
-        every, wide, layers = values["global_attn_every_n_layers"], values["local_attention"], fields["encoder_layers"]
+        every, wide, layers = (
+            values["global_attn_every_n_layers"],
+            values["local_attention"],
+            fields.get("encoder_layers"),
+        )
         problems = [f"rope_scaling={values['rope_scaling']!r:.60} is not read"] * (values["rope_scaling"] is not None)
         problems += [f"global_attn_every_n_layers={every} must be at least 1"] * (every < 1)
         problems += [f"local_attention={wide} must be at least 2"] * (wide < 2)
@@ -40,11 +46,13 @@ class LocalLayers:
             else:
                 bases[kind] = own.get("rope_theta", bases[kind])
         types = values["layer_types"]
-        if types is not None and not (
-            isinstance(types, list) and len(types) == layers and all(x in (FULL, LOCAL) for x in types)
+        if (
+            layers is not None
+            and types is not None
+            and not (isinstance(types, list) and len(types) == layers and all(x in (FULL, LOCAL) for x in types))
         ):
             problems.append(f"layer_types={types!r:.60} must name {FULL} or {LOCAL} for each of {layers} layers")
-        if problems or not isinstance(layers, int):
+        if problems or not isinstance(layers, int) or layers > MOST_LAYERS:  # which the config refuses
             return problems
         types = types or [LOCAL if i % every else FULL for i in range(layers)]
         local = {"window": wide // 2, "rotary_base": bases[LOCAL]}

@@ -319,6 +319,18 @@ def test_all_that_is_wrong_with_modernberts_layers_and_heads_is_told_at_once(tmp
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("layers", "told"), [(10**9, "encoder_layers=1000000000"), (1.5, "num_hidden_layers=1.5 must")]
+)
+def test_numbers_of_layers_that_there_cannot_be(layers: float, told: str, tmp_path: Path) -> None:
+    """A list of the first would be of 8 GB."""
+    shutil.copytree(FIVE / "modernbert", tmp_path / "theirs")
+    values = contents(tmp_path / "theirs") | {"num_hidden_layers": layers, "layer_types": None}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError, match=told):
+        import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+
+
 def test_layers_with_windows_turn_as_the_others_where_their_base_is_null(imported: Path, tmp_path: Path) -> None:
     """As version 4 has it; a base that isn't there is its default."""
     shutil.copytree(FOUR / "modernbert", tmp_path / "theirs")
