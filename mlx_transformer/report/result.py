@@ -126,6 +126,10 @@ class Comparison:
             "versions": self.versions,
         }
 
+    def __repr__(self) -> str:
+        """Say in a shell what it comes to: its sentences fill pages."""
+        return f"Comparison({self.a.name}, {self.b.name}: {sentence_of(self)})"
+
     def _repr_html_(self) -> str:
         """Show the figures in a notebook; the sentences are on the page."""
         from mlx_transformer.page import table

@@ -26,6 +26,11 @@ class Report(ReportData):
         """Write one page that needs nothing else; `UserError` if the place can't be written to."""
         write_text(Path(path), page(self))
 
+    def __repr__(self) -> str:
+        """Say in a shell what it comes to: its numbers fill pages."""
+        names = ", ".join(runtime.name for runtime in self.runtimes)
+        return f"Report({self.verdict}: {self.checkpoint}, {self.onnx}, by {names}); .print() shows more"
+
     def _repr_html_(self) -> str:
         """Show the verdict, and what supports it or went wrong, in notebooks."""
         return table(f"validate: {self.verdict}", summary(self))

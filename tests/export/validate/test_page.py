@@ -34,6 +34,9 @@ def test_the_page_of_an_equal_model_is_complete_and_loads_nothing(tmp_path: Path
         assert f"<h2>{title}</h2>" in text
     assert not re.findall(r"(?:src|href)=|https?://|@import|url\(|<script", text)
     assert all(check.digest[:16] in text for check in report.weights)
+    assert (
+        repr(report) == f"Report(equal: {report.checkpoint}, {report.onnx}, by mlx, onnxruntime); .print() shows more"
+    )
     shown = read(report._repr_html_())
     assert shown.startswith("validate: equal")
     for name in ("mlx", "onnxruntime"):

@@ -233,5 +233,6 @@ def test_a_page_of_many_and_strange_lines():
     assert "A: <i>" in said
     assert "<script>7&amp;" in said
     assert sentence_of(c).startswith(f"{count:,} of {count:,} outputs differ (100 %)")
+    assert repr(c) == f"Comparison(<i>, b: {sentence_of(c)})"
     assert "&lt;i&gt;" in c._repr_html_()
     assert re.findall(r"<option value=\"(\w+)\"", text) == ["difference", "line"]
