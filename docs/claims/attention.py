@@ -160,8 +160,8 @@ def shared_projections() -> float:
     return largest(heads - heads[:, :1])
 
 
-def loop_difference() -> float:
-    """Between heads that are split of one product and each head on its own columns."""
+def eight_heads() -> tuple[Attention, mx.array, list[mx.array]]:
+    """An attention, its input (2, 5, 512), and what each head makes of its own columns, (2, 5, 64) each."""
     mx.random.seed(0)
     module, x = Attention(TransformerConfig(vocab_size=8)), mx.random.normal((2, 5, 512))
     heads = []
@@ -169,8 +169,30 @@ def loop_difference() -> float:
         own = slice(64 * h, 64 * (h + 1))
         scores = module.query_proj(x)[..., own] @ module.key_proj(x)[..., own].swapaxes(1, 2) / 8
         heads.append(mx.softmax(scores, axis=-1) @ module.value_proj(x)[..., own])
+    return module, x, heads
+
+
+def loop_difference() -> float:
+    """Between heads that are split of one product and each head on its own columns."""
+    module, x, heads = eight_heads()
     looped = module.output_proj(mx.concatenate(heads, axis=-1))
     return largest(module.attend(x, *module.keys_values(x)) - looped)
+
+
+def draw_side_by_side() -> Any:
+    """The heads' outputs for five positions, one beside the other, and what the last matrix mixes of them."""
+    module, _, heads = eight_heads()
+    joined = mx.concatenate(heads, axis=-1)
+    figure, panels = canvas(1, 2, width=8.4, height=2.8)
+    drawn = {"Concat(head_1, ..., head_8)": joined, "Concat(head_1, ..., head_8) W^O": module.output_proj(joined)}
+    for axes, (title, values) in zip(panels, drawn.items(), strict=True):
+        heat_map(axes, np.array(values)[0], signed=True)
+        axes.set(title=title, xticks=[], yticks=[], ylabel="position")
+        draw_key(axes, 1.01)
+    for h in range(8):
+        panels[0].axvline(64 * h - 0.5, color=SERIES[2], linewidth=0.8)
+        panels[0].text(64 * h + 31.5, 4.9, f"head {h + 1}", ha="center", va="center", fontsize=7)
+    return figure
 
 
 def draw_saturation() -> Any:
@@ -255,6 +277,7 @@ ROWS = (
             "claims/test_attention.py::test_heads_split_one_projection",
             "claims/test_attention.py::test_many_heads_cost_as_much_as_one",
         ),
+        figure=draw_side_by_side,
         slip="The notes write head_i without an i at its W, which would make all heads equal, and say that heads are "
         "narrow to reduce costs: 8 heads of 64 cost what one of 512 does.",
     ),

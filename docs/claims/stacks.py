@@ -12,7 +12,7 @@ from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.layers import Decoder, Encoder
 
-from .drawing import canvas, curves
+from .drawing import canvas, curves, draw_key, heat_map, label_cells
 from .measure import how_many, largest
 from .network import copying, tiny
 from .row import Found, Row, above, below, equal
@@ -70,20 +70,43 @@ def classifier() -> Found:
     }
 
 
-def greedy() -> Found:
-    """Steps with a cache beside the teacher-forced pass over what they chose."""
+SOURCES = ((5, 6, 7, 8, 2), (9, 10, 11, 12, 2))
+
+
+def stepped() -> tuple[mx.array, mx.array, mx.array]:
+    """Greedy steps of two sentences with a cache: ids (2, 10) from the start token on, logits (2, 9, 24), and those of
+    the teacher-forced pass over what was chosen."""
     model = tiny()
-    source = [[5, 6, 7, 8, 2], [9, 10, 11, 12, 2]]
-    memory = model.encode(source)
+    memory = model.encode([list(source) for source in SOURCES])
     cache = model.start(memory)
-    tokens, stepped = mx.array([[1], [1]]), []
+    tokens, found = mx.array([[1], [1]]), []
     for _ in range(9):
         logits = model.step(tokens[:, -1:], cache)
-        stepped.append(logits)
+        found.append(logits)
         tokens = mx.concatenate([tokens, mx.argmax(logits, axis=-1)], axis=1)
-    forced = model.decode(tokens[:, :-1], memory)
+    return tokens, mx.concatenate(found, 1), model.decode(tokens[:, :-1], memory)
+
+
+def draw_word_by_word() -> Any:
+    """Each step's probabilities, and the word that is chosen and read next."""
+    tokens, logits, _ = stepped()
+    figure, panels = canvas(2, width=8.4, height=3.2)
+    shares = np.array(mx.softmax(logits, axis=-1))
+    for axes, source, chosen, rows in zip(panels, SOURCES, np.array(tokens), shares, strict=True):
+        heat_map(axes, rows, most=1.0)
+        label_cells(axes, [f"has read {id}" for id in chosen[:-1]], [f"{id}" for id in range(24)], size=6.5)
+        for step, id in enumerate(chosen[1:]):
+            axes.text(id, step, f"{id}", ha="center", va="center", fontsize=7)
+        axes.set(title=f"source {' '.join(map(str, source))}", xlabel="id")
+    draw_key(panels[1])
+    return figure
+
+
+def greedy() -> Found:
+    """Steps with a cache beside the teacher-forced pass over what they chose."""
+    tokens, logits, forced = stepped()
     return {
-        "largest |logit of a cached step - teacher-forced|": largest(mx.concatenate(stepped, 1) - forced),
+        "largest |logit of a cached step - teacher-forced|": largest(logits - forced),
         "words that both choose differently, of 18": how_many(mx.argmax(forced, -1) != tokens[:, 1:]),
     }
 
@@ -135,5 +158,6 @@ ROWS = (
             "claims/test_network.py::test_greedy_decoding_step_by_step",
             "claims/test_network.py::test_greedy_generation_runs_from_the_start_to_the_end_token",
         ),
+        figure=draw_word_by_word,
     ),
 )

@@ -9,6 +9,8 @@ from claims import attention, embedding, feedforward, stacks
 from drawn import Panel
 from drawn_claims import Computed, by_title, check, image
 
+from mlx_transformer.nn.parameters import named_parameters
+
 
 @check
 def one_hot(panels: list[Panel], computed: Computed, model: Any) -> None:
@@ -64,3 +66,41 @@ def probabilities(panels: list[Panel], computed: Computed, model: Any) -> None:
         np.testing.assert_allclose(y, np.exp(logits[n]) / np.exp(logits[n]).sum(), rtol=1e-5)
         np.testing.assert_allclose(y.sum(), sums, rtol=1e-6)
         assert y.argmax() == logits[n].argmax()
+
+
+@check
+def side_by_side(panels: list[Panel], computed: Computed, model: Any) -> None:
+    joined, mixed = panels
+    assert (joined.title, mixed.title) == ("Concat(head_1, ..., head_8)", "Concat(head_1, ..., head_8) W^O")
+    module, x, _ = attention.eight_heads()
+    weights = {name: np.array(value, dtype=np.float64) for name, value in named_parameters(module)}
+    rows = np.array(x, dtype=np.float64)[0]
+    names = ("query", "key", "value")
+    q, k, v = (rows @ weights[f"{name}_proj.weight"].T + weights.get(f"{name}_proj.bias", 0) for name in names)
+    assert sorted(text for text, _, _ in joined.words) == [f"head {n}" for n in range(1, 9)]
+    for text, place, _ in joined.words:
+        own = slice(64 * int(place // 64), 64 * int(place // 64) + 64)
+        assert text == f"head {own.stop // 64}"
+        scores = np.exp(q[:, own] @ k[:, own].T / 8)
+        head = scores / scores.sum(axis=1, keepdims=True) @ v[:, own]
+        np.testing.assert_allclose(image(joined)[:, own], head, atol=1e-5)
+    out = image(joined) @ weights["output_proj.weight"].T + weights.get("output_proj.bias", 0)
+    np.testing.assert_allclose(image(mixed), out, atol=1e-5)
+    assert image(joined).shape[1] == computed(20)["features of a sub-layer of 8 heads of 64"][0]
+
+
+@check
+def word_by_word(panels: list[Panel], computed: Computed, model: Any) -> None:
+    shown = by_title(panels)
+    tokens, _, forced = (np.array(each) for each in stacks.stepped())
+    assert computed(28)["words that both choose differently, of 18"] == (0,)
+    for row, source in enumerate(stacks.SOURCES):
+        panel = shown[f"source {' '.join(map(str, source))}"]
+        powers = np.exp(forced[row].astype(np.float64))
+        np.testing.assert_allclose(image(panel), powers / powers.sum(axis=1, keepdims=True), atol=1e-5)
+        assert panel.columns == [f"{id}" for id in range(24)]
+        assert panel.rows == [f"has read {id}" for id in tokens[row, :-1]]
+        for step, cells in enumerate(panel.cells()):
+            best = int(image(panel)[step].argmax())
+            assert cells == ["" if id != best else f"{id}" for id in range(24)]
+            assert tokens[row, step + 1] == best
