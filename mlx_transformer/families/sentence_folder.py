@@ -75,8 +75,8 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
         layers.append(layer)
         weights |= {f"dense.{i}.{name}": array for name, array in arrays.items()}
     more = _optional(path / PROMPTS)
-    prompts = {str(k): str(v) for k, v in (more.get("prompts") or {}).items()}
-    default, similarity = more.get("default_prompt_name"), more.get("similarity_fn_name")
+    prompts, default, similarity = (more.get(k) for k in ("prompts", "default_prompt_name", "similarity_fn_name"))
+    known = list(prompts) if isinstance(prompts, dict) else []
     limits, notes = _limits(network), []
     try:
         embedding = TextEmbedding(
@@ -85,15 +85,16 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
             normalize="Normalize" in kinds,
             max_length=_longest(limits, network),
             lower_case=limits.get("do_lower_case") or False,
-            prompts=prompts,
-            default_prompt=default if default in prompts else None,
+            prompts=prompts or {},
+            default_prompt=default if default in known else None,
             prompt_counts=pooled.get("include_prompt", True),
             similarity=similarity if similarity in get_args(Similarity) else None,
             weights=weights,
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    cut = (_optional(network / JOINT).get("truncation") or {}).get("max_length")
+    truncation = _optional(network / JOINT).get("truncation")
+    cut = truncation.get("max_length") if isinstance(truncation, dict) else None
     if cut is not None and embedding.max_length is not None and cut != embedding.max_length:
         notes.append(f"{JOINT} ends texts after {cut} tokens, {LIMITS} after {embedding.max_length}, which counts")
     if default is not None and embedding.default_prompt is None:

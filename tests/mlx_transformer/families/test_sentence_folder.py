@@ -148,6 +148,8 @@ def test_other_parts_are_refused_by_name(tmp_path, parts, message):
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode 'median' is not one of cls, max"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "pooling must be a list of at least one way"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_length='long' must be a whole number"),
+        ("config_sentence_transformers.json", {"prompts": 5}, "prompts must be an object of texts"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "prompts must be an object of texts"),
     ],
 )
 def test_damage_is_one_line(tmp_path, file, values, message):
@@ -155,6 +157,13 @@ def test_damage_is_one_line(tmp_path, file, values, message):
     with pytest.raises(UserError, match=message) as error:
         read_sentence_folder(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_what_names_no_prompt_is_told(tmp_path):
+    write(tmp_path, {**MINILM, "config_sentence_transformers.json": {"prompts": {"a": "b"}, "default_prompt_name": []}})
+    assert read_sentence_folder(write(tmp_path, {"tokenizer.json": {"truncation": [1]}})).notes == [
+        "its default prompt [] is none of its prompts"
+    ]
 
 
 def test_fields_stay_when_one_changes():
