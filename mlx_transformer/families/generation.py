@@ -12,6 +12,7 @@ from typing import Any
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings
 from mlx_transformer.generation.steps import banned_ids
+from mlx_transformer.system.errors import UserError
 
 from .engine import Published
 from .keys import Values
@@ -25,6 +26,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (),
     "do_sample": (False,),
     "forced_decoder_ids": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "stop_strings": ([], ""),
+    "guidance_scale": (1, 1.0),
+    "watermarking_config": (),
+    "max_time": (),
 }
 """{key that our search has nothing for: its values that change nothing, beside null}"""
 
@@ -36,6 +43,8 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
     settings: Settings = {}
     if given.get("num_beams", 1) != 1 or "length_penalty" in given:
         early = given.get("early_stopping", False)
+        if early not in (True, False, "never"):
+            raise UserError(f'{where}: early_stopping={early!r} must be true, false or "never"')
         settings |= {"beam": given.get("num_beams", 1), "penalty_form": "length"}
         settings |= {"length_penalty": given.get("length_penalty", 1.0)}
         settings |= {"early_stopping": True} if early is True else {"heuristic_stop": True} if early is False else {}
@@ -46,12 +55,20 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
         settings["no_repeat_ngram"] = given["no_repeat_ngram_size"]
     if "forced_bos_token_id" in given:
         settings["forced_first"] = [given["forced_bos_token_id"]]
-    if "forced_eos_token_id" in given:
+    if (start := generation.get("decoder_start_token_id")) not in (None, c.bos_id):
+        settings["start_id"] = start
+    left = [key for key, neutral in NEUTRAL.items() if key in given and given[key] not in neutral]
+    if (forced := given.get("forced_eos_token_id")) in (c.eos_id, [c.eos_id]):
         settings["forced_end"] = True
-    ends = given.get("eos_token_id")
-    if isinstance(ends, list) and (others := [id for id in ends if id != c.eos_id]):
+    elif forced is not None:
+        left.append(f"forced_eos_token_id={forced}")
+    ends = given.get("eos_token_id", c.eos_id)
+    ends = (ends or [c.eos_id]) if isinstance(ends, list) else [ends]
+    if c.eos_id not in ends:
+        left.append(f"eos_token_id={given['eos_token_id']}, other than {c.eos_id}, which ends here")
+    elif others := [id for id in ends if id != c.eos_id]:
         settings["end_ids"] = others
-    suppressed, sequences = _banned(given, c)
+    suppressed, sequences = _banned(given, c, ends)
     settings |= {"suppressed": suppressed} if suppressed else {}
     settings |= {"banned_sequences": sequences} if sequences else {}
     if first := given.get("begin_suppress_tokens"):
@@ -59,7 +76,6 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
     if prefix := given.get("prefix", config.get("prefix")):
         settings[TASK_PREFIX] = prefix
     notes = _tasks(config)
-    left = [key for key, neutral in NEUTRAL.items() if key in given and given[key] not in neutral]
     notes += [f"settings of generation left behind: {', '.join(left)}"] if left else []
     return checked_settings(settings, c, where), notes
 
@@ -120,10 +136,11 @@ def _lengths(given: Values, c: TransformerConfig) -> Settings:
     return found
 
 
-def _banned(given: Values, c: TransformerConfig) -> tuple[list[Any], list[Any]]:
-    """Ids that are never written, beside those that ours never are; and sequences."""
+def _banned(given: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Ids that are never written, beside those that ours never are; and sequences. An end among bad words stays one,
+    there and here; among suppressed tokens it is none."""
     words = given.get("bad_words_ids", [])
-    words = words if isinstance(words, list) else [words]
+    words = [word for word in (words if isinstance(words, list) else [words]) if word not in [[end] for end in ends]]
     single = [word[0] if isinstance(word, list) and len(word) == 1 else None for word in words]
     ids = given.get("suppress_tokens", [])
     ids = [*(ids if isinstance(ids, list) else [ids]), *(id for id in single if id is not None)]

@@ -43,6 +43,8 @@ RULES = [
     {"bad_words_ids": [[PAD], [9], [23, 17], [30, 26, 23]], "forced_bos_token_id": 30, "no_repeat_ngram_size": 2},
     {"begin_suppress_tokens": [9, 26, 35]},
     {"begin_suppress_tokens": [26, 23, END], "forced_bos_token_id": 12},
+    {"bad_words_ids": [[PAD], [END], [9], [26]], "eos_token_id": [END, 26]},
+    {"decoder_start_token_id": 12},
 ]
 SEARCHES = [
     {"num_beams": 1},
@@ -60,12 +62,12 @@ def main() -> None:
     cases = []
     for rule, search in product(RULES, SEARCHES):
         settings = {"max_length": 13, "bad_words_ids": [[PAD]], "eos_token_id": END, **search, **rule}
-        given = {"decoder_start_token_id": PAD, "pad_token_id": PAD, "do_sample": False}
+        given = {"decoder_start_token_id": PAD, "pad_token_id": PAD, "do_sample": False, "forced_eos_token_id": None}
         with torch.no_grad():
             found = model.generate(
                 ids,
                 attention_mask=(ids != PAD).long(),
-                **{"forced_eos_token_id": None, **settings, **given},
+                **{**given, **settings},
                 return_dict_in_generate=True,
                 output_scores=True,
             )

@@ -98,6 +98,7 @@ WRONG = {
     "suppressed: \"'x'\" is no id": {"suppress_tokens": ["x"]},
     "end_ids: -1 is no id": {"eos_token_id": [0, -1]},
     "beam='many' must be a whole number": {"num_beams": "many"},
+    "early_stopping='soon' must be true, false or \"never\"": {"num_beams": 2, "early_stopping": "soon"},
     "repetition_penalty=0.0 must be": {"repetition_penalty": 0.0},
     "max_new_tokens='long' must be": {"max_length": "long"},
     "no_repeat_ngram=-1 must be": {"no_repeat_ngram_size": -1},
@@ -105,6 +106,22 @@ WRONG = {
     "banned_sequences: 41 is outside the vocabulary of 40": {"bad_words_ids": [[1, 41]]},
     "banned_sequences: 'x' is no id": {"bad_words_ids": [[1, "x"]]},
 }
+
+
+LEFT = {
+    "forced_eos_token_id=7": {"forced_eos_token_id": 7},
+    "eos_token_id=9, other than 0, which ends here": {"eos_token_id": 9},
+    "eos_token_id=[9, 5], other than 0, which ends here": {"eos_token_id": [9, 5]},
+    "stop_strings, guidance_scale": {"stop_strings": ["x"], "guidance_scale": 2.0, "force_words_ids": []},
+}
+"""What no search of ours does: in words, the settings."""
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_left_behind_is_said(left, tmp_path):
+    notes = import_huggingface(published(tmp_path / "theirs", **LEFT[left]), tmp_path / "ours")
+    assert f"settings of generation left behind: {left}" in notes
+    assert not (tmp_path / "ours" / SETTINGS).exists()
 
 
 @pytest.mark.parametrize("reason", WRONG)
