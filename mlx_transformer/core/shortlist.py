@@ -73,7 +73,8 @@ def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:
     shortlist, sizes = read_shortlist(path), (config.source_vocab_size, config.vocab_size)
     # An imported model has rows behind the pieces: padding, and in the smaller of two vocabularies more.
     lists, largest = len(shortlist.offsets) - 1, int(shortlist.ids.max(initial=0))
-    if lists > sizes[0] or max(largest, shortlist.first - 1) >= sizes[1]:
+    few = config.one_embedding and lists < sizes[0] - 1
+    if few or lists > sizes[0] or max(largest, shortlist.first - 1) >= sizes[1]:
         raise UserError(
             f"{path}: is of other vocabularies: {lists} source pieces, and target pieces up to {largest}; the model has"
             f" {sizes[0]} and {sizes[1]}"

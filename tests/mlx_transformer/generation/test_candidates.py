@@ -182,7 +182,11 @@ def test_a_shortlist_of_other_vocabularies_is_one_line(tmp_path: Any) -> None:
     path.write_bytes(shortlist_bytes(shortlist(29, 29)))
     with pytest.raises(UserError, match="is of other vocabularies: 29 source pieces, and target pieces up to 2"):
         open_shortlist(path, config)
-    assert open_shortlist(path, TransformerConfig(vocab_size=30)).first == 3
+    assert open_shortlist(path, TransformerConfig(vocab_size=30)).first == 3  # one row more: padding
+    with pytest.raises(UserError, match="29 source pieces, .*; the model has 31 and 31"):
+        open_shortlist(path, TransformerConfig(vocab_size=31))
+    apart = TransformerConfig(vocab_size=40, source_vocab_size=31, tie_embeddings="none")  # rows behind the smaller's
+    assert open_shortlist(path, apart).best == 5
     alone = TransformerConfig(vocab_size=30, architecture="decoder", encoder_layers=0, tie_embeddings="none")
     with pytest.raises(UserError, match="a shortlist is for an encoder-decoder"):
         open_shortlist(path, alone)

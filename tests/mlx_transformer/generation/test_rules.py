@@ -84,12 +84,21 @@ NOTES = {
         "encoder_no_repeat_ngram_size": 3,
         "do_sample": True,
     },
+    "settings of generation left behind: stop_strings, guidance_scale": {
+        "stop_strings": ["x"],
+        "guidance_scale": 2.0,
+        "force_words_ids": [],
+    },
+    "settings of generation left behind: forced_eos_token_id=7": {"forced_eos_token_id": 7},
+    "settings of generation left behind: eos_token_id=9, other than 0, which ends here": {"eos_token_id": 9},
+    "settings of generation left behind: eos_token_id=[9, 5], other than 0, which ends here": {"eos_token_id": [9, 5]},
 }
 
 
 @pytest.mark.parametrize("note", NOTES)
 def test_what_is_left_behind_is_said(note, tmp_path):
     assert note in import_huggingface(published(tmp_path / "theirs", **NOTES[note]), tmp_path / "ours")
+    assert not (tmp_path / "ours" / SETTINGS).exists()
 
 
 WRONG = {
@@ -106,22 +115,6 @@ WRONG = {
     "banned_sequences: 41 is outside the vocabulary of 40": {"bad_words_ids": [[1, 41]]},
     "banned_sequences: 'x' is no id": {"bad_words_ids": [[1, "x"]]},
 }
-
-
-LEFT = {
-    "forced_eos_token_id=7": {"forced_eos_token_id": 7},
-    "eos_token_id=9, other than 0, which ends here": {"eos_token_id": 9},
-    "eos_token_id=[9, 5], other than 0, which ends here": {"eos_token_id": [9, 5]},
-    "stop_strings, guidance_scale": {"stop_strings": ["x"], "guidance_scale": 2.0, "force_words_ids": []},
-}
-"""What no search of ours does: in words, the settings."""
-
-
-@pytest.mark.parametrize("left", LEFT)
-def test_what_is_left_behind_is_said(left, tmp_path):
-    notes = import_huggingface(published(tmp_path / "theirs", **LEFT[left]), tmp_path / "ours")
-    assert f"settings of generation left behind: {left}" in notes
-    assert not (tmp_path / "ours" / SETTINGS).exists()
 
 
 @pytest.mark.parametrize("reason", WRONG)
