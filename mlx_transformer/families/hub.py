@@ -116,6 +116,10 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
             f"{name}: no such folder, and not in the cache of the Hugging Face Hub, which can't be reached"
             f" ({one_line(error)})"
         ) from error
+    except ValueError as damage:  # a reference that leads out of the cache
+        raise UserError(
+            f"{name}: damaged in the cache of the Hugging Face Hub ({one_line(damage)}); delete its folder there"
+        ) from damage
 
 
 def needed(files: Iterable[str]) -> list[str]:

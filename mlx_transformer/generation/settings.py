@@ -109,8 +109,11 @@ def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str
 def language_id(settings: Mapping[str, Any], code: str) -> int:
     """The token of a language; `UserError` for one that the model doesn't have."""
     languages = settings.get(LANGUAGES, {})
+    if not languages:
+        raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
     if code not in languages:
-        near = difflib.get_close_matches(str(code), languages, n=3, cutoff=0.4)
+        folded = {name.lower(): name for name in languages}  # ENG_latn is nearest to eng_Latn
+        near = [folded[name] for name in difflib.get_close_matches(str(code).lower(), folded, n=3, cutoff=0.4)]
         hint = f"near it are {', '.join(near)}" if near else f"it has {len(languages)}"
         raise UserError(f"{shortened(str(code))!r} is none of the model's languages: {hint}")
     return languages[code]

@@ -93,6 +93,18 @@ def test_names_are_fetched_once_and_found_again_offline(repository, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_cache_that_leads_elsewhere_is_one_line(tmp_path):
+    place = tmp_path / "hub" / "hub" / "models--org--tiny"
+    shutil.copytree(MARIAN, tmp_path / "hub" / "evil")
+    for folder in (place / "refs", place / "snapshots"):
+        folder.mkdir(parents=True)
+    (place / "refs" / "main").write_text("../../../evil")
+    ((status, _, said),) = ended(["import org/tiny --out x"], tmp_path, HF_HUB_OFFLINE="1")
+    assert (status, said.count("\n")) == (2, 1)
+    assert "org/tiny: damaged in the cache of the Hugging Face Hub" in said
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_folder_wins_over_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(MARIAN, tmp_path / "org" / "tiny")

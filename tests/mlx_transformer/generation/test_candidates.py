@@ -183,7 +183,7 @@ def test_a_shortlist_of_other_vocabularies_is_one_line(tmp_path: Any) -> None:
     with pytest.raises(UserError, match="is of other vocabularies: 29 source pieces, and target pieces up to 2"):
         open_shortlist(path, config)
     assert open_shortlist(path, TransformerConfig(vocab_size=30)).first == 3  # one row more: padding
-    with pytest.raises(UserError, match="29 source pieces, .*; the model has 31 and 31"):
+    with pytest.raises(UserError, match="the model has 31 and 31"):
         open_shortlist(path, TransformerConfig(vocab_size=31))
     apart = TransformerConfig(vocab_size=40, source_vocab_size=31, tie_embeddings="none")  # rows behind the smaller's
     assert open_shortlist(path, apart).best == 5

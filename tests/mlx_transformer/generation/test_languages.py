@@ -15,7 +15,7 @@ from mlx_transformer import UserError, cli, load
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.settings import settings_text
+from mlx_transformer.generation.settings import language_id, settings_text
 
 MARIAN = Path(__file__).parents[1] / "families" / "golden" / "marian"
 NLLB = {"eng_Latn": 5, "deu_Latn": 6, "<mask>": 7, "zho_Hans": 8}
@@ -75,6 +75,10 @@ def test_languages_are_tokens_in_front(kind, checkpoint):
         model.generate(rows, target_language="eng")
     with pytest.raises(UserError, match="'xx' is none of the model's languages: it has 2"):
         model.generate(rows, source_language="xx")
+    with pytest.raises(UserError, match="near it are eng_Latn"):
+        model.generate(rows, source_language="ENG_LATN")
+    with pytest.raises(UserError, match="language 'eng_Latn': the model has no tokens of languages; leave it out"):
+        language_id({}, "eng_Latn")
 
 
 def test_a_line_leaves_room_for_its_language(checkpoint):
