@@ -391,7 +391,8 @@ def looking(panels: list[Panel], computed: Computed, model: Any) -> None:
         assert image(panel)[:, panel.columns.index(seen)].max() == values[most][0]
     falls = shown["log p of the translation falls by"].series
     assert falls["cross-attention"][1].max() == values["the worst head of cross-attention off"][0]
-    for name, part in sentences.SUBLAYERS.items():
+    whole = {name: (name, "self_attention") for name in ("encoder", "decoder")}
+    for name, part in {**whole, "cross-attention": ("decoder", "cross_attention")}.items():
         x, y = falls[name]
         assert list(x) == list(range(1, 9))
         np.testing.assert_allclose(y, [sentences.lost(shipped, [head]) for head in sentences.parts(shipped, *part)])

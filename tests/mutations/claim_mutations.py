@@ -267,6 +267,22 @@ CHANGES: dict[str, Change] = {
     ),
     "heads that stay on": Change(56, CLAIMS + "sentences.py", "head * width : (head + 1) * width] = 0", "0:0] = 0"),
     # What figures say.
+    "encoder and decoder exchanged in the figure of heads that are off": Change(
+        56,
+        CLAIMS + "sentences.py",
+        '"encoder": ("encoder", "self_attention"),\n    "decoder": ("decoder", "self_attention"),',
+        '"encoder": ("decoder", "self_attention"),\n    "decoder": ("encoder", "self_attention"),',
+    ),
+    "the table before its one-hot rows": Change(
+        1,
+        CLAIMS + "embedding.py",
+        '"one-hot rows": rows, "x the table W": table',
+        '"x the table W": rows, "one-hot rows": table',
+    ),
+    "heads counted from the right": Change(20, CLAIMS + "attention.py", 'f"head {h + 1}"', 'f"head {8 - h}"'),
+    "steps that have read what they write": Change(
+        28, CLAIMS + "stacks.py", 'f"has read {id}" for id in chosen[:-1]', 'f"has read {id}" for id in chosen[1:]'
+    ),
     "two titles of the heat maps exchanged": Change(
         2,
         CLAIMS + "positions.py",
