@@ -59,7 +59,7 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
     damaged files.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder")
+        raise UserError(f"{path}: {'is a file, not a folder with a model' if path.exists() else 'no such folder'}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
     config, generation = read_object(path / CONFIG), {}

@@ -66,7 +66,8 @@ def find_files(path: Path) -> MarianFiles:
         raise UserError(f"{path}: holds several models: {', '.join(model.name for model in models)}; give one of them")
     listed = _texts(values.get("shortlist"))[:1]
     shortlists = [folder / Path(name).name for name in listed] or sorted(folder.glob("lex*.bin"))
-    shortlists = [file for file in shortlists if file.is_file()]
+    if missing := [file.name for file in shortlists if not file.is_file()]:
+        raise UserError(f"{settings}: names the shortlist {missing[0]}, which isn't there; restore it, or take it out")
     if len(shortlists) > 1:
         raise UserError(f"{folder}: holds several shortlists: {', '.join(file.name for file in shortlists)}; leave one")
     generation = {key: values[key] for key in GENERATION if isinstance(values.get(key), int | float)}

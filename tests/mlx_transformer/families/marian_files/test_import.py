@@ -224,6 +224,10 @@ def test_older_names_of_the_output(tmp_path: Path) -> None:
         ),
         (lambda folder: (folder / "vocab.spm").write_bytes(b"x"), "damaged, or no SentencePiece model"),
         (lambda folder: (folder / "lex.50.50.test.s2t.bin").write_bytes(b"x"), "no shortlist of Marian's"),
+        (
+            lambda folder: (folder / "lex.50.50.test.s2t.bin").unlink(),
+            "names the shortlist lex.50.50.test.s2t.bin, which isn't there; restore it, or take it out",
+        ),
         (lambda folder: (folder / "config.test.yml").write_text("models:\n  - a\n b"), "line 3 of its options"),
         (
             lambda folder: replaced(folder, lambda items: model_items({**SIZES, "transformer-heads": 3})),
