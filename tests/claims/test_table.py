@@ -21,10 +21,8 @@ from imports import ROOT
 from mlx_transformer.system.errors import UserError
 
 SHOWN = {row.picture: row for row in table.ROWS.values() if row.shown}
-IN_THE_GUIDE = {41}
-"""Takes a training that the guide's page takes as well, whose words are compared with what it says (tests/docs)."""
 COMPUTED = [
-    pytest.param(number, marks=pytest.mark.slow if row.slow or number in IN_THE_GUIDE else ())
+    pytest.param(number, marks=pytest.mark.slow if row.slow else ())
     for number, row in table.ROWS.items()
     if not row.trained
 ]
