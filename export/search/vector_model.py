@@ -57,6 +57,8 @@ class FileEmbedder(Embedder):
         about = model.config, model.tokenizer, model.text_embedding
         super().__init__(*about, lambda ids, mask: None, model.where, **options)
         self.session, made = model.session, model.text_embedding
+        if self.kind != "dense":
+            raise UserError(f"{model.where}: gives one vector of a text; for kind={self.kind} export a folder")
         assert made is not None
         if self.embedding.arithmetic != made.arithmetic or self.prompt != made.prompt():
             raise UserError(

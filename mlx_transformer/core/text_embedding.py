@@ -5,7 +5,13 @@
     {"format": 1, "pooling": ["mean"], "normalize": true, "max_length": 256,
      "prompts": {"query": "query: "}, "dense": [{"width": 768, "activation": "tanh", "bias": true}]}
 
-Fields that have their default are left out. The matrices of dense layers are in embedding.safetensors beside it.
+Besides, a text may have a weight of each token, and a vector of each token but the first (BGE-M3: Chen et al. 2024,
+section 3.2):
+
+    a token's row h (D,) -> max(0, w h + b)             "sparse": true
+                         -> W h + b, of unit length     "multi": how many numbers
+
+Fields that have their default are left out. The matrices are in embedding.safetensors beside it.
 Numbers are computed in float64, a text at a time, and rounded once: neither padding nor other texts can change them.
 Folders of sentence-transformers hold the same facts (`families/sentence_folder.py`).
 """
@@ -27,7 +33,7 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
 
-from .pooling import Pooling, pooled
+from .pooling import Kind, Pooling, pooled
 
 EMBEDDING, DENSE = "embedding.json", "embedding.safetensors"
 FORMAT = 1
@@ -72,8 +78,13 @@ class TextEmbedding:
     """Whether a prompt's tokens are pooled with the text's."""
     similarity: Similarity | None = None
     """What its vectors are compared by; nothing here depends on it."""
+    sparse: bool = False
+    """Tokens have weights."""
+    multi: Width | None = None
+    """Numbers of a token's vector; unset: tokens have none."""
     weights: Mapping[str, NDArray] = field(default_factory=dict, repr=False, compare=False)
-    """The dense layers' dense.N.weight (width, width before) and dense.N.bias (width,), float32."""
+    """The dense layers' dense.N.weight (width, width before) and dense.N.bias (width,), sparse.weight (1, D),
+    sparse.bias (1,), multi.weight (multi, D) and multi.bias (multi,), float32."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)
@@ -97,6 +108,11 @@ class TextEmbedding:
     def width(self, d_model: int) -> int:
         """Return how many numbers a vector has."""
         return self.dense[-1].width if self.dense else len(self.pooling) * d_model
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What it makes of a text."""
+        return ("dense", *(["sparse"] if self.sparse else []), *(["multi"] if self.multi else []))
 
     @property
     def arithmetic(self) -> TextEmbedding:
@@ -128,6 +144,8 @@ class TextEmbedding:
             if layer.bias:
                 shapes[f"dense.{i}.bias"] = (layer.width,)
             width = layer.width
+        for head, width in (("sparse", int(self.sparse)), ("multi", self.multi)):
+            shapes |= {f"{head}.weight": (width, d_model), f"{head}.bias": (width,)} if width else {}
         return shapes
 
     def check_fits(self, d_model: int, where: str) -> None:
@@ -166,6 +184,19 @@ class TextEmbedding:
         """Return the first numbers of vectors (B, W) of any length, of unit length where vectors are."""
         return np.stack([self._cut(row.astype(np.float64), dimensions) for row in vectors]).astype(np.float32)
 
+    def token_weights(self, memory: NDArray) -> NDArray[np.float32]:
+        """Return the weight (L,) of each token of a text's rows (L, D), 0 or more."""
+        return np.maximum(self._of_tokens("sparse", memory)[:, 0], 0).astype(np.float32)
+
+    def token_vectors(self, memory: NDArray) -> NDArray[np.float32]:
+        """Return the vectors (L - 1, `multi`) of all tokens but the first of a text's rows (L, D), of unit length."""
+        found = self._of_tokens("multi", memory[1:])
+        return (found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), SMALLEST_NORM)).astype(np.float32)
+
+    def _of_tokens(self, head: str, rows: NDArray) -> NDArray[np.float64]:
+        weight, bias = (self.weights[f"{head}.{name}"].astype(np.float64) for name in ("weight", "bias"))
+        return rows.astype(np.float64) @ weight.T + bias
+
     def _vector(self, memory: NDArray, places: NDArray[np.intp]) -> NDArray[np.float64]:
         """(L, D) and the places of its tokens -> (W,), of whatever length."""
         rows = memory[places].astype(np.float64)
@@ -185,7 +216,7 @@ class TextEmbedding:
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "weights"}
         values |= {"pooling": list(self.pooling), "dense": [dataclasses.asdict(layer) for layer in self.dense]}
         usual = dict(max_length=None, dense=[], prompts={}, default_prompt=None, similarity=None)
-        usual |= dict(lower_case=False, prompt_counts=True)
+        usual |= dict(lower_case=False, prompt_counts=True, sparse=False, multi=None)
         told = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
         return json.dumps({"format": FORMAT, **told}, indent=2, ensure_ascii=False) + "\n"
 
@@ -194,7 +225,7 @@ class TextEmbedding:
         return {EMBEDDING: self.json()}
 
     def tensors(self) -> dict[str, Mapping[str, NDArray]]:
-        """{name: arrays} of the file beside it, {} without dense layers."""
+        """{name: arrays} of the file beside it, {} where it needs none."""
         return {DENSE: self.weights} if self.weights else {}
 
 
@@ -210,7 +241,7 @@ def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
 
 
 def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, NDArray]] = dict) -> TextEmbedding:
-    """Make it of what the file says. `UserError` for what is no such thing; weights: called if it has dense layers."""
+    """Make it of what the file says. `UserError` for what is no such thing; weights: called if it needs some."""
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else type(values).__name__
         raise UserError(f"{path}: format {found!r} is not known to this version (it reads format {FORMAT})")
@@ -223,7 +254,8 @@ def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, 
         problems += [problem for layer in layers for problem in unknown_keys(layer, Dense)]
     if problems:
         raise UserError(f"{path}: {'; '.join(problems)}")
-    given = {**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights() if layers else {}}
+    needed = layers or fields.get("sparse") or fields.get("multi")
+    given = {**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights() if needed else {}}
     try:
         return TextEmbedding(**given)
     except UserError as error:
@@ -231,7 +263,7 @@ def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, 
 
 
 def _weights(folder: Path) -> Mapping[str, NDArray]:
-    from mlx_transformer.system.tensors import read_tensors  # few have dense layers, and need what reads them
+    from mlx_transformer.system.tensors import read_tensors  # few have any, and need what reads them
 
     return read_tensors(folder / DENSE)
 

@@ -22,11 +22,12 @@ from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_object, read_text
 from mlx_transformer.system.tensors import write_tensors
+from mlx_transformer.system.torch_writing import write_torch_tensors
 
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of
-from .sentence_folder import dense_weights, sentence_files
+from .sentence_folder import dense_weights, head_weights, sentence_files
 from .text import ADDED, check_tokenizer, read_text_files
 from .weights import open_weights
 
@@ -172,6 +173,8 @@ def write_folder(
             for name, arrays in dense_weights(embedding):
                 (temporary / name).mkdir()
                 write_tensors(temporary / name / WEIGHTS, arrays, metadata={"format": "pt"})
+            for name, arrays in head_weights(embedding):
+                write_torch_tensors(temporary / name, arrays)
         for name, values in texts.items():
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

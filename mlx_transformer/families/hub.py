@@ -23,7 +23,7 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import MANIFEST
 
 from .folder import GENERATION
-from .sentence_folder import LIMITS, MODULES, PROMPTS
+from .sentence_folder import HEADS, LIMITS, MODULES, PROMPTS
 from .weights import FORMS
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
@@ -31,6 +31,7 @@ GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
 SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
+SMALL += tuple(HEADS.values())
 """What is fetched beside the weights, where it is there."""
 PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 """And of a folder of sentence-transformers what stands behind the encoder."""

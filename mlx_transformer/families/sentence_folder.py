@@ -5,6 +5,7 @@ N_Pooling/config.json                 which rows are pooled, and how
 N_Dense/config.json, weights          one layer each
 sentence_bert_config.json             the longest text, and lower-casing
 config_sentence_transformers.json     prompts, and what vectors are compared by
+sparse_linear.pt, colbert_linear.pt   bge-m3's: a weight and a vector of each token
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mlx_transformer.core.text_embedding import Activation, Dense, Similarity, T
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json, read_object
+from mlx_transformer.system.torch_files import stored_torch_tensors
 
 from .weights import open_weights
 
@@ -43,6 +45,10 @@ CLASSES: dict[Activation, str] = {
     "relu": "torch.nn.modules.activation.ReLU",
     "gelu": "torch.nn.modules.activation.GELU",
 }
+
+
+HEADS = {"sparse": "sparse_linear.pt", "multi": "colbert_linear.pt"}
+"""The file of each head of tokens, which holds a linear layer's weight and bias; sentence-transformers reads none."""
 
 
 class SentenceFolder(NamedTuple):
@@ -74,6 +80,10 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
         layer, arrays = _dense(folder)
         layers.append(layer)
         weights |= {f"dense.{i}.{name}": array for name, array in arrays.items()}
+    heads = [head for head, file in HEADS.items() if (path / file).is_file()]
+    for head in heads:
+        stored = stored_torch_tensors(path / HEADS[head])
+        weights |= {f"{head}.{name}": np.asarray(array).astype(np.float32) for name, array in stored.items()}
     more = _optional(path / PROMPTS)
     prompts, default, similarity = (more.get(k) for k in ("prompts", "default_prompt_name", "similarity_fn_name"))
     known = list(prompts) if isinstance(prompts, dict) else []
@@ -89,6 +99,8 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
             default_prompt=default if default in known else None,
             prompt_counts=pooled.get("include_prompt", True),
             similarity=similarity if similarity in get_args(Similarity) else None,
+            sparse="sparse" in heads,
+            multi=_rows(weights.get("multi.weight")) if "multi" in heads else None,
             weights=weights,
         )
     except UserError as error:
@@ -136,6 +148,12 @@ def dense_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDA
         yield f"{i + 2}_Dense", {f"linear.{name}": embedding.weights[f"dense.{i}.{name}"] for name in names}
 
 
+def head_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDArray]]]:
+    """(file, arrays) of each head of tokens."""
+    for head in embedding.kinds[1:]:
+        yield HEADS[head], {name: embedding.weights[f"{head}.{name}"] for name in ("weight", "bias")}
+
+
 def _parts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of each part."""
     file = path / MODULES
@@ -178,9 +196,13 @@ def _dense(folder: Path) -> tuple[Dense, dict[str, NDArray]]:
         stored.removeprefix("linear."): np.asarray(array).astype(np.float32)
         for stored, array in open_weights(folder).items()
     }
-    weight = arrays.get("weight", np.zeros(0))
-    width = weight.shape[0] if weight.ndim == 2 else int(values.get("out_features") or 1)
+    width = _rows(arrays.get("weight"), int(values.get("out_features") or 1))
     return Dense(width=width, activation=known[name], bias="bias" in arrays), arrays
+
+
+def _rows(weight: NDArray | None, unknown: int = 1) -> int:
+    """How many numbers a matrix gives; `unknown` of what is none, which is refused later."""
+    return weight.shape[0] if weight is not None and weight.ndim == 2 else unknown
 
 
 def _limits(network: Path) -> dict[str, Any]:

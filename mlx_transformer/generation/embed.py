@@ -7,7 +7,7 @@ of matrices are summed in another order where there are more rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -60,6 +60,9 @@ class Embedder:
         self.config, self.where, self.token_vectors = config, where, token_vectors
         self._tokenizer = tokenizer
         asked = EmbedOptions(**options)
+        self.kind = asked.kind
+        if asked.kind != "dense" and (embedding is None or asked.kind not in embedding.kinds):
+            raise UserError(f"{where}: kind={asked.kind}: the model has no such head; its texts have one vector each")
         if embedding is None and asked.pooling is None:
             raise UserError(
                 f"{where}: doesn't say how a text's vector is made: give pooling=mean, or how it was trained for it"
@@ -106,28 +109,57 @@ class Embedder:
     ) -> NDArray[np.float32]:
         """Return the vectors (N, W) of rows of ids; of_text: which begin with the prompt, as `rows` gave them. `done`
         is told the share of them that is done."""
-        sources = Sources.of(self.config, "rows", ids=rows) if len(rows) else None
         found = np.zeros((len(rows), self.dimensions), np.float32)
-        if sources is None:
-            return found
-        if (longest := int(sources.lengths.max())) > self.config.max_positions:
-            raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
         skipped = self._prompt_tokens() if of_text and self.prompt and not self.embedding.prompt_counts else 0
-        computed = 0
-        by_token = self._graph is not None and self._graph.by_token
-        batches = _mixed(sources.lengths) if by_token else _batches(sources.lengths, self.config.max_positions)
-        for part in batches:
-            arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
-            compute = self.token_vectors if self._graph is None else self._graph.compute
-            given = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
-            if not np.isfinite(given).all():
-                raise UserError(f"{self.where}: its output is not finite; check its weights")
+        for part, given, mask in self._computed(rows, self._graph, done):
             if self._graph is None:
                 given = self.embedding.vectors(given, mask, skipped, self.dimensions)
             found[part] = given
+        return found
+
+    def made(self, rows: Ids, done: Callable[[float], None] = lambda share: None) -> Any:
+        """Return what `kind` says of rows of ids of texts: the vectors (N, W); for each the weights above 0 of the ids
+        in it, {id: weight}, the largest of an id's places, special ones and the unknown word's left out; or the vectors
+        (L - 1, W) of all its tokens but the first."""
+        if self.kind == "dense":
+            return self.vectors(rows, done)
+        c = self.config
+        special = {c.pad_id, c.bos_id, c.eos_id, *([self._tokenizer.unk_id] if self._tokenizer else [])}
+        found: list[Any] = [None] * len(rows)
+        for part, given, mask in self._computed(rows, None, done):
+            for i, memory, real in zip(part, given, mask, strict=True):
+                tokens = memory[real == 1]
+                if self.kind == "multi":
+                    found[i] = self.embedding.token_vectors(tokens)
+                    continue
+                found[i] = {}
+                for id, weight in zip(rows[i], self.embedding.token_weights(tokens).tolist(), strict=True):
+                    if id not in special and weight > found[i].get(id, 0):
+                        found[i][id] = weight
+        return found
+
+    def _computed(
+        self, rows: Ids, graph: GraphVectors | None, done: Callable[[float], None]
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]]:
+        """Give of each part which rows it has, its mask (B, L), and between them the encoder's output (B, L, D) or
+        the graph's vectors (B, W)."""
+        if not len(rows):
+            return
+        sources = Sources.of(self.config, "rows", ids=rows)
+        if (longest := int(sources.lengths.max())) > self.config.max_positions:
+            raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
+        computed = 0
+        by_token = graph is not None and graph.by_token
+        batches = _mixed(sources.lengths) if by_token else _batches(sources.lengths, self.config.max_positions)
+        for part in batches:
+            arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
+            compute = self.token_vectors if graph is None else graph.compute
+            given = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
+            if not np.isfinite(given).all():
+                raise UserError(f"{self.where}: its output is not finite; check its weights")
+            yield part, given, mask
             computed += len(part)
             done(computed / len(rows))
-        return found
 
     def _prompt_tokens(self) -> int:
         """Tokens of the prompt, with the one before it and without the one behind it."""

@@ -9,10 +9,13 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from mlx_transformer.system.errors import UserError
 
 from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
 from .lines import Told
@@ -33,19 +36,24 @@ def embed_stream(
     model_facts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Write the vector of each line: {"text": ..., "embedding": [...]}, or to a file that ends in .npy an array
-    (lines, W) of float32; arguments as for `write_lines`."""
+    (lines, W) of float32; of another kind {"text": ..., "weights": {id: weight}} or {"text": ..., "embeddings":
+    [[...], ...]}. Arguments as for `write_lines`."""
     options = options or EmbedOptions()
     embedder = model.embedder(**asdict(options))
     _ = embedder.tokenizer
     as_array = output is not None and output.suffix.lower() == ARRAY
+    if as_array and embedder.kind != "dense":
+        raise UserError(
+            f"{output}: an array holds one vector of each line (kind=dense); name a file that ends in .jsonl"
+        )
+    key, written = FORMS[embedder.kind]
 
     def make(lines: Sequence[str], told: Told) -> bytes:
         rows = embedder.rows(lines, told.first_line, told.on_overlong)
-        vectors = embedder.vectors(rows, told.done)
+        found = embedder.made(rows, told.done)
         if as_array:
-            return vectors.astype("<f4").tobytes()
-        pairs = zip(lines, vectors, strict=True)
-        return json_lines({"text": line, "embedding": short_floats(vector)} for line, vector in pairs)
+            return found.astype("<f4").tobytes()
+        return json_lines({"text": line, key: written(each)} for line, each in zip(lines, found, strict=True))
 
     work = LineWork(
         name="embed",
@@ -65,6 +73,19 @@ def array_head(rows: int, width: int) -> bytes:
     return head.getvalue()
 
 
+def _short_weights(weights: Mapping[int, float]) -> dict[str, float]:
+    numbers = short_floats(np.array([*weights.values()], np.float32))
+    return dict(zip(map(str, weights), numbers, strict=True))
+
+
 def short_floats(vector: NDArray[np.float32]) -> list[float]:
     """Return numbers that JSON writes as briefly as float32 allows."""
     return [float(text) for text in vector.astype(str).tolist()]
+
+
+FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "dense": ("embedding", short_floats),
+    "sparse": ("weights", _short_weights),
+    "multi": ("embeddings", lambda vectors: [short_floats(vector) for vector in vectors]),
+}
+"""What a line says of a text beside it, and how, by the kind."""

@@ -8,7 +8,7 @@ from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from mlx_transformer.core.pooling import Pooling
+from mlx_transformer.core.pooling import Kind, Pooling
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 
@@ -229,6 +229,9 @@ class TextSettings:
 class EmbedOptions:
     """How texts become vectors, where that differs from what the model's folder says."""
 
+    kind: Kind = "dense"
+    """What is made of a text: one vector (dense); a weight for each of its token ids (sparse); a vector of each token
+    (multi). The last two need a model that was trained for them, such as bge-m3."""
     prompt: str | None = None
     """What stands before each text; unset: the model's own."""
     prompt_name: str | None = None
@@ -245,6 +248,9 @@ class EmbedOptions:
             raise UserError("; ".join(problems))
         if self.prompt is not None and self.prompt_name is not None:
             raise UserError("prompt and prompt_name: give one of them")
+        for name in ("dimensions", "pooling", "normalize"):
+            if self.kind != "dense" and getattr(self, name) is not None:
+                raise UserError(f"{name}: is of a text's one vector (kind=dense); leave it out for kind={self.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,16 +293,18 @@ class TextVerbs:
         return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb)
 
     @overload
-    def embed(self, texts: str, **options: Any) -> NDArray[np.float32]: ...
+    def embed(self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Any) -> NDArray: ...
     @overload
-    def embed(self, texts: Sequence[str], **options: Any) -> NDArray[np.float32]: ...
+    def embed(self, texts: str | Sequence[str], *, kind: str, **options: Any) -> Any: ...
     def embed(
         self, texts: str | Sequence[str], *, done: Callable[[float], None] = lambda share: None, **options: Any
-    ) -> NDArray[np.float32]:
+    ) -> Any:
         """Return the vector (W,) of a text, or those (N, W) of several, by an encoder alone; options: the fields of
-        `generation.embed.EmbedOptions`. The end of a text is left out that is longer than the model takes."""
+        `generation.options.EmbedOptions`. With kind="sparse" {id: weight} of a text, with "multi" the vectors
+        (L - 1, W) of its tokens, or a list of these. The end of a text is left out that is longer than the model
+        takes."""
         embedder = self.embedder(**options)
-        found = embedder.vectors(embedder.rows([texts] if isinstance(texts, str) else texts), done)
+        found = embedder.made(embedder.rows([texts] if isinstance(texts, str) else texts), done)
         return found[0] if isinstance(texts, str) else found
 
     def embedder(self, **options: Any) -> Embedder:
