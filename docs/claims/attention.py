@@ -15,9 +15,10 @@ from mlx_transformer.nn.parameters import named_parameters
 from mlx_transformer.nn.taps import no_tap
 
 from .cost import multiplications
-from .drawing import SERIES, canvas, draw_key, heat_map, label_cells, logarithmic
+from .drawing import SERIES, canvas, draw_key, heat_map, label_cells, logarithmic, write_cells
 from .measure import largest, number
 from .row import Found, Row, above, below, equal
+from .sentences import RIVER, looks, read, translator
 
 WIDTHS = (4, 16, 64, 256, 1024)
 
@@ -29,11 +30,56 @@ def scaled_dot_product() -> Found:
     Q, K, V = (np.array(a, dtype=np.float64)[0, 0] for a in (q, k, v))
     scores = np.exp(Q @ K.T / math.sqrt(512))
     expected = scores / scores.sum(axis=1, keepdims=True) @ V
+    words, made = boxes()
     return {
         "shape of the weights of (6, 512)": weights.shape,
         "sums of its rows": weights.sum(axis=1).tolist(),
         "largest error of the fused kernel beside float64": np.abs(np.array(attention(q, k, v))[0, 0] - expected).max(),
+        "On the river bank, a head of layer 1: bank to river": made["softmax"][
+            words.index("bank"), words.index("river")
+        ],
     }
+
+
+def boxes() -> tuple[list[str], dict[str, np.ndarray]]:
+    """Words, and what stands in each box from their vectors to a head's output: of the translator that ships, the head
+    of layer 1 that looks most from bank to river."""
+    trained = translator()
+    source, target, _ = read(trained, RIVER)
+    seen: dict[str, mx.array] = {}
+    trained.model([source], [target], tap=seen.__setitem__)
+    x, module = seen["encoder.embedding"], trained.model.encoder.layers[0].self_attention
+    head = int(looks(trained, RIVER, "bank", "river")[0].argmax())
+    q, k, v = (each[:, head : head + 1] for each in (module.queries(x), *module.keys_values(x)))
+    products, weights = q @ k.swapaxes(-1, -2), attention_weights(q, k)
+    made = {
+        "X, the words": x[None],
+        "Q = X W_Q": q,
+        "K = X W_K": k,
+        "V = X W_V": v,
+        "Q K^T": products,
+        "÷ √16": products / math.sqrt(q.shape[-1]),
+        "softmax": weights,
+        "times V": weights @ v,
+    }
+    return trained.words(source), {name: np.array(values)[0, 0] for name, values in made.items()}
+
+
+def draw_boxes() -> Any:
+    """From the words' vectors to a head's output: linear maps, scores, scale, softmax, times V."""
+    words, made = boxes()
+    figure, panels = canvas(4, 2, width=10.4, height=4.6)
+    for axes, (title, values) in zip(panels, made.items(), strict=True):
+        heat_map(axes, values, signed=title != "softmax", most=1.0 if title == "softmax" else None)
+        square = values.shape == (len(words), len(words))
+        label_cells(axes, words, words if square else [], size=7)
+        if square:
+            write_cells(axes, [[f"{value:.2f}" for value in row] for row in values], size=6)
+        else:
+            axes.set_xlabel(f"{values.shape[1]} features", fontsize=7.5)
+        axes.set_title(title)
+        draw_key(axes)
+    return figure
 
 
 def special_case() -> Found:
@@ -221,10 +267,12 @@ ROWS = (
             "shape of the weights of (6, 512)": equal(6, 6),
             "sums of its rows": equal(*[1] * 6, within=1e-6),
             "largest error of the fused kernel beside float64": below(1e-5),
+            "On the river bank, a head of layer 1: bank to river": above(0.6),
         },
         scaled_dot_product,
         (attention, attention_weights),
         ("claims/test_attention.py::test_scaled_dot_product_attention",),
+        figure=draw_boxes,
     ),
     Row(
         17,

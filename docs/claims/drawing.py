@@ -72,6 +72,14 @@ def curves(axes: Any, x: Any, values: Mapping[str, Any], place: Any = "lower lef
     axes.legend(fontsize=size, loc=place)
 
 
+def bars(axes: Any, x: Sequence[float], values: Mapping[str, Any], place: Any = "upper right") -> None:
+    """A group of bars at each x, one of each label. place: of the legend."""
+    width = 0.8 / len(values)
+    for i, (label, y) in enumerate(values.items()):
+        axes.bar(np.asarray(x) + width * (i - (len(values) - 1) / 2), y, width, color=SERIES[i], label=label)
+    axes.legend(fontsize=8, loc=place)
+
+
 def logarithmic(axes: Any, x: bool = False, y: bool = True) -> None:
     """Scales without a mark for every digit."""
     if x:
@@ -118,7 +126,7 @@ def draw_key(axes: Any, right: float = 1.04, most: float | None = None) -> None:
     strip.imshow(shades, cmap=image.get_cmap(), vmin=low, vmax=limit, aspect="auto", extent=(0, 1, low, high))
     ticks = (low, 0.0, high) if low < 0 else (low, high)
     strip.set(xticks=[])
-    strip.set_yticks(ticks, [f"{tick:.2g}" for tick in ticks], fontsize=7.5)
+    strip.set_yticks(ticks, [f"{tick:.{3 if abs(tick) > 99 else 2}g}" for tick in ticks], fontsize=7.5)
     strip.yaxis.tick_right()
     strip.tick_params(length=0)
     for side in strip.spines.values():
@@ -128,7 +136,8 @@ def draw_key(axes: Any, right: float = 1.04, most: float | None = None) -> None:
 
 def label_cells(axes: Any, rows: Sequence[str], columns: Sequence[str], size: float = 7.5) -> None:
     """Words beside the rows of a heat map, and under its columns."""
-    axes.set_xticks(range(len(columns)), columns, rotation=90 if max(map(len, columns)) > 3 else 0, fontsize=size)
+    turned = max(map(len, columns), default=0) > 3
+    axes.set_xticks(range(len(columns)), columns, rotation=90 if turned else 0, fontsize=size)
     axes.set_yticks(range(len(rows)), rows, fontsize=size)
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.data.sentences import NOTES
@@ -28,7 +29,10 @@ Head = tuple[str, str, int, int]
 
 @cache
 def translator() -> Trained:
-    return open_trained(SHIPPED, tuple(NOTES))
+    """Its file has 16 bits a number; what is computed of them, the page of `explain` computes in more."""
+    trained = open_trained(SHIPPED, tuple(NOTES))
+    trained.model.set_dtype(mx.float32)
+    return trained
 
 
 def read(trained: Trained, text: str) -> tuple[list[int], list[int], list[int]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.layers import Decoder, Encoder
 
-from .drawing import canvas, curves, draw_key, heat_map, label_cells
+from .drawing import SERIES, SOFT, bars, canvas, draw_key, heat_map, label_cells
 from .measure import how_many, largest
 from .network import copying, tiny
 from .row import Found, Row, above, below, equal
@@ -24,6 +26,7 @@ def stacks() -> Found:
         "change of a result by padding": padding_change(),
         "loss of a 2+2 stack that copies five words of nine, first step": first,
         "after 150 steps": last,
+        "after 150 steps, cross-attention silent": copying_losses(silent=True)[-1],
     }
 
 
@@ -37,10 +40,71 @@ def padding_change() -> float:
 
 
 @lru_cache
-def copying_losses() -> tuple[float, float]:
-    """The first and the last loss of 150 steps."""
-    losses = copying(tiny(dropout=0.0), 150)
+def copying_losses(silent: bool = False) -> tuple[float, float]:
+    """The first and the last loss of 150 steps. silent: cross-attention hands over zeros, and can't learn otherwise."""
+    model = tiny(dropout=0.0)
+    for layer in model.decoder.layers if silent else ():
+        output = layer.cross_attention.output_proj
+        output.weight = mx.zeros_like(output.weight)
+        output.freeze()
+    losses = copying(model, 150)
     return losses[0], losses[-1]
+
+
+SUBLAYERS = {
+    "encoder": ("self-attention", "feed-forward"),
+    "decoder": ("self-attention", "cross-attention", "feed-forward"),
+}
+
+
+def wiring(config: TransformerConfig) -> tuple[dict[str, tuple[float, float]], list[tuple[str, str]]]:
+    """Boxes of a post-norm model by where they stand, the encoder's at x = 0 and the decoder's at x = 1, upwards; and
+    the arrows from one box to another. Residual connections go from a sub-layer's input to its norm."""
+    boxes, arrows = {}, []
+    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+    for column, (stack, parts) in enumerate(SUBLAYERS.items()):
+        below = f"{stack}: embedding + position"
+        boxes[below] = (float(column), 0.0)
+        for layer, part in product(range(1, layers[stack] + 1), parts):
+            box, norm = (f"{stack} {layer}: {name}" for name in (part, f"add, norm after {part}"))
+            for name in (box, norm):
+                boxes[name] = (float(column), boxes[below][1] + (1.0 if name == box else 2.0))
+            arrows += [(below, box), (box, norm), (below, norm)]
+            below = norm
+        if stack == "encoder":
+            memory = below
+    crossing = [box for box in boxes if box.endswith(": cross-attention")]
+    boxes["decoder: linear, softmax"] = (1.0, boxes[below][1] + 1.0)
+    return boxes, [*arrows, *((memory, box) for box in crossing), (below, "decoder: linear, softmax")]
+
+
+def draw_two_plus_two() -> Any:
+    """Every box and every arrow of the model that learns to copy."""
+    figure, (axes,) = canvas(width=6.4, height=5.4)
+    boxes, arrows = wiring(tiny().config)
+    half, tall, aside = 0.36, 0.32, 0.12
+    for name, (x, y) in boxes.items():
+        axes.text(x, y, name.partition(": ")[2].partition(" after ")[0], ha="center", va="center", fontsize=7.5)
+        edge = [(x - half, y - tall), (x + half, y - tall), (x + half, y + tall), (x - half, y + tall)]
+        axes.plot(*zip(*edge, edge[0], strict=True), color=SOFT, linewidth=0.8)
+    for start, end in arrows:
+        (x, y), (across, up) = boxes[start], boxes[end]
+        if x != across:
+            path, mark, colour = [(x + half, y + aside), (0.53, y + aside), (0.53, up), (across - half, up)], ">", 2
+        elif up - y > 1:
+            sides = (x + half, x + half + 0.08, x + half + 0.08, x + half)
+            path = list(zip(sides, (y + aside, y + aside, up - aside, up - aside), strict=True))
+            mark, colour = "<", 1
+        else:
+            path, mark, colour = [(x, y + tall), (x, up - tall)], "^", 0
+        axes.plot(*zip(*path, strict=True), color=SERIES[colour], linewidth=1, label=f"{start} → {end}")
+        axes.plot(*path[-1], mark, color=SERIES[colour], markersize=4)
+    axes.set(yticks=[], xlim=(-0.4, 1.5), title="past a sub-layer: orange; the memory: violet")
+    axes.set_xticks([0, 1], list(SUBLAYERS))
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return figure
 
 
 def classified() -> tuple[Transformer, mx.array]:
@@ -54,7 +118,7 @@ def draw_probabilities() -> Any:
     _, logits = classified()
     figure, (axes,) = canvas(width=7.2, height=2.6)
     shares = np.array(mx.softmax(logits, axis=-1)[0])
-    curves(axes, range(logits.shape[-1]), {f"position {n}": row for n, row in enumerate(shares)}, "upper right")
+    bars(axes, range(logits.shape[-1]), {f"position {n}": row for n, row in enumerate(shares)})
     axes.set(title="probability of each word of the vocabulary", xlabel="id", ylim=(0, None))
     return figure
 
@@ -120,6 +184,7 @@ ROWS = (
             "change of a result by padding": below(2e-5),
             "loss of a 2+2 stack that copies five words of nine, first step": above(2.2),
             "after 150 steps": below(0.3),
+            "after 150 steps, cross-attention silent": above(1),
         },
         stacks,
         (Encoder, Decoder),
@@ -127,6 +192,7 @@ ROWS = (
             "claims/test_network.py::test_padding_never_changes_a_result",
             "claims/test_network.py::test_a_two_plus_two_stack_trains",
         ),
+        figure=draw_two_plus_two,
     ),
     Row(
         27,

@@ -39,24 +39,34 @@ class Panel:
 
 
 def panels_of(figure: Any) -> list[Panel]:
-    return [_panel(axes) for axes in figure.axes if axes.get_title() or axes.lines or axes.images]
+    return [_panel(axes) for axes in figure.axes if axes.get_title() or axes.lines or axes.images or axes.containers]
 
 
 def _panel(axes: Any) -> Panel:
     lines = [line for line in axes.lines if not line.get_label().startswith("_")]
     labels = [line.get_label() for line in lines]
-    assert len(set(labels)) == len(labels)
+    bars = [group for group in axes.containers if not group.get_label().startswith("_")]
+    names = [*labels, *(group.get_label() for group in bars)]
+    assert len(set(names)) == len(names)
     return Panel(
         axes.get_title(),
         {
             label: (np.asarray(line.get_xdata()), np.asarray(line.get_ydata()))
             for label, line in zip(labels, lines, strict=True)
-        },
+        }
+        | {group.get_label(): _tops(group) for group in bars},
         np.asarray(axes.images[0].get_array()) if axes.images else None,
         [(text.get_text(), *getattr(text, "xy", text.get_position())) for text in axes.texts],
         _written(axes.yaxis) if axes.images else [],
         _written(axes.xaxis) if axes.images else [],
     )
+
+
+def _tops(bars: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Middle and height of each bar."""
+    assert all(bar.get_y() == 0 for bar in bars)
+    places = [bar.get_x() + bar.get_width() / 2 for bar in bars]
+    return np.array(places), np.array([bar.get_height() for bar in bars])
 
 
 def _written(axis: Any) -> list[str]:

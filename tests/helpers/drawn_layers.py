@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from claims import attention, embedding, feedforward, stacks
+from claims import attention, embedding, feedforward, sentences, stacks, trained
 from drawn import Panel
 from drawn_claims import Computed, by_title, check, image
 
+from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.nn.parameters import named_parameters
 
 
@@ -62,10 +63,34 @@ def probabilities(panels: list[Panel], computed: Computed, model: Any) -> None:
     assert list(panel.series) == [f"position {n}" for n in range(3)]
     for n, sums in enumerate(computed(27)["sums of the probabilities of 24 words"]):
         x, y = panel.series[f"position {n}"]
-        assert list(x) == list(range(24))
+        np.testing.assert_allclose(x, np.arange(24) + (n - 1) * 0.8 / 3)  # side by side around their id
         np.testing.assert_allclose(y, np.exp(logits[n]) / np.exp(logits[n]).sum(), rtol=1e-5)
         np.testing.assert_allclose(y.sum(), sums, rtol=1e-6)
         assert y.argmax() == logits[n].argmax()
+
+
+@check
+def boxes(panels: list[Panel], computed: Computed, model: Any) -> None:
+    shown, shipped = by_title(panels), sentences.translator()
+    source, target, _ = sentences.read(shipped, sentences.RIVER)
+    words, weights = shipped.words(source), shipped.model.weights()
+    x = weights["embedding.weight"][source].astype(np.float64) * 8 + sinusoids(len(source), 64)
+    np.testing.assert_allclose(image(shown["X, the words"]), x, atol=1e-5)
+    maps = trained.attention_maps(shipped.model, source, target)["encoder"][0]
+    head = int(maps[:, words.index("bank"), words.index("river")].argmax())
+    own = slice(16 * head, 16 * head + 16)
+    projections = (f"encoder.layers.0.self_attention.{name}_proj.weight" for name in ("query", "key", "value"))
+    q, k, v = (x @ weights[name][own].astype(np.float64).T for name in projections)
+    wanted = {"Q = X W_Q": q, "K = X W_K": k, "V = X W_V": v, "Q K^T": q @ k.T, "÷ √16": q @ k.T / 4}
+    for title, values in {**wanted, "softmax": maps[head], "times V": maps[head] @ v}.items():
+        np.testing.assert_allclose(image(shown[title]), values, atol=1e-4)
+    for title, panel in shown.items():
+        assert panel.rows == words
+        square = title in ("Q K^T", "÷ √16", "softmax")
+        assert panel.columns == (words if square else [])
+        assert panel.cells() == [[f"{value:.2f}" if square else "" for value in row] for row in image(panel)]
+    looked = image(shown["softmax"])[words.index("bank"), words.index("river")]
+    assert looked == computed(15)["On the river bank, a head of layer 1: bank to river"][0]
 
 
 @check
@@ -87,6 +112,46 @@ def side_by_side(panels: list[Panel], computed: Computed, model: Any) -> None:
     out = image(joined) @ weights["output_proj.weight"].T + weights.get("output_proj.bias", 0)
     np.testing.assert_allclose(image(mixed), out, atol=1e-5)
     assert image(joined).shape[1] == computed(20)["features of a sub-layer of 8 heads of 64"][0]
+
+
+@check
+def two_plus_two(panels: list[Panel], computed: Computed, model: Any) -> None:
+    (panel,) = panels
+    taps: list[str] = []
+    stacks.tiny()([[5, 2]], [[1]], tap=lambda name, _: taps.append(name))
+    named = {part.replace("-", "_"): part for parts in stacks.SUBLAYERS.values() for part in parts}
+    expected: dict[tuple[str, str], None] = {}  # as they were computed, without the memory's
+    texts: dict[str, str] = {}
+    below = ""
+    for tap in taps:
+        stack, _, rest = tap.partition(".")
+        layer, part = rest.split(".")[1:] if rest.count(".") == 2 else ("", "")
+        if tap == "logits":
+            texts["decoder: linear, softmax"] = "linear, softmax"
+            expected[below, "decoder: linear, softmax"] = None
+        elif rest == "embedding":
+            below = f"{stack}: embedding + position"
+            texts[below] = "embedding + position"
+        elif part:
+            box = f"{stack} {int(layer) + 1}: {named[part]}"
+            norm = f"{stack} {int(layer) + 1}: add, norm after {named[part]}"
+            expected |= dict.fromkeys([(below, box), (box, norm), (below, norm)])
+            texts |= {box: named[part], norm: "add, norm"}
+            if part == "cross_attention":
+                expected["encoder 2: add, norm after feed-forward", box] = None
+            below = norm
+    assert panel.series.keys() == {f"{start} → {end}" for start, end in expected}
+    columns = {"encoder": 0.0, "decoder": 1.0}
+    places = {name: (columns[name[:7]], 0.0) for name in texts}
+    for stack in columns:
+        for height, name in enumerate(name for name in texts if name.startswith(stack)):
+            places[name] = (columns[stack], float(height))
+    assert sorted(panel.words) == sorted((texts[name], *places[name]) for name in texts)
+    for start, end in expected:
+        path = np.stack(panel.series[f"{start} → {end}"], axis=1)
+        for name, point in ((start, path[0]), (end, path[-1])):
+            assert np.all(np.abs(point - places[name]) <= (0.361, 0.321))  # in its box, or on its edge
+    assert computed(26)["after 150 steps, cross-attention silent"] > computed(26)["after 150 steps"]
 
 
 @check

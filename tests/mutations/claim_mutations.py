@@ -280,6 +280,18 @@ CHANGES: dict[str, Change] = {
         '"x the table W": rows, "one-hot rows": table',
     ),
     "heads counted from the right": Change(20, CLAIMS + "attention.py", 'f"head {h + 1}"', 'f"head {8 - h}"'),
+    "keys and queries exchanged in the figure of boxes": Change(
+        15,
+        CLAIMS + "attention.py",
+        '"Q = X W_Q": q,\n        "K = X W_K": k,',
+        '"K = X W_K": q,\n        "Q = X W_Q": k,',
+    ),
+    "an arrow from the first encoder layer to the decoder": Change(
+        26, CLAIMS + "stacks.py", "memory = below\n", "memory = list(boxes)[4]\n"
+    ),
+    "positions of the bars exchanged": Change(
+        27, CLAIMS + "stacks.py", '{f"position {n}": row for n, row', '{f"position {2 - n}": row for n, row'
+    ),
     "steps that have read what they write": Change(
         28, CLAIMS + "stacks.py", 'f"has read {id}" for id in chosen[:-1]', 'f"has read {id}" for id in chosen[1:]'
     ),
