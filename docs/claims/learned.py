@@ -12,9 +12,9 @@ from mlx import nn
 
 from mlx_transformer.runtime.transformer import Transformer
 
-from .drawing import canvas, curves
+from .drawing import bars, canvas, curves
 from .measure import number
-from .network import FIRST, WORDS, Batch, copied, copying_loss, tiny, trained
+from .network import END, FIRST, START, WORDS, Batch, copied, copying_loss, tiny, trained
 from .row import RECORDED, Found, Row, above, below
 
 TRAINED, LONGER = (3, 8), (8, 9, 10, 12, 16)
@@ -56,28 +56,57 @@ def unseen_lengths() -> Found:
     return found | {"12 words, all three": twelve, "16 words, all three": sixteen}
 
 
+def of_all_lengths(i: int) -> Batch:
+    """Batches of copying in which each sentence has its own length, 2 to 8 words, and is padded to the longest."""
+    lengths, places = mx.random.randint(2, 9, (32, 1)), mx.arange(10)
+    words = mx.where(places[:8] < lengths, mx.random.randint(FIRST, FIRST + WORDS, (32, 8)), 0)
+    target = mx.pad(words, [(0, 0), (1, 1)])
+    return words, mx.where(places == 0, START, mx.where(places == lengths + 1, END, target))
+
+
+def unpadded_loss(model: Transformer, source: mx.array, target: mx.array) -> mx.array:
+    """Mean over what is no padding."""
+    losses = nn.losses.cross_entropy(model(source, target[:, :-1], source != 0), target[:, 1:])
+    return mx.sum(losses * (target[:, 1:] != 0)) / mx.sum(target[:, 1:] != 0)
+
+
 @lru_cache
-def losses_by_norm(batch_norm: bool, seed: int, steps: int = 400) -> tuple[float, float]:
-    """Loss of copying 2 to 8 words, batches of one length each: in training, and in use."""
+def losses_by_norm(batch_norm: bool, seed: int, one_length: bool = True, steps: int = 400) -> tuple[float, float]:
+    """Loss of copying 2 to 8 words, in training and in use. one_length: all sentences of a batch have the same."""
     model = tiny(seed, dropout=0.0)
     if batch_norm:
         for layer in (*model.encoder.layers, *model.decoder.layers):
             for name in [name for name in layer if name.endswith("_norm")]:
                 setattr(layer, name, nn.BatchNorm(model.config.d_model))
     mx.random.seed(seed)
-    in_training = last_loss(model, copying_loss, copied(2, 8), steps)
-    batch = copied(2, 8)
-    return in_training, float(np.mean([number(copying_loss(model, *batch(i))) for i in range(14)]))
+    batch, loss = (copied(2, 8), copying_loss) if one_length else (of_all_lengths, unpadded_loss)
+    in_training = last_loss(model, loss, batch, steps)
+    return in_training, float(np.mean([number(loss(model, *batch(i))) for i in range(14)]))
 
 
 def batch_norm_in_use() -> Found:
     layer, batch = (losses_by_norm(of_batch, 0) for of_batch in (False, True))
+    padded = losses_by_norm(True, 0, one_length=False)
     return {
         "loss in training, layer norm": layer[0],
         "the same, batch norm": batch[0],
         "loss in use, batch norm / layer norm": batch[1] / layer[1],
         "loss in training, batch norm / layer norm": batch[0] / layer[0],
+        "batch norm, loss in use / in training": batch[1] / batch[0],
+        "the same, batches padded to one length": padded[1] / padded[0],
     }
+
+
+def draw_training_and_use() -> Any:
+    """Losses of both norms, in training and in use, by how batches are made."""
+    figure, panels = canvas(2)
+    for axes, one_length in zip(panels, (True, False), strict=True):
+        found = {name: losses_by_norm(name == "batch norm", 0, one_length) for name in ("layer norm", "batch norm")}
+        bars(axes, (0, 1), found, "upper left")
+        axes.set_xticks((0, 1), ("in training", "in use"))
+        axes.set(title="loss, a batch of one length" if one_length else "loss, batches padded to one length")
+    panels[1].set_ylim(panels[0].get_ylim())
+    return figure
 
 
 def asked(i: int) -> Batch:
@@ -107,6 +136,17 @@ def answered(layers: int, steps: int = 1000) -> float:
 
 def depth() -> Found:
     return {f"questions answered, layers: {layers}": answered(layers) for layers in (1, 2)}
+
+
+def draw_depth() -> Any:
+    figure, (axes,) = canvas(width=4)
+    shares = [answered(layers) for layers in (1, 2)]
+    bars(axes, (1, 2), {"value of a key seen before": shares}, "upper left")
+    for layers, share in enumerate(shares, 1):
+        axes.text(layers, share, f"{share:.2f}", ha="center", va="bottom", fontsize=8)
+    axes.set(title="questions answered", xlabel="layers", ylim=(0, 1.3))
+    axes.set_xticks((1, 2), ("1", "2"))
+    return figure
 
 
 def draw_unseen_lengths() -> Any:
@@ -147,10 +187,13 @@ ROWS = (
             "the same, batch norm": RECORDED,
             "loss in training, batch norm / layer norm": below(1),
             "loss in use, batch norm / layer norm": above(3),
+            "batch norm, loss in use / in training": above(5),
+            "the same, batches padded to one length": below(4),
         },
         batch_norm_in_use,
         (losses_by_norm,),
         ("claims/test_learned.py::test_batch_norm_fails_in_use_for_every_seed",),
+        figure=draw_training_and_use,
         slow=True,
         slip="The notes say that batch norm is usually less effective, as lengths vary. It is where a batch is of one "
         "length, and not where batches are padded.",
@@ -163,6 +206,7 @@ ROWS = (
         depth,
         (answered,),
         ("claims/test_learned.py::test_the_answer_is_the_value_behind_the_key",),
+        figure=draw_depth,
         slow=True,
     ),
 )

@@ -45,6 +45,22 @@ def test_batch_norm_fails_in_use_for_every_seed(seed: int) -> None:
     assert claimed(49, "loss in use, batch norm / layer norm").holds([batch[1] / layer[1]])
     assert claimed(49, "loss in training, batch norm / layer norm").holds([batch[0] / layer[0]])
     assert layer[1] < 1.5 * layer[0]
+    assert claimed(49, "batch norm, loss in use / in training").holds([batch[1] / batch[0]])
+    padded = learned.losses_by_norm(True, seed, one_length=False)
+    assert claimed(49, "the same, batches padded to one length").holds([padded[1] / padded[0]])
+
+
+def test_padding_fills_up_to_the_longest_and_counts_for_nothing() -> None:
+    source, target = learned.of_all_lengths(0)
+    lengths = [sum(id != 0 for id in row) for row in source.tolist()]
+    assert set(lengths) == set(range(2, 9))
+    for words, row, n in zip(source.tolist(), target.tolist(), lengths, strict=True):
+        assert row == [network.START, *words[:n], network.END, *[0] * (8 - n)]
+    model = network.tiny(dropout=0.0)
+    longer = [mx.pad(ids, [(0, 0), (0, 3)]) for ids in (source, target)]
+    assert learned.unpadded_loss(model, *longer).item() == pytest.approx(
+        learned.unpadded_loss(model, source, target).item(), rel=1e-5
+    )
 
 
 def test_the_answer_is_the_value_behind_the_key() -> None:

@@ -58,7 +58,7 @@ def _panel(axes: Any) -> Panel:
         np.asarray(axes.images[0].get_array()) if axes.images else None,
         [(text.get_text(), *getattr(text, "xy", text.get_position())) for text in axes.texts],
         _written(axes.yaxis) if axes.images else [],
-        _written(axes.xaxis) if axes.images else [],
+        _written(axes.xaxis) if axes.images or bars else [],
     )
 
 

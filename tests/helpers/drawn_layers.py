@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from claims import attention, embedding, feedforward, sentences, stacks, trained
+from claims import attention, embedding, feedforward, learned, sentences, stacks, trained
 from drawn import Panel
 from drawn_claims import Computed, by_title, check, image
 
@@ -169,3 +169,31 @@ def word_by_word(panels: list[Panel], computed: Computed, model: Any) -> None:
             best = int(image(panel)[step].argmax())
             assert cells == ["" if id != best else f"{id}" for id in range(24)]
             assert tokens[row, step + 1] == best
+
+
+@check
+def training_and_use(panels: list[Panel], computed: Computed, model: Any) -> None:
+    shown, found = by_title(panels), computed(49)
+    together, padded = shown["loss, a batch of one length"], shown["loss, batches padded to one length"]
+    for panel in panels:
+        assert panel.columns == ["in training", "in use"]
+        for side, label in ((-0.2, "layer norm"), (0.2, "batch norm")):
+            np.testing.assert_allclose(panel.series[label][0], (side, 1 + side))
+    (layer, layer_used), (batch, batch_used) = together.y("layer norm"), together.y("batch norm")
+    assert (layer,) == found["loss in training, layer norm"]
+    assert (batch,) == found["the same, batch norm"]
+    assert (batch_used / layer_used,) == found["loss in use, batch norm / layer norm"]
+    training, used = padded.y("batch norm")
+    assert (used / training,) == found["the same, batches padded to one length"]
+    assert tuple(padded.y("layer norm")) == learned.losses_by_norm(False, 0, one_length=False)
+
+
+@check
+def depth(panels: list[Panel], computed: Computed, model: Any) -> None:
+    (panel,) = panels
+    shares = [computed(54)[f"questions answered, layers: {layers}"][0] for layers in (1, 2)]
+    assert (list(panel.series), panel.columns) == (["value of a key seen before"], ["1", "2"])
+    x, y = panel.series["value of a key seen before"]
+    np.testing.assert_allclose(x, (1, 2))
+    assert list(y) == shares
+    assert panel.words == [(f"{share:.2f}", layers, share) for layers, share in zip((1, 2), shares, strict=True)]

@@ -8,6 +8,7 @@ import numpy as np
 from claims import norms, order
 from claims.worked import SENTENCE, WORDS
 from drawn_claims import Computed
+from imports import ROOT
 
 TABLES: dict[str, Callable[[tuple, tuple, Computed], None]] = {}
 
@@ -132,6 +133,19 @@ def groups(head: tuple, rows: tuple, computed: Computed) -> None:
         "all": whole,
     }
     assert rows == tuple((name, f"{size:,.0f}", f"{size / whole:.2%}") for name, size in sizes.items())
+
+
+@check_table
+def by_machine(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("machine", "time of a multiplication, width 510 / width 512")
+    (found,) = computed(31)["CPU time of a multiplication, width 510 / width 512"]
+    assert rows[0] == ("this machine, now", f"{found:.2f}")
+    told = (ROOT / "docs/claims/README.md").read_text(encoding="utf-8")
+    assert len(rows) > 1
+    for machine, ratios in rows[1:]:
+        first, second, third = ratios.split(", ")
+        name, _, threads = machine.partition("), ")
+        assert f"{first}, {second} and {third} in three runs on an {name}, {threads})" in told
 
 
 @check_table

@@ -292,6 +292,9 @@ CHANGES: dict[str, Change] = {
     "positions of the bars exchanged": Change(
         27, CLAIMS + "stacks.py", '{f"position {n}": row for n, row', '{f"position {2 - n}": row for n, row'
     ),
+    "this machine's time under the server's name": Change(
+        31, CLAIMS + "cost.py", '("this machine, now", f"{here:.2f}")', '(next(iter(MACHINES)), f"{here:.2f}")'
+    ),
     "steps that have read what they write": Change(
         28, CLAIMS + "stacks.py", 'f"has read {id}" for id in chosen[:-1]', 'f"has read {id}" for id in chosen[1:]'
     ),
