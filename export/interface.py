@@ -5,9 +5,10 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 by them, checked by them and described by them, so that a new input is a line here.
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention; pooled, start, end: other heads'; vector: a text's; cache.N.key and cache.N.value, or cache.N.state,
-what a decoder's layer N remembers of its own positions; cross.N.key and cross.N.value, what it reads of the source; and
-those that one target or the search alone has, under the names that they have there.
+logits, attention; pooled, start, end: other heads'; vector: a text's; token_weights, token_vectors: its tokens';
+cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
+and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
+they have there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING, Request
+from export.request import CROSS_ATTENTION, TEXT_OUTPUTS, Request
 from export.search_inputs import SETTINGS, TEXT_SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
+from mlx_transformer.core.pooling import Kind
 
 Axis = str | int
 """A name: any extent, equal wherever it stands; a number: this one."""
@@ -50,6 +52,8 @@ CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LIST
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
+VECTORS_OF: dict[Kind, str] = {"dense": "vector", "sparse": "token_weights", "multi": "token_vectors"}
+"""The values that say something of a text, in the order of its outputs."""
 PARTS, STATE = ("key", "value"), "state"
 """What a layer of a cache has: keys and values, or the state of an SSRU."""
 
@@ -190,11 +194,13 @@ def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
     return (Port("pooled", "pooler_output", "float32", (rows, r.config.d_model)),) if made.kind == "pooled" else ()
 
 
-def vector(r: Request, rows: Axis) -> tuple[Port, ...]:
-    """A text's vector beside the encoder's output, under the name that sentence-transformers gives it."""
-    if r.embedding is None:
+def vector(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
+    """A text's vector beside the encoder's output, under the name that sentence-transformers gives it; and what its
+    tokens have."""
+    if (e := r.embedding) is None:
         return ()
-    return (Port("vector", SENTENCE_EMBEDDING, "float32", (rows, r.embedding.width(r.config.d_model))),)
+    axes = {"dense": (rows, e.width(r.config.d_model)), "sparse": (rows, length), "multi": (rows, length, e.multi or 0)}
+    return tuple(Port(VECTORS_OF[kind], TEXT_OUTPUTS[kind], "float32", axes[kind]) for kind in e.kinds)
 
 
 def encoder(r: Request) -> Ports:
@@ -222,7 +228,7 @@ def alone(r: Request) -> Ports:
     """model.onnx: an encoder, or a decoder with its cache."""
     now, past = "sequence_length", "past_sequence_length"
     if r.config.has_encoder:
-        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now), *vector(r, BATCH)))
+        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now), *vector(r, BATCH, now)))
     total = f"{past} + {now}"
     inputs = (
         Port("target_ids", "input_ids", "int64", (BATCH, now)),
@@ -298,7 +304,7 @@ def encoder_coreml(r: Request) -> Ports:
     if r.config.has_decoder:
         read = tuple(layer_by_layer(cross(r, "present.{}.encoder", *axes)))
     else:
-        read = *head(r, *axes), *vector(r, r.shape.rows)
+        read = *head(r, *axes), *vector(r, *axes)
     return Ports(source(r, *axes), (memory(r, *axes), *read))
 
 
@@ -337,7 +343,7 @@ def search(r: Request) -> Ports:
 
 
 def vectors(r: Request) -> Ports:
-    return Ports((Port("text", "text", "string", (BATCH,)),), vector(r, BATCH))
+    return Ports((Port("text", "text", "string", (BATCH,)),), vector(r, BATCH, LENGTH))
 
 
 GRAPHS: dict[str, Callable[[Request], Ports]] = {

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.pooling import Kind
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
 
 CROSS_ATTENTION = "cross_attention"
@@ -20,6 +21,9 @@ BY_TOKEN = "row_per_token"
 """The key in mlx_transformer.json of a folder whose encoder alone has a row for each token."""
 SENTENCE_EMBEDDING = "sentence_embedding"
 """The name of an encoder's optional output `vector` (rows, W), a text's, and its key in mlx_transformer.json."""
+TEXT_OUTPUTS: dict[Kind, str] = {"dense": SENTENCE_EMBEDDING, "sparse": "token_weights", "multi": "token_vectors"}
+"""All such outputs by what they give of a text; of its tokens (rows, L) and (rows, L, W), 0 on padding, and `multi` on
+the first token too."""
 
 
 class Shape(Protocol):
@@ -76,9 +80,9 @@ class Request:
         if (e := self.embedding) is None:
             return {**attention, **facts}
         made = {"pooling": [*e.pooling], "dense": [asdict(layer) for layer in e.dense], "normalize": e.normalize}
+        made |= {name: getattr(e, name) for name in e.kinds[1:]}
         return {**attention, **facts, SENTENCE_EMBEDDING: made}
 
 
-def _embedding(pooling: list[Any], dense: list[dict[str, Any]], normalize: bool) -> TextEmbedding:
-    layers = tuple(Dense(**layer) for layer in dense)
-    return TextEmbedding(pooling=tuple(pooling), dense=layers, normalize=normalize)
+def _embedding(pooling: list[Any], dense: list[dict[str, Any]], **more: Any) -> TextEmbedding:
+    return TextEmbedding(pooling=tuple(pooling), dense=tuple(Dense(**layer) for layer in dense), **more)

@@ -6,6 +6,7 @@ Shapes: B texts, W numbers of a vector, L tokens of the longest text.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -32,6 +33,7 @@ def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> 
     if request.embedding is None or embedding.lower_case:
         what = "lower-cases text beforehand" if embedding.lower_case else "makes vectors as no graph does"
         raise UserError(f"{EMBEDDING}: {what}: a file that takes text can't; export a folder")
+    request = replace(request, embedding=replace(request.embedding, sparse=False, multi=None))
     g = GraphBuilder.declared(TEXT_VECTORS, request)
     g.graph.opset_imports.update(OPSETS)
     most = min(embedding.max_length or request.config.max_positions, request.config.max_positions)

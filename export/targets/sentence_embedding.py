@@ -1,4 +1,5 @@
-"""The vector of a text beside an encoder's output: `core/text_embedding.py` as operators, float32 in every precision.
+"""The vector of a text, and what its tokens have, beside an encoder's output: `core/text_embedding.py` as operators,
+float32 in every precision.
 
 Not in graphs, but made of their other output by whoever runs them: what `fits_graphs` refuses, and in target coreml the
 maximum, which isn't among its operators.
@@ -61,7 +62,28 @@ def vector_outputs(
     if request.embedding is None:
         return {}
     with scope(op, SENTENCE_EMBEDDING, "TextEmbedding"):
-        return {"vector": _vector(op, request.embedding, memory, tokens, weights)}
+        e, found = request.embedding, {"vector": _vector(op, request.embedding, memory, tokens, weights)}
+        if e.sparse:
+            found["token_weights"] = _token_weights(op, e, memory, tokens)
+        if e.multi:
+            first = weights(op, tokens, "cls")
+            found["token_vectors"] = _token_vectors(op, e, memory, tokens, first)
+        return found
+
+
+def _token_weights(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value) -> ir.Value:
+    """(B, L, D) -> (B, L), 0 on padding."""
+    with full_precision(op):
+        real = op.Cast(tokens, to=ir.DataType.FLOAT)
+        return op.Mul(op.Relu(op.Gather(_linear(op, embedding, "sparse", memory), 0, axis=2)), real)
+
+
+def _token_vectors(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, first: ir.Value) -> ir.Value:
+    """(B, L, D) -> (B, L, W), 0 on padding and on the first token. first: (B, 1, L), 1 there."""
+    with full_precision(op):
+        x = _linear(op, embedding, "multi", memory)
+        later = op.Sub(op.Cast(tokens, to=ir.DataType.FLOAT), op.Gather(first, 0, axis=1))
+        return op.Mul(_of_unit_length(op, x, 2, embedding.multi or 0), op.Unsqueeze(later, [2]))
 
 
 def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, weights: Weights) -> ir.Value:
@@ -76,9 +98,12 @@ def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value
         x = op.Gather(_through_dense(op, embedding, x), 0, axis=1)
         if not embedding.normalize:
             return x
-        mean_square = op.ReduceMean(op.Mul(x, x), [1], keepdims=1)
-        length = op.Sqrt(op.Mul(mean_square, float(embedding.width(extent(memory, 2)))))
-        return op.Div(x, op.Clip(length, SMALLEST_NORM))
+        return _of_unit_length(op, x, 1, embedding.width(extent(memory, 2)))
+
+
+def _of_unit_length(op: Op, x: ir.Value, axis: int, width: int) -> ir.Value:
+    length = op.Sqrt(op.Mul(op.ReduceMean(op.Mul(x, x), [axis], keepdims=1), float(width)))
+    return op.Div(x, op.Clip(length, SMALLEST_NORM))
 
 
 def _largest(op: Op, memory: ir.Value, tokens: ir.Value) -> ir.Value:
@@ -93,15 +118,18 @@ def _through_dense(op: Op, embedding: TextEmbedding, x: ir.Value) -> ir.Value:
     if embedding.dense:  # a product with a single row is summed in another order than one of a batch
         x = op.Concat(x, x, axis=1)
     for i, layer in enumerate(embedding.dense):
-        names = [f"dense.{i}.weight", f"dense.{i}.bias"]
-        weight, *bias = (
-            table(op, f"{SENTENCE_EMBEDDING}.{name}", lambda name=name: _as_multiplied(embedding.weights[name]))
-            for name in names[: 1 + layer.bias]
-        )
-        x = op.MatMul(x, weight)
-        x = op.Add(x, *bias) if bias else x
+        x = _linear(op, embedding, f"dense.{i}", x, layer.bias)
         x = x if layer.activation == "identity" else ACTIVATIONS[layer.activation](op, x)
     return x
+
+
+def _linear(op: Op, embedding: TextEmbedding, layer: str, x: ir.Value, has_bias: bool = True) -> ir.Value:
+    weight, *bias = (
+        table(op, f"{SENTENCE_EMBEDDING}.{name}", lambda name=name: _as_multiplied(embedding.weights[name]))
+        for name in (f"{layer}.weight", f"{layer}.bias")[: 1 + has_bias]
+    )
+    x = op.MatMul(x, weight)
+    return op.Add(x, *bias) if bias else x
 
 
 def _as_multiplied(array: NDArray) -> NDArray:

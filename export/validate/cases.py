@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING
+from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import SOURCE_IDS, VECTORS, companions
 from mlx_transformer.core.text_embedding import TextEmbedding
@@ -28,7 +28,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .findings import tap_names
-from .reference.vectors import sentence_vectors
+from .reference.vectors import MADE
 
 if TYPE_CHECKING:
     from export.validate.reference import Cache, Reference, Tap
@@ -185,7 +185,7 @@ class Shown:
     layer: int | None = None
     """The decoder layer whose cross-attention they return."""
     embedding: TextEmbedding | None = None
-    """What they make a text's vector by."""
+    """What they make a text's vector by, and what else they say of it."""
 
     @property
     def inner_points(self) -> bool:
@@ -197,8 +197,8 @@ TAPS_ALONE = Shown()
 
 
 def reference_outputs(reference: Reference, case: Case, shown: Shown) -> dict[str, Array]:
-    """Return every tap of one input, and last the outputs `cross_attention` and `sentence_embedding`, where they are
-    shown."""
+    """Return every tap of one input, and last the outputs `cross_attention` and those of `TEXT_OUTPUTS`, where they
+    are shown."""
     taps: dict[str, Array] = {}
     wanted = {*tap_names(reference.config)}
     if shown.layer is not None:
@@ -214,7 +214,8 @@ def reference_outputs(reference: Reference, case: Case, shown: Shown) -> dict[st
         taps[CROSS_ATTENTION] = weights.mean(axis=1)
     if shown.embedding is not None:
         memory = taps[next(name for name in reversed(taps) if name.startswith("encoder."))]
-        taps[SENTENCE_EMBEDDING] = sentence_vectors(shown.embedding, memory, case.source_real)
+        for kind in shown.embedding.kinds:
+            taps[TEXT_OUTPUTS[kind]] = MADE[kind](shown.embedding, memory, case.source_real)
     return taps
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.precision.table import arithmetic
-from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING
+from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
 from export.validate.reference import Reference
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 Array = NDArray
 
 
-BESIDE = (CROSS_ATTENTION, SENTENCE_EMBEDDING)
+BESIDE = (CROSS_ATTENTION, *TEXT_OUTPUTS.values())
 """Outputs that are beside the way to the logits: no operation on that way is to blame for them."""
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
 
@@ -310,13 +310,16 @@ def _shown(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
     """Return what these engines' graphs return besides. `UserError` where the checkpoint doesn't say what it is."""
     layers = (engine.capabilities.attention_layer for engine in engines)
     embedding = None
-    if any(engine.capabilities.gives_vectors for engine in engines):
+    if given := {kind for engine in engines for kind in engine.capabilities.gives_vectors}:
         embedding = read_embedding(checkpoint.folder, checkpoint.config.d_model)
-        if embedding is None:
+        known = () if embedding is None else embedding.kinds
+        if missing := [name for kind, name in TEXT_OUTPUTS.items() if kind in given and kind not in known]:
+            why = f"has no {EMBEDDING}" if embedding is None else f"its {EMBEDDING} has nothing"
             raise UserError(
-                f"{checkpoint.folder}: has no {EMBEDDING}, by which the graphs' {SENTENCE_EMBEDDING} could be judged: "
+                f"{checkpoint.folder}: {why}, by which the graphs' {missing[0]} could be judged: "
                 "give the checkpoint that they were exported from"
             )
+        assert embedding is not None
         cut = next((e.capabilities.dimensions for e in engines if e.capabilities.gives_vectors), None)
         embedding = embedding.cut(cut, checkpoint.config.d_model)
     return Shown(next((layer for layer in layers if layer is not None), None), embedding)
@@ -360,8 +363,10 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
 def _beside(engine: Engine, case: Case, shown: Shown) -> Iterator[tuple[str, str, Array | None, str]]:
     """Yield the same of the outputs that graphs have only if they were exported so."""
     yield from _attention(engine, case, shown.layer)
-    if engine.capabilities.gives_vectors and engine.capabilities.shows == "everything":
-        yield PLAIN, SENTENCE_EMBEDDING, *attempt(lambda: engine.vectors(case))
+    if (kinds := engine.capabilities.gives_vectors) and engine.capabilities.shows == "everything":
+        values, why = attempt(lambda: engine.vectors(case))
+        for kind in kinds:
+            yield PLAIN, TEXT_OUTPUTS[kind], None if values is None else values[kind], why
 
 
 def _attention(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:

@@ -118,8 +118,8 @@ class TextEmbedding:
     def arithmetic(self) -> TextEmbedding:
         """What it does behind the encoder, without what happens to a text before: two of them are equal if they make
         the same of the same output."""
-        dense = tuple(self.dense)
-        return TextEmbedding(pooling=tuple(self.pooling), dense=dense, normalize=self.normalize, weights=self.weights)
+        own = {"normalize": self.normalize, "sparse": self.sparse, "multi": self.multi, "weights": self.weights}
+        return TextEmbedding(pooling=tuple(self.pooling), dense=tuple(self.dense), **own)
 
     def cut(self, dimensions: int | None, d_model: int) -> TextEmbedding:
         """Return what gives the first numbers alone, of unit length where vectors are; None: as it is.

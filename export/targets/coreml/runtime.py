@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_COREML, ENCODER_COREML, GRAPHS, Request
+from export.interface import DECODER_COREML, ENCODER_COREML, GRAPHS, VECTORS_OF, Request
 from export.targets.portable.runtime import EncoderGraphs
 from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import TransformerConfig
@@ -64,7 +64,8 @@ class CoreMLEncoder(EncoderGraphs):
         """Return outputs (B, L, ...) with the values of tokens in their places, where `mask` has them, 0 on padding;
         vectors of rows (B, ...) as they are."""
         found = self.run(unpadded(self.config, source, mask), outputs)
-        rows = [value == "vector" or (self.config.head.per_row and value != "memory") for value in outputs]
+        of_tokens = {"memory", VECTORS_OF["sparse"], VECTORS_OF["multi"]}
+        rows = [value == "vector" or (self.config.head.per_row and value not in of_tokens) for value in outputs]
         return [
             found[value] if of_row else placed(found[value], mask.astype(bool))
             for value, of_row in zip(outputs, rows, strict=True)

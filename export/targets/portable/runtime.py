@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, Request, head
+from export.interface import (
+    DECODER_FIRST,
+    DECODER_MERGED,
+    DECODER_NEXT,
+    ENCODER,
+    GRAPHS,
+    MODEL,
+    VECTORS_OF,
+    Request,
+    head,
+)
 from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Sources
+from mlx_transformer.core.pooling import Kind
 from mlx_transformer.generation.arrays import NumpyArrays
 
 SOURCE_MULTIPLE = 4
@@ -189,9 +200,10 @@ class EncoderGraphs:
         arrays = self._run(values, source, mask)
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
-    def vectors(self, source: Values, mask: NDArray) -> NDArray:
-        """Return the texts' vectors (B, W), by a graph that gives them."""
-        return self._run(["vector"], source, mask)[0]
+    def vectors(self, source: Values, mask: NDArray, kind: Kind = "dense") -> NDArray:
+        """Return the texts' vectors (B, W), or their tokens' weights (B, L) or vectors (B, L, W), by a graph that gives
+        them."""
+        return self._run([VECTORS_OF[kind]], source, mask)[0]
 
     def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
         self.graph.check_source(source)

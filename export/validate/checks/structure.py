@@ -30,7 +30,7 @@ from export.interface import (
     MODEL,
 )
 from export.precision.adapters import A, B
-from export.request import CROSS_ATTENTION, SENTENCE_EMBEDDING
+from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.targets.coreml.shape import part_of
 from export.validate.engines.onnx_engine import OnnxFiles
 from export.validate.engines.protocol import Engine
@@ -187,9 +187,9 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
 
 def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of a graph and its inner ones, without those that compute alone the output `cross_attention`,
-    beside an operator that keeps its weights to itself, or the output `sentence_embedding`."""
+    beside an operator that keeps its weights to itself, or what is said of a text (`TEXT_OUTPUTS`)."""
     outputs = [output.name for output in graph.output]
-    needed = [name for name in outputs if name not in (CROSS_ATTENTION, SENTENCE_EMBEDDING)]
+    needed = [name for name in outputs if name not in (CROSS_ATTENTION, *TEXT_OUTPUTS.values())]
     return list(all_nodes(graph)) if needed == outputs else list(_needed_nodes(graph, needed))
 
 

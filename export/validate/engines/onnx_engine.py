@@ -38,6 +38,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
+from mlx_transformer.core.pooling import Kind
 from mlx_transformer.system.errors import UserError
 
 from .protocol import Capabilities, Engine, Node
@@ -179,7 +180,7 @@ class OnnxEngine(OnnxFiles):
             isolates="onnx",
             reads_vectors=self.folder.request.inputs_embeds,
             attention_layer=self.folder.request.attention_layer,
-            gives_vectors=self.folder.request.embedding is not None,
+            gives_vectors=() if (made := self.folder.request.embedding) is None else made.kinds,
             dimensions=self.folder.request.dimensions,
         )
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
@@ -264,10 +265,10 @@ class OnnxEngine(OnnxFiles):
             runs[path] = lambda only=only: _cached(self._model(watched(only), only), case, memory)
         return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
 
-    def vectors(self, case: Case) -> Array:
+    def vectors(self, case: Case) -> dict[Kind, Array]:
         model = self._model()
         assert isinstance(model, EncoderGraphs)
-        return model.vectors(case.inputs, case.source_mask)
+        return {kind: model.vectors(case.inputs, case.source_mask, kind) for kind in self.capabilities.gives_vectors}
 
     def _memory(self, case: Case) -> Array | None:
         """Return the output of the untapped encoder for a case, computed once for all that read it."""

@@ -16,6 +16,7 @@ from export.validate.cases import Case, search_inputs
 from export.validate.rule import Budget, budget_for, stored_as
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
+from mlx_transformer.core.pooling import Kind
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
@@ -101,8 +102,8 @@ class Capabilities:
     """The positions that its graphs take, where they are of fixed shape."""
     attention_layer: int | None = None
     """The layer whose cross-attention its graphs return; None: they return none."""
-    gives_vectors: bool = False
-    """Its graphs return texts' vectors."""
+    gives_vectors: tuple[Kind, ...] = ()
+    """What its graphs return of a text."""
     dimensions: int | None = None
     """Numbers of them, where they are fewer than the checkpoint's."""
     among: bool = False
@@ -166,8 +167,8 @@ class Engine:
         """Return the output `cross_attention` (B,T,S) of graphs that have one, by the way of running them."""
         return {}
 
-    def vectors(self, case: Case) -> Array:
-        """Return the output `sentence_embedding` (B,W) of graphs that have one."""
+    def vectors(self, case: Case) -> dict[Kind, Array]:
+        """Return what graphs say of texts, `sentence_embedding` (B,W) among it."""
         raise NotImplementedError
 
     def search(

@@ -1,11 +1,14 @@
-"""A text's vector of an encoder's output, row by row, in the reference's own precision: `core/text_embedding.py` says
-what each way of pooling is."""
+"""A text's vector, and what its tokens have, of an encoder's output in the reference's own precision:
+`core/text_embedding.py` says what each way of pooling is."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.pooling import Kind
 from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
 
 from .layers import Bits, activation
@@ -63,3 +66,7 @@ def _pooled(way: str, tokens: Array) -> Array:
         return (weights[:, None] * tokens).sum(axis=0) / weights.sum()
     divisor = tokens.dtype.type(n if way == "mean" else np.sqrt(n))
     return tokens.sum(axis=0) / divisor
+
+
+MADE: dict[Kind, Callable[[TextEmbedding, Array, Bits], Array]]
+MADE = {"dense": sentence_vectors, "sparse": token_weights, "multi": token_vectors}

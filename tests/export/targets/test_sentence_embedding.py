@@ -17,11 +17,11 @@ from random_models import random_weights, write_model
 from small_models import alone, write_text_model
 
 from export import OnnxTransformer, export_onnx
-from export.request import SENTENCE_EMBEDDING, Request
+from export.request import SENTENCE_EMBEDDING, TEXT_OUTPUTS, Request
 from export.validate import compare
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.pooling import Pooling
+from mlx_transformer.core.pooling import Kind, Pooling
 from mlx_transformer.core.text_embedding import EMBEDDING, Dense, TextEmbedding
 from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.generation.embed import Embedder
@@ -42,6 +42,18 @@ MADE = {
             "dense.0.weight": RNG.standard_normal((48, 2 * WIDTH)).astype(np.float32) / 8,
             "dense.0.bias": RNG.standard_normal(48).astype(np.float32),
             "dense.1.weight": RNG.standard_normal((32, 48)).astype(np.float32) / 6,
+        },
+    ),
+    "three heads": TextEmbedding(
+        pooling=("cls",),
+        normalize=True,
+        sparse=True,
+        multi=24,
+        weights={
+            "sparse.weight": RNG.standard_normal((1, WIDTH)).astype(np.float32) / 6,
+            "sparse.bias": np.full(1, 0.1, np.float32),
+            "multi.weight": RNG.standard_normal((24, WIDTH)).astype(np.float32) / 6,
+            "multi.bias": RNG.standard_normal(24).astype(np.float32) / 4,
         },
     ),
 }
@@ -79,16 +91,54 @@ def vectors(model: OnnxTransformer, rows: list[list[int]], graph: bool = True) -
 )
 def test_it_is_the_reference_s_by_the_rule_in_whatever_company(made: str, package: str, tmp_path: Path) -> None:
     checkpoint, folder = written(MADE[made], tmp_path, **PACKAGES[package])
-    assert {"last_hidden_state", SENTENCE_EMBEDDING} <= outputs(folder)
+    given = [TEXT_OUTPUTS[kind] for kind in MADE[made].kinds]
+    assert {"last_hidden_state", *given} <= outputs(folder)
     report = compare(checkpoint, folder, ["onnxruntime"], seed=5, threads=1)
     assert report.equal, report.failures()
-    (point,) = [point for point in report.points if point.tap == SENTENCE_EMBEDDING]
-    assert point.inputs == len(report.inputs)
+    points = [point for point in report.points if point.tap in TEXT_OUTPUTS.values()]
+    assert [(point.tap, point.inputs) for point in points] == [(name, len(report.inputs)) for name in given]
     model = OnnxTransformer(folder, threads=1)
     together = vectors(model, ROWS)
     np.testing.assert_array_equal(vectors(model, ROWS[::-1])[::-1], together)
     np.testing.assert_array_equal([vectors(model, [row])[0] for row in ROWS], together)
     np.testing.assert_allclose(together, vectors(model, ROWS, graph=False), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_tokens_have_is_0_where_there_is_none(package: str, tmp_path: Path) -> None:
+    _, folder = written(MADE["three heads"], tmp_path, **PACKAGES[package])
+    given = OnnxTransformer(folder, threads=1)
+    ids, mask = np.full((3, 9), 7), np.ones((3, 9), np.int64)
+    mask[1, 5:], mask[2, 1:] = 0, 0
+    weights, tokens = (given.graphs.vectors({"source_ids": ids}, mask, kind) for kind in ("sparse", "multi"))
+    assert (weights.shape, tokens.shape) == ((3, 9), (3, 9, 24))
+    assert not weights[mask == 0].any()
+    later = (mask == 1) & (np.arange(9) > 0)
+    assert not tokens[~later].any()
+    np.testing.assert_allclose(np.linalg.norm(tokens[later], axis=1), 1, rtol=0, atol=1e-6)
+    memory = given.encode(ids, mask)
+    for row, real, own, vectors_of in zip(memory, mask == 1, weights, tokens, strict=True):
+        embedding = MADE["three heads"]
+        np.testing.assert_allclose(own[real], embedding.token_weights(row[real]), rtol=0, atol=5e-6)
+        np.testing.assert_allclose(vectors_of[real][1:], embedding.token_vectors(row[real]), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "multi"])
+def test_another_head_than_the_checkpoint_s_is_found(kind: Kind, tmp_path: Path) -> None:
+    _, folder = written(MADE["three heads"], tmp_path)
+
+    def compared_with(embedding: TextEmbedding, name: str) -> Any:
+        config = alone("paper", "encoder")
+        told: dict[str, Any] = {"texts": embedding.texts(), "tensors": embedding.tensors()}
+        checkpoint = save_checkpoint(tmp_path / name, config, random_weights(config, 3), **told)
+        return compare(checkpoint, folder, ["onnxruntime"], seed=5, threads=1)
+
+    own = MADE["three heads"]
+    moved = {f"{kind}.bias": own.weights[f"{kind}.bias"] + np.float32(0.001)}
+    report = compared_with(replace(own, weights={**own.weights, **moved}), "wrong")
+    assert {point.tap for point in report.points if not point.passed} == {TEXT_OUTPUTS[kind]}
+    with pytest.raises(UserError, match=r"its embedding\.json has nothing, by which the graphs' token_weights could"):
+        compared_with(MADE["mean"], "bare")
 
 
 LEFT_TO_THE_HOST: dict[str, tuple[TextEmbedding, dict[str, Any]]] = {

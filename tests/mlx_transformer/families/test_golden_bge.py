@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
 from export import OnnxTransformer, export_onnx
+from export.request import TEXT_OUTPUTS
+from export.validate import compare
 from export.validate.reference import Reference
-from export.validate.reference.vectors import sentence_vectors, token_vectors, token_weights
+from export.validate.reference.vectors import MADE
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer import Transformer
 from mlx_transformer.cli import main
@@ -30,7 +33,6 @@ GOLDEN = Path(__file__).parent / "golden_bge"
 ANSWERS = dict(np.load(GOLDEN / "answers.npz"))
 TEXTS = ANSWERS["texts"].tolist()
 LENGTHS = ANSWERS["mask"].sum(axis=1)
-MADE = {"dense": sentence_vectors, "sparse": token_weights, "multi": token_vectors}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def model(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Any:
     return (Transformer.load if request.param == "model" else OnnxTransformer)(folders[request.param])
 
 
-def reference(folder: Path, kind: str, dtype: type) -> NDArray:
+def reference(folder: Path, kind: Any, dtype: type) -> NDArray:
     """Of each text by the reference, aligned with the ids."""
     opened = open_checkpoint(folder)
     embedding = read_embedding(folder, opened.config.d_model)
@@ -88,19 +90,30 @@ def passes(array: NDArray, truth: Truth) -> bool:
     return Measurement.of(Deviation.of(array, truth), truth.scale, pool, budget).passed
 
 
-@pytest.mark.parametrize("kind", MADE)
-def test_each_head_is_pytorch_s_by_the_rule(kind: str, model: Any, folders: dict[str, Path]) -> None:
-    exact, single = (
-        as_answered(folders["model"], kind, reference(folders["model"], kind, t)) for t in (np.float64, np.float32)
-    )
+def truth_of(kind: str, folder: Path) -> Truth:
+    exact, single = (as_answered(folder, kind, reference(folder, kind, t)) for t in (np.float64, np.float32))
     np.testing.assert_allclose(exact, answer(kind), rtol=0, atol=1e-12)
     valid = ANSWERS["mask"].astype(bool)[:, 1:] if kind == "multi" else np.ones(len(TEXTS), bool)
-    truth = Truth.of(answer(kind), single, valid)
-    found = model.embed(TEXTS, kind=kind)
+    return Truth.of(answer(kind), single, valid)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_each_head_is_pytorch_s_by_the_rule(kind: str, model: Any, folders: dict[str, Path]) -> None:
+    truth, found = truth_of(kind, folders["model"]), model.embed(TEXTS, kind=kind)
     assert passes(dense_form(kind, found), truth)
     assert passes(dense_form(kind, [model.embed(text, kind=kind) for text in TEXTS]), truth)
-    wrong = np.roll(dense_form(kind, found), 1, axis=-1)
-    assert not passes(wrong, truth)
+    assert not passes(np.roll(dense_form(kind, found), 1, axis=-1), truth)
+
+
+def test_the_graph_gives_all_three(folders: dict[str, Path]) -> None:
+    session = onnxruntime.InferenceSession(folders["onnx"] / "onnx" / "model.onnx")
+    given = {"input_ids": ANSWERS["ids"], "attention_mask": ANSWERS["mask"]}
+    given["token_type_ids"] = np.zeros_like(ANSWERS["ids"])
+    for kind, found in zip(MADE, session.run([*TEXT_OUTPUTS.values()], given), strict=True):
+        assert passes(as_answered(folders["model"], kind, np.asarray(found)), truth_of(kind, folders["model"]))
+    report = compare(folders["model"], folders["onnx"], ["onnxruntime"], seed=1, threads=1)
+    assert report.equal, report.failures()
+    assert {*TEXT_OUTPUTS.values()} <= {point.tap for point in report.points}
 
 
 def test_their_forms(model: Any) -> None:
