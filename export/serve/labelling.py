@@ -64,7 +64,9 @@ class Labels:
         check_reranker(self.model.config, self.name)
         pairs = [(query, document) for document in documents]
         logits = await self._logits(pairs, "documents", client)
-        return [scored(self.encoder, each)[0].probability for each in logits], [float(each[0]) for each in logits]
+        return [scored(self.encoder, each, several=True)[0].probability for each in logits], [
+            float(each[0]) for each in logits
+        ]
 
     async def _logits(self, texts: Sequence[Text], field: str, client: Hashable) -> list[Any]:
         if len(texts) > self.max_sentences:

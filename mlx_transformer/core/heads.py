@@ -40,6 +40,8 @@ class Head:
     """What the classes are called, in their order."""
     several: bool = False
     """Whether a row may be of several classes, or of none: each has a probability of its own."""
+    scores: bool = False
+    """Whether the logits of a row are what it was trained to say, as they are (regression), and no probabilities."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)
@@ -57,6 +59,8 @@ class Head:
         wrong = {
             f"kind={self.kind!r} needs labels": named and not self.labels,
             f"several: kind={self.kind!r} has no classes of rows": self.several and self.kind != "classes",
+            f"scores: kind={self.kind!r} has no classes of rows": self.scores and self.kind != "classes",
+            "several and scores: give one of them": self.several and self.scores,
             f"labels: kind={self.kind!r} has none": bool(self.labels) and not named,
             "kind='pooled' needs an activation": self.kind == "pooled" and whole,
             "kind='hidden' has no activation": self.kind == "hidden" and not whole,

@@ -274,8 +274,8 @@ class PositionRows(Key):
         return {str(self.theirs): config.max_positions + config.pad_id + 1}
 
 
-SEVERAL = "multi_label_classification"
-"""The problem_type of a model whose texts may be in several classes."""
+PROBLEMS = {"several": "multi_label_classification", "scores": "regression"}
+"""{field of our head: the problem_type that says so}; without one a text is in one class."""
 
 
 @dataclass(frozen=True)
@@ -305,8 +305,8 @@ class Architectures:
             if not places or set(places) != set(labels) or not all(isinstance(x, str) for x in labels.values()):
                 return [f"id2label={labels!r:.60} must name each of its classes, from 0 on"]
             head |= {"labels": [labels[place] for place in places]}
-            if head["kind"] == "classes" and values["problem_type"] == SEVERAL:
-                head |= {"several": True}
+            told = values["problem_type"] if head["kind"] == "classes" else None
+            head |= {own: True for own, name in PROBLEMS.items() if name == told}
         if head.get("kind") == "pooled" and values["add_pooling_layer"] is False:
             head = {"kind": "hidden"}
         if head.get("kind") is not None:  # logits of words alone may be tied
@@ -317,15 +317,16 @@ class Architectures:
 
     def write(self, config: Any) -> Values:
         kind, own = config.head.kind, {**config.head.to_dict(), "labels": []}
-        own.pop("several", None)
+        own = {name: value for name, value in own.items() if name not in PROBLEMS}
         kinds = [name for name in self.heads if self.heads[name].get("kind", "vocabulary") == kind]
         same = [name for name in kinds if {**self._head(name, config.activation), "labels": []} == own]
         name = next(iter([*same, *kinds, *self.heads]))
         labels = {str(i): label for i, label in enumerate(config.head.labels)}
         ids = {label: int(i) for i, label in labels.items()}
         bare = {"add_pooling_layer": False} if kind == "hidden" else {}
-        several = {"problem_type": SEVERAL} if config.head.several else {}
-        return {"architectures": [name], **bare, **several, **({"id2label": labels, "label2id": ids} if labels else {})}
+        problem = next((value for field, value in PROBLEMS.items() if getattr(config.head, field)), None)
+        told = {} if problem is None else {"problem_type": problem}
+        return {"architectures": [name], **bare, **told, **({"id2label": labels, "label2id": ids} if labels else {})}
 
     def _head(self, name: str, activation: Any) -> Values:
         return {key: activation if value == "@activation" else value for key, value in self.heads[name].items()}

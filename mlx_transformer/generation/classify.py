@@ -20,7 +20,7 @@ Text = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class Scored:
-    """A class and how probable it is."""
+    """A class and how probable it is; by a head of scores (`core/heads.py`) its score, whatever number that is."""
 
     label: str
     probability: float
@@ -32,8 +32,8 @@ def classify(
     """Return every class of the model with its probability, the likeliest first, for each text.
 
     several: a text may be in several classes or in none, each with a probability of its own; else, and of more than one
-    class, they sum to 1; None: as the model's config says. `UserError` for a text that is longer than the model takes,
-    unless `told` is told of it; a pair that is too long loses the ends of its texts.
+    class, they sum to 1; None: as the model's config says, by which they may be scores. `UserError` for a text that is
+    longer than the model takes, unless `told` is told of it; a pair that is too long loses the ends of its texts.
     """
     rows = text_rows(encoder, texts, told)
     return [scored(encoder, logits, several) for logits in encoder.logits(rows, told.done)]
@@ -42,6 +42,8 @@ def classify(
 def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | None = None) -> list[Scored]:
     """Return what the logits (C,) of a text mean, as `classify` does."""
     head = encoder.config.head
+    if head.scores and several is None:
+        return [Scored(head.labels[i], float(logits[i])) for i in np.argsort(-logits, kind="stable")]
     alone = (head.several if several is None else several) or len(head.labels) == 1
     shares = np.exp(-np.logaddexp(0, -logits)) if alone else softmax(logits)
     return [Scored(head.labels[i], float(shares[i])) for i in np.argsort(-shares, kind="stable")]

@@ -33,15 +33,17 @@ def classify_stream(
     model_facts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Write the classes of each line, a text or a pair that a tab separates: {"text": ..., "classes": [{"label": ...,
-    "probability": ...}]}, of a pair with "text_pair"; arguments as for `write_lines`."""
+    "probability": ...}]}, of a pair with "text_pair"; "score" in place of "probability" by a head of scores. Arguments
+    as for `write_lines`."""
     options = options or ClassifyOptions()
     several, most = options.several, None if options.all else 1
     encoder = model.encoder_head("classes", "classify")
+    number = "score" if encoder.config.head.scores and several is None else "probability"
 
     def make(lines: Sequence[str], told: Told) -> bytes:
         found = classify(encoder, [_text_of(line) for line in lines], several, told)
         return json_lines(
-            {**_texts_of(line), "classes": [asdict(each) for each in classes[:most]]}
+            {**_texts_of(line), "classes": [{"label": each.label, number: each.probability} for each in classes[:most]]}
             for line, classes in zip(lines, found, strict=True)
         )
 

@@ -42,7 +42,7 @@ def rerank(
     document that are too long lose the end of the longer one, then of both; `told` is told of that."""
     if not isinstance(query, str):
         raise UserError(f"query: must be text, not {type(query).__name__}")
-    found = classify(encoder, [(query, document) for document in documents], told=told)
+    found = classify(encoder, [(query, document) for document in documents], several=True, told=told)
     scores = [best.probability for [best] in found]
     return ordered(scores, options or RerankOptions())
 

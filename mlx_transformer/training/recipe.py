@@ -81,7 +81,7 @@ class Recipe(ModelOptions):
         own = self.model.get("head", {})
         if not isinstance(own, dict):
             raise UserError(f"model.head = {own!r:.60} must be a table of fields")
-        if decided := [name for name in ("kind", "labels", "several") if name in own]:
+        if decided := [name for name in ("kind", "labels", "several", "scores") if name in own]:
             raise UserError(f"model.head: {decided[0]} follows from the labelled text: leave it out")
         return Head.from_dict({**plain.to_dict(), **own})
 

@@ -217,10 +217,12 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
     own, objective = config.head, recipe.training.objective
     if isinstance(data.train, Labelled):
         plain = data.train.head
-        if own.kind == plain.kind and own.several == plain.several and {*plain.labels} <= {*own.labels}:
+        alike = (own.kind, own.several, own.scores) == (plain.kind, plain.several, plain.scores)
+        if alike and {*plain.labels} <= {*own.labels}:
             return config
         if own.kind == plain.kind or (own.kind, plain.kind) == ("pooled", "classes"):  # whose dense layer goes on
-            plain = dataclasses.replace(own, kind=plain.kind, labels=plain.labels, several=plain.several)
+            told = {"labels": plain.labels, "several": plain.several, "scores": plain.scores}
+            plain = dataclasses.replace(own, kind=plain.kind, **told)
         head = recipe.head(plain)
     elif recipe.objective.embeds:
         head = own if own.kind in ("hidden", "pooled") or recipe.training.adapter is not None else Head(kind="hidden")

@@ -38,9 +38,10 @@ export function dense(v) {
   return { head, i, html: `${html}${before}${strip(name, v.pass.row('head', i), place('head'))}` };
 }
 
-/** Classes with their shares: of one another, or each by itself. */
+/** Classes with their shares: of one another, or each by itself; or with scores. */
 function classes(v, head, i) {
   const row = v.pass.row('logits', i);
+  if (head.scores) return table(['the text', 'score'], head.labels.map((label, n) => [escaped(label), number(row[n], 'logits', `${i},${n}`)]), { label: 'scores' });
   const shares = head.several ? Array.from(row, (x) => 1 / (1 + Math.exp(-x))) : softmax(row);
   const order = [...row.keys()].sort((a, b) => row[b] - row[a]);
   const who = head.kind === 'classes' ? 'the text' : `‹${escaped(v.outRead[i])}›`;

@@ -91,6 +91,8 @@ def test_what_a_row_gives_is_of_its_first_token_or_the_mean_of_its_tokens() -> N
         (dict(norm=True), "norm and bias are of the dense layer"),
         (dict(kind="spans", pooling="mean"), "pooling='mean': kind='spans' gives no vector of a row"),
         (dict(kind="spans", several=True), "several: kind='spans' has no classes of rows"),
+        (dict(kind="token-classes", labels=["a"], scores=True), "scores: kind='token-classes' has no classes of rows"),
+        (dict(kind="classes", labels=["a"], several=True, scores=True), "several and scores: give one of them"),
         (dict(kind="token-classes", labels=[1]), r"labels=\[1\] must be a list of texts"),
         (dict(kind="clases"), "kind='clases' is not one of vocabulary, hidden"),
         (dict(knd="classes"), "unknown key 'knd'"),

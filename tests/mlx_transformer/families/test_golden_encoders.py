@@ -272,15 +272,19 @@ def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
     assert not passes(outputs_of(config, given), truth)
 
 
-def test_whether_a_text_may_be_in_several_classes_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("problem", "field"),
+    [("multi_label_classification", "several"), ("regression", "scores"), ("single_label_classification", None)],
+)
+def test_what_the_numbers_of_classes_mean_is_kept(problem: str, field: str | None, tmp_path: Path) -> None:
     shutil.copytree(FOUR / "bert-classes", tmp_path / "theirs")
-    for problem, several in (("multi_label_classification", True), ("single_label_classification", False)):
-        values = contents(tmp_path / "theirs") | dict(problem_type=problem)
-        (tmp_path / "theirs" / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        import_huggingface(tmp_path / "theirs", tmp_path / problem)
-        assert open_checkpoint(tmp_path / problem).config.head.several is several
-        to_huggingface(tmp_path / problem, tmp_path / f"{problem}-again")
-        assert contents(tmp_path / f"{problem}-again").get("problem_type") == (problem if several else None)
+    values = contents(tmp_path / "theirs") | dict(problem_type=problem)
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    head = open_checkpoint(tmp_path / "ours").config.head
+    assert (head.several, head.scores) == (field == "several", field == "scores")
+    to_huggingface(tmp_path / "ours", tmp_path / "again")
+    assert contents(tmp_path / "again").get("problem_type") == (problem if field else None)
 
 
 def test_all_that_is_wrong_with_a_folder_is_told_at_once(tmp_path: Path) -> None:

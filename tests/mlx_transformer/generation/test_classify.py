@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from head_models import head_model
+from head_models import head_model, reranker
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.generation.head_files import classify_stream
+from mlx_transformer.generation.options import ClassifyOptions
 from mlx_transformer.system.errors import UserError
 
 
@@ -59,6 +64,40 @@ def test_each_class_is_by_itself_where_the_model_says_so(tmp_path: Path) -> None
     assert opened.classify("not") == opened.classify("not", several=True)
     assert sum(scored.probability for scored in opened.classify("not", several=False)) == pytest.approx(1)
     assert sum(scored.probability for scored in opened.classify("not")) != pytest.approx(1)
+
+
+def test_scores_are_the_model_s_numbers_as_in_the_pipeline_of_transformers(tmp_path: Path) -> None:
+    """Its rule (`TextClassificationPipeline`): where problem_type is regression, no function is applied."""
+    checkpoint = head_model("bert-classes", tmp_path, problem_type="regression")
+    mlx, onnx = Transformer.load(checkpoint), OnnxTransformer(export_onnx(checkpoint, tmp_path / "onnx"), threads=1)
+    assert mlx.tokenizer is not None
+    logits = np.array(mlx([mlx.tokenizer.encode("not")]), np.float64)[0]
+    assert not np.allclose(logits, 1 / (1 + np.exp(-logits)))
+    for model in (mlx, onnx):
+        found = model.classify("not")
+        assert [each.probability for each in found] == pytest.approx(sorted(logits, reverse=True), abs=1e-5)
+        assert [each.label for each in found] == [("bad", "fair", "good")[i] for i in np.argsort(-logits)]
+        asked = [each.probability for each in model.classify("not", several=True)]
+        assert asked == pytest.approx(sorted(1 / (1 + np.exp(-logits)), reverse=True), abs=1e-5)
+    for options, key in ((ClassifyOptions(), "score"), (ClassifyOptions(several=True), "probability")):
+        classify_stream(mlx, output=tmp_path / f"{key}.jsonl", options=options, text=["not"])
+        [line] = (tmp_path / f"{key}.jsonl").read_text(encoding="utf-8").splitlines()
+        [best] = json.loads(line)["classes"]
+        assert list(best) == ["label", key]
+        assert best[key] == mlx.classify("not", several=options.several)[0].probability
+
+
+def test_relevance_stays_between_0_and_1(tmp_path: Path) -> None:
+    plain = open_checkpoint(reranker(tmp_path))
+    config = replace(plain.config, head=replace(plain.config.head, scores=True))
+    scoring = save_checkpoint(tmp_path / "scores", config, dict(plain.tensors()), plain.tokenizer_json())
+    asked = "a good film", ["good", "it was bad", "not"]
+    found = Transformer.load(scoring).rerank(*asked)
+    assert found == Transformer.load(plain.folder).rerank(*asked)
+    assert all(0 < each.relevance_score < 1 for each in found)
+    [score] = Transformer.load(scoring).classify(("a good film", "good"))
+    [relevance] = [each.relevance_score for each in found if each.index == 0]
+    assert relevance == pytest.approx(1 / (1 + np.exp(-score.probability)), abs=1e-6)
 
 
 def test_texts_of_one_length_are_computed_together(model: Path, tmp_path: Path, monkeypatch) -> None:
