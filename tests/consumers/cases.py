@@ -3,7 +3,11 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,3 +242,16 @@ def run(consumer: str, tasks: list[dict[str, Any]], folder: Path) -> dict[str, d
     if done.returncode != 0:
         raise RuntimeError(f"{consumer} ended with {done.returncode}: {done.stderr[-3000:]}")
     return json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """The origin of a site, which a process of its own serves as long as this lasts."""
+    command = [sys.executable, "-m", "export", "serve", "--web", str(site), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            [origin] = re.findall(r"on (http://127\.0\.0\.1:\d+) ", server.stderr.readline())
+            yield origin
+        finally:
+            server.terminate()

@@ -1,5 +1,5 @@
-"""axe-core finds no barrier in the pages of `explain` and `claims`: as they open, with a head enlarged, in the tour,
-with all that unfolds, and broken."""
+"""axe-core finds no barrier in the pages of `explain`, `claims` and a site with taps: as they open, with a head
+enlarged, in the tour, with all that unfolds, and broken."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import HERE, SECONDS
+from cases import HERE, SECONDS, served
 from explained_models import write_explained
+from test_inside_page import translating_site
 
 from export.explain.command import explain
 from mlx_transformer.cli import main
@@ -25,7 +26,7 @@ OPENED = (*WALKED, PLAYED[0], "#more .chip", "#more .map", "dialog summary")  # 
 SCREENS = 6  # light and dark, of a screen, a tablet and a phone
 
 
-def asked(pages: list[tuple[Path, tuple[str, ...]]], folder: Path) -> list[dict[str, Any]]:
+def asked(pages: list[tuple[Path | str, tuple[str, ...]]], folder: Path) -> list[dict[str, Any]]:
     """What was found in each page, which is shown in every state."""
     folder.mkdir()
     tasks = [{"page": str(page), "opened": opened} for page, opened in pages]
@@ -55,6 +56,14 @@ def test_the_walk(tmp_path: Path) -> None:
     explain(out=page)
     states = (*WALKED, *PLAYED)
     [found] = asked([(page, states)], tmp_path / "asked")
+    assert (found["checks"], found["violations"], found["problems"]) == (SCREENS * (1 + len(states)), [], [])
+
+
+def test_a_site_with_taps(tmp_path: Path) -> None:
+    """The graphs' points stand beside those of the page's own engine."""
+    states = ("#beside summary", *WALKED[:2])
+    with served(translating_site(tmp_path)) as origin:
+        [found] = asked([(f"{origin}/inside.html", states)], tmp_path / "asked")
     assert (found["checks"], found["violations"], found["problems"]) == (SCREENS * (1 + len(states)), [], [])
 
 

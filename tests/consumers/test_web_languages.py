@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import HERE
+from cases import HERE, served
 from imports import ROOT
 
 from export import export_onnx, export_search
@@ -48,16 +46,11 @@ def test_languages_and_candidates(tmp_path: Path) -> None:
     pairs = [(pair["source_language"], pair["target_language"]) for pair in golden["pairs"][:2]]
     names = [entry["name"] for entry in json.loads((site / "site.json").read_text())["models"]]
     task = {"models": names, "texts": texts, "pairs": pairs}
-    command = [sys.executable, "-m", "export", "serve", "--web", str(site), "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
-        [task["origin"]] = re.findall(r"on (http://127\.0\.0\.1:\d+) ", server.stderr.readline())
+    with served(site) as task["origin"]:
         (tmp_path / "task.json").write_text(json.dumps(task), encoding="utf-8")
         arguments = [str(tmp_path / name) for name in ("task.json", "answer.json")]
         script = ["node", str(HERE / "node" / "with_languages.mjs"), *arguments]
-        try:
-            done = subprocess.run(script, capture_output=True, text=True, timeout=900, env=os.environ)
-        finally:
-            server.terminate()
+        done = subprocess.run(script, capture_output=True, text=True, timeout=900, env=os.environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads((tmp_path / "answer.json").read_text(encoding="utf-8"))
     assert not answer["problems"]

@@ -3,7 +3,7 @@
 //
 //     CHROMIUM=/usr/bin/chromium node with_axe.mjs TASKS.json ANSWERS.json
 //
-// TASKS: [{page, opened}]: a file, and selectors of what is clicked one after another, the page being asked after each;
+// TASKS: [{page, opened}]: a file or an address, and selectors of what is clicked one after another, the page being asked after each;
 // what a summary opens is closed again.
 // ANSWERS: for each page the violations, one line each, and what its console said. Beside ANSWERS.json: pictures.
 
@@ -44,7 +44,7 @@ async function asked({ page: file, opened }) {
       page.on('pageerror', (error) => answer.problems.push(String(error.stack ?? error)));
       await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
       await page.setViewportSize({ width, height: 844 });
-      await page.goto(pathToFileURL(file).href);
+      await page.goto(file.startsWith('http:') ? file : pathToFileURL(file).href);
       await page.evaluate(AXE);
       for (const selector of ['', ...opened]) {
         if (selector) await page.locator(selector).first().click();
