@@ -74,6 +74,8 @@ def compact(text: str) -> str:
         else:
             if braces and letter in "{}":
                 braces[-1] += 1 if letter == "{" else -1
+            if letter == "}" and last == ";":  # the last of a block needs none
+                out.pop()
             out.append(letter)
             at += 1
     return "".join(out)

@@ -19,6 +19,7 @@ def test_spaces_and_comments_go_and_texts_stay():
         "const a=(x)=>x+ +1- -x;const b='a // b  c'+\"d  /* e */\";const c=`t  ${a({x:`in  ${b}`})} // t`;"
         "const d=b.replace(/ +[/'\"]/g,'').length/2/1;return typeof d;"
     )
+    assert compact("const f = () => { a(); b(); };\nfor (;;) { c; }\n") == "const f=()=>{a();b()};for(;;){c}"
     assert compact("if (a)\n  b = c\n++d\n") == "if(a)\nb=c\n++d"
 
 
@@ -28,7 +29,7 @@ def test_modules_are_joined_in_the_order_of_their_needs(tmp_path):
     (tmp_path / "main.js").write_text("import { a } from './a.js';\nimport { b } from './b.js';\n\nuse(a, b);\n")
     text = joined(tmp_path / "main.js")
     assert text.index("const b=1;") < text.index("const{b:c}=m0;") < text.index("use(a,b);")
-    assert "return{b,D};" in text
+    assert "return{b,D}})()" in text
     assert text.count("class D") == 1
 
 
