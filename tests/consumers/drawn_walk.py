@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,8 @@ class Look:
     """Rows of the logits, and ids, whose log p counts."""
     types: Sequence[int]
     """The kind of each token, where there are two texts."""
+    elsewhere: Mapping[str, Any]
+    """What follows from other passes: see `Elsewhere`."""
     state: Mapping[str, Any]
 
     @property
@@ -272,8 +274,61 @@ def recomputed(section: str, look: Look) -> dict[str, Any]:
     return _broken(look) if section == "break" else {}
 
 
-ELSEWHERE = {"search": "|score", "break": r"(moved|ahead)(-off)?"}
-"""Of other passes, which the page's own engine computes; its tests and the switches' compare them."""
+Passes = Callable[[Sequence[int], Sequence[int]], Mapping[str, np.ndarray]]
+"""Points of a pass over ids of a source and of what is written."""
+
+
+def elsewhere(run: Passes, config: Any, source: Sequence[int], written: Sequence[int], given: int) -> dict[str, Any]:
+    """What the page says of passes over other ids: how far a word moves with its place, and earlier logits with a later
+    word; and the numbers of a beam search by `""`, of which the best score. given: ids that are not searched."""
+    found: dict[str, Any] = {}
+    if config.has_encoder and len(source) > 2:
+        memory = f"encoder.layers.{config.encoder_layers - 1}"
+        whole, turned = (run(ids, written)[memory] for ids in (source, [*source[-2::-1], source[-1]]))
+        found |= dict.fromkeys(("moved", "moved-off"), np.abs(whole[0] - turned[len(source) - 2]).max())
+    if config.architecture == "encoder":
+        return found
+    if len(written) > 2:
+        whole, other = (run(source, ids)["logits"] for ids in (written, [*written[:-2], written[0], written[-1]]))
+        rows = len(written) - 2
+        found |= dict.fromkeys(("ahead", "ahead-off"), np.abs(whole[:rows] - other[:rows]).max())
+    numbers, best = grown(run, config, source, written[:given])
+    return found | {"": numbers, "score": best}
+
+
+def grown(
+    run: Passes, config: Any, source: Sequence[int], prefix: Sequence[int], beam: int = 4
+) -> tuple[np.ndarray, float]:
+    """Log p of every beginning that a beam search weighs and scores of those that end; and the best score."""
+    limit, finished, numbers = (len(source) if config.has_encoder else 0) + 50, [], []
+    read = run(source, [*prefix, config.eos_id])["logits"]  # what is given counts too
+    live = [(float(sum(np.log(softmax(read[t])[id]) for t, id in enumerate(prefix))), [*prefix])]
+
+    def score(log_p: float, length: int) -> float:
+        return log_p / ((5 + length) / 6) ** 0.6
+
+    for length in range(len(prefix) + 1, limit + 1):
+        found = []
+        for log_p, ids in live:
+            logits = run(source, [*ids, config.eos_id])["logits"][len(ids)]
+            row = logits.astype(np.float32) - np.log(np.exp(logits).sum())  # a step's logits are float32
+            row[[config.pad_id, config.bos_id]] = -np.inf
+            found += [(log_p + row[token], [*ids, int(token)]) for token in np.argsort(-row)[: 2 * beam]]
+        weighed = sorted(found, key=lambda each: -each[0])[: 2 * beam]
+        ended = [log_p for log_p, ids in weighed[:beam] if length == limit or ids[-1] == config.eos_id]
+        live = [each for each in weighed if each[1][-1] != config.eos_id][:beam]
+        finished = sorted([*finished, *(score(log_p, length) for log_p in ended)], reverse=True)[:beam]
+        numbers += [log_p for log_p, _ in weighed] + [score(log_p, length) for log_p in ended]
+        if len(finished) == beam and finished[-1] >= score(live[0][0], limit):
+            break
+    return np.array(numbers), finished[0]
+
+
+def hold_search(numbers: Sequence[float], wanted: np.ndarray) -> int:
+    """Each number of the tree is of the search, and none is missing."""
+    gaps = np.abs(np.array(numbers)[:, None] - wanted) / np.maximum(1, np.abs(wanted))
+    assert max(gaps.min(axis=0).max(), gaps.min(axis=1).max()) <= WITHIN
+    return len(numbers)
 
 
 def hold_derived(look: Look) -> int:
@@ -281,8 +336,11 @@ def hold_derived(look: Look) -> int:
     count = 0
     for section, numbers, strips in look.state["named"]:
         wanted = recomputed(section, look)
+        wanted |= look.elsewhere if section in ("search", "break") else {}
+        tree = [float(value) for name, value in numbers if section == "search" and not name]
+        count += hold_search(tree, look.elsewhere[""]) if tree else 0
         for name, value in [*numbers, *strips]:
-            if re.fullmatch(ELSEWHERE.get(section, "(?!)"), name):
+            if section == "search" and not name:
                 continue
             assert name in wanted, (section, name)
             found = np.array(value, dtype=np.float64)
@@ -293,7 +351,7 @@ def hold_derived(look: Look) -> int:
 
 def hold_drawn(shown: Mapping[str, Any], points: Mapping[str, np.ndarray], config: Any, parameters: Mapping[str, Any],
                written: Sequence[int], scored: Sequence[tuple[int, int]] = (),
-               types: Sequence[int] = ()) -> int:  # fmt: skip
+               types: Sequence[int] = (), elsewhere: Mapping[str, Any] | None = None) -> int:  # fmt: skip
     """Hold all that is drawn of a text to the arrays of a pass. Return how many numbers were compared."""
     count = 0
     for point, values in shown["numbers"].items():
@@ -307,5 +365,5 @@ def hold_drawn(shown: Mapping[str, Any], points: Mapping[str, np.ndarray], confi
     assert shown["rest"] == [], "a number that stands for none of the arrays"
     hold_worked(shown["worked"])
     for state in shown["states"]:
-        count += hold_derived(Look(points, parameters, config, written, scored, types, state))
+        count += hold_derived(Look(points, parameters, config, written, scored, types, elsewhere or {}, state))
     return count

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cases import HERE, SECONDS
-from drawn_walk import hold_drawn
+from drawn_walk import Passes, elsewhere, hold_drawn
 from explained_models import write_explained
 from head_models import head_model
 
@@ -110,6 +111,36 @@ def passed(name: str, text: str) -> tuple[dict[str, Any], list[int], list[tuple[
     return points, given[1:], list(enumerate(given[1:]))[begin - 1 :], tokenizer.decode(given[begin:]).strip()
 
 
+def runs(name: str) -> Passes:
+    """The reference's passes."""
+    checkpoint = open_checkpoint(FOLDER / name)
+    reference = Reference(checkpoint.config, dict(checkpoint.tensors()))
+
+    def run(source: Sequence[int], written: Sequence[int]) -> dict[str, Any]:
+        points: dict[str, Any] = {}
+
+        def tap(point: str, value: Any) -> None:
+            points[point] = value[0]
+
+        read = [checkpoint.config.bos_id, *written[:-1]]
+        if checkpoint.config.architecture == "encoder-decoder":
+            reference([source], [read], tap=tap)
+        else:
+            reference([source if checkpoint.config.has_encoder else read], tap=tap)
+        return points
+
+    return run
+
+
+def given_to(name: str, text: str, ids: Sequence[int]) -> tuple[Sequence[int], int]:
+    """Ids of the source, and how many of the written ones are the text's own."""
+    checkpoint = open_checkpoint(FOLDER / name)
+    if checkpoint.config.architecture == "encoder":
+        return ids, 0
+    source = Tokenizer(str(checkpoint.tokenizer_json()), name).encode(text)
+    return source, 0 if checkpoint.config.has_encoder else len(source) - 1
+
+
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_number_is_the_references(answers: dict[str, Any], name: str) -> None:
     answer = answers[name]
@@ -119,7 +150,12 @@ def test_every_number_is_the_references(answers: dict[str, Any], name: str) -> N
     for shown in answer["texts"]:
         points, ids, scored, output = passed(name, shown["text"])
         assert shown["output"] == (f"→ {output}" if output else "")
-        assert hold_drawn(shown, points, model.config, dict(model.tensors()), ids, scored) > 3000
+        source, given = given_to(name, shown["text"], ids)
+        others = elsewhere(runs(name), model.config, source, ids, given)
+        parameters = dict(model.tensors())
+        assert hold_drawn(shown, points, model.config, parameters, ids, scored, elsewhere=others) > 3000
+        seen = {each for state in shown["states"] for _, numbers, _ in state["named"] for each, _ in numbers}
+        assert set(others) <= seen
         layers = {point for point in points if re.search(r"layers\.\d+$", point)}
         assert layers <= set(shown["numbers"]), "each layer of each stack is shown"
         assert max(abs(total - terms) for terms, total in shown["sums"]) < 1e-7
