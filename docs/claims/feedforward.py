@@ -64,7 +64,7 @@ def inner_units() -> tuple[np.ndarray, np.ndarray]:
     network, x = base_feed_forward()
     weights = _float64(network)
     inner = np.array(x, dtype=np.float64) @ weights["up_proj.weight"].T + weights["up_proj.bias"]
-    return inner[0, :, :96], np.mean(inner <= 0)
+    return inner[0, :, :96], np.asarray(np.mean(inner <= 0))
 
 
 def draw_inner_units() -> Any:
