@@ -20,7 +20,7 @@ from mlx_transformer.nn.masks import Mask
 from mlx_transformer.nn.positions import Rotation
 from mlx_transformer.nn.taps import Tap, no_tap
 
-from .drawing import canvas, curves, logarithmic
+from .drawing import canvas, curves, draw_key, heat_map, logarithmic
 from .measure import largest, number
 from .network import copying, tiny
 from .row import Found, Row, above, below, equal
@@ -105,7 +105,7 @@ def told_apart() -> dict[str, np.ndarray]:
     for name, variant in VARIANTS.items():
         rows = []
         for seed in range(SEEDS):
-            model, x = _fresh(seed, max(DEPTHS))
+            model, x = fresh(seed, max(DEPTHS))
             shares = []
             for layer in model.encoder.layers:
                 x = through(layer, x, *variant)
@@ -125,7 +125,7 @@ def gradients_by_depth() -> dict[str, np.ndarray]:
 def _gradient(depth: int, residual: bool, norm: bool) -> float:
     norms = []
     for seed in range(SEEDS):
-        model, x = _fresh(seed, depth)
+        model, x = fresh(seed, depth)
         direction = mx.random.normal((1, 16, 32))
 
         def output(x: mx.array, layers: list = model.encoder.layers, direction: mx.array = direction) -> mx.array:
@@ -137,7 +137,7 @@ def _gradient(depth: int, residual: bool, norm: bool) -> float:
     return float(np.exp(np.mean(np.log(norms))))
 
 
-def _fresh(seed: int, depth: int) -> tuple[Transformer, mx.array]:
+def fresh(seed: int, depth: int) -> tuple[Transformer, mx.array]:
     """An encoder, and an input of 16 random vectors."""
     model = tiny(seed, architecture="encoder", encoder_layers=depth, decoder_layers=0, dropout=0.0)
     return model, mx.random.normal((1, 16, 32))
@@ -163,15 +163,29 @@ def trained_loss(name: str, layers: int, seed: int, steps: int = 600) -> float:
     return float(np.mean(copying(model, steps)[-20:]))
 
 
+def first_sub_layer() -> dict[str, np.ndarray]:
+    """What comes to attention in a fresh layer, what it makes of it, their sum and its norm: (32,), of one position."""
+    model, x = fresh(0, 1)
+    attend, norm = sub_layers(model.encoder.layers[0])[0]
+    z = attend(x)
+    found = {"X": x, "Z = attention(X)": z, "X + Z": x + z, "its norm": norm(x + z)}
+    return {name: np.array(value[0, 0]) for name, value in found.items()}
+
+
 def draw_residuals() -> Any:
-    """Both with the four variants: what tells positions apart, and the gradient."""
-    figure, (apart, gradient) = canvas(2, width=8.2)
+    """What tells positions apart and the gradient, by variant; and one sub-layer's sum, number by number."""
+    figure, (apart, gradient, sums) = canvas(3, width=12.4, height=3.2)
     curves(apart, DEPTHS, told_apart(), (0.42, 0.1))
     apart.set(title="share of the output that tells positions apart", xlabel="layers")
-    curves(gradient, DEPTHS, gradients_by_depth(), "upper left")
+    curves(gradient, DEPTHS, gradients_by_depth(), (0.52, 0.43), 7.5)
     gradient.set(title="norm of the gradient at the input", xlabel="layers")
     for axes in (apart, gradient):
         logarithmic(axes)
+    strips = first_sub_layer()
+    heat_map(sums, np.stack(list(strips.values())), signed=True, aspect="auto")
+    sums.set(title="the first sub-layer, one position", xlabel="d_model", xticks=[])
+    sums.set_yticks(range(len(strips)), list(strips), fontsize=8)
+    draw_key(sums)
     return figure
 
 
@@ -199,7 +213,7 @@ ROWS = (
             "claims/test_residual.py::test_each_sub_layer_is_norm_of_x_plus_sublayer_of_x",
             "claims/test_residual.py::test_positions_become_one_without_residuals_and_with_them_do_not",
             "claims/test_residual.py::test_gradients_of_all_four",
-            "claims/test_residual.py::test_four_layers_need_the_residual_to_train",
+            "claims/test_residual.py::test_layers_need_the_residual_to_train",
         ),
         figure=draw_residuals,
         slip="The notes say that residuals avoid vanishing gradients. With both, 24 layers leave 0.497 of what 2 do. "

@@ -167,6 +167,16 @@ def residuals(panels: list[Panel], computed: Computed, model: Any) -> None:
     for name in residual.VARIANTS:
         assert apart.y(name)[four] == found[f"share of 4 layers' output that tells positions apart: {name}"][0]
         assert gradient.y(name)[-1] / gradient.y(name)[two] == found[f"gradient at the input, 24 layers / 2: {name}"][0]
+    sums = shown["the first sub-layer, one position"]
+    x, z, added, normed = image(sums)
+    assert sums.rows == ["X", "Z = attention(X)", "X + Z", "its norm"]
+    assert np.array_equal(x, residual.first_sub_layer()["X"])
+    model, vectors = residual.fresh(0, 1)
+    attention = model.encoder.layers[0].self_attention
+    attended = attention.attend(vectors, *attention.keys_values(vectors, None), None, None)
+    np.testing.assert_allclose(z, np.array(attended)[0, 0], atol=1e-5)
+    assert np.array_equal(added, x + z)
+    np.testing.assert_allclose(normed, (added - added.mean()) / added.std(), atol=1e-4)
 
 
 @check

@@ -310,6 +310,12 @@ CHANGES: dict[str, Change] = {
         "curves(apart, DEPTHS, told_apart(), (0.42, 0.1))",
         "curves(apart, DEPTHS, dict(zip(told_apart(), reversed(told_apart().values()), strict=True)), (0.42, 0.1))",
     ),
+    "a sum and its norm exchanged in the strips of residuals": Change(
+        22,
+        CLAIMS + "residual.py",
+        '"X + Z": x + z, "its norm": norm(x + z)}',
+        '"X + Z": norm(x + z), "its norm": x + z}',
+    ),
     "recurrent and attention exchanged in their figure": Change(
         33,
         CLAIMS + "recurrent.py",
