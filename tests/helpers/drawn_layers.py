@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from claims import attention, embedding, feedforward, learned, sentences, stacks, trained
+from claims import attention, embedding, feedforward, learned, norms, residual, sentences, stacks, trained
 from drawn import Panel
 from drawn_claims import Computed, by_title, check, image
 
@@ -197,3 +197,48 @@ def depth(panels: list[Panel], computed: Computed, model: Any) -> None:
     np.testing.assert_allclose(x, (1, 2))
     assert list(y) == shares
     assert panel.words == [(f"{share:.2f}", layers, share) for layers, share in zip((1, 2), shares, strict=True)]
+
+
+@check
+def residuals(panels: list[Panel], computed: Computed, model: Any) -> None:
+    shown, found = by_title(panels), computed(22)
+    apart, gradient = (
+        shown["share of the output that tells positions apart"],
+        shown["norm of the gradient at the input"],
+    )
+    two, four = residual.DEPTHS.index(2), residual.DEPTHS.index(4)
+    assert apart.series.keys() == gradient.series.keys() == residual.VARIANTS.keys()
+    for name in residual.VARIANTS:
+        assert apart.y(name)[four] == found[f"share of 4 layers' output that tells positions apart: {name}"][0]
+        assert gradient.y(name)[-1] / gradient.y(name)[two] == found[f"gradient at the input, 24 layers / 2: {name}"][0]
+    sums = shown["the first sub-layer, one position"]
+    x, z, added, normed = image(sums)
+    assert sums.rows == ["X", "Z = attention(X)", "X + Z", "its norm"]
+    assert np.array_equal(x, residual.first_sub_layer()["X"])
+    model, vectors = residual.fresh(0, 1)
+    module = model.encoder.layers[0].self_attention
+    attended = module.attend(vectors, *module.keys_values(vectors, None), None, None)
+    np.testing.assert_allclose(z, np.array(attended)[0, 0], atol=1e-5)
+    assert np.array_equal(added, x + z)
+    np.testing.assert_allclose(normed, (added - added.mean()) / added.std(), atol=1e-4)
+
+
+@check
+def normalised_together(panels: list[Panel], computed: Computed, model: Any) -> None:
+    found = computed(24)
+    for k, (name, number) in enumerate(
+        {
+            "layer norm": "change of a sample's output by other batch mates, layer norm",
+            "batch norm": "batch norm",
+        }.items()
+    ):
+        shared, strips = panels[2 * k : 2 * k + 2]
+        assert shared.title == f"{name}: one mean"
+        first, others = (np.ones(16), np.zeros(16)) if name == "layer norm" else (np.eye(16)[0],) * 2
+        assert np.array_equal(image(shared), [first, *[others] * 23])
+        assert shared.rows == ["1", "2", "3", "4"]
+        assert strips.title == f"its change: {found[number][0]:.2g}"
+        norm = norms.LayerNorm(16, norms.EPSILON) if name == "layer norm" else norms.nn.BatchNorm(16)
+        before, after = (np.array(each[0]) for each in norms.among_mates(norm))
+        assert strips.rows == ["batch", "other"]
+        assert np.array_equal(image(strips), [before, after])
