@@ -18,6 +18,9 @@ from .metrics import Metrics
 from .requests import RequestError
 from .service import SHORT_TEXT, Model
 
+Made = NDArray[np.float32] | dict[int, float]
+"""What `Embedder.made` has of a text: a vector, those of its tokens, or the weights of its ids."""
+
 
 @dataclass(frozen=True)
 class EmbeddingsRequest:
@@ -40,10 +43,10 @@ class Embed:
     one_by_one: bool
     """A vector may depend on those computed with it (int4)."""
 
-    def __call__(self, payloads: list[list[int]], stopped: Callable[[], bool]) -> list[NDArray[np.float32]]:
+    def __call__(self, payloads: list[list[int]], stopped: Callable[[], bool]) -> list[Made]:
         if self.one_by_one and len(payloads) > 1:
-            return [vector for row in payloads for vector in self([row], stopped)]
-        return list(self.embedder.vectors(payloads, of_text=self.of_text))
+            return [made for row in payloads for made in self([row], stopped)]
+        return list(self.embedder.made(payloads, of_text=self.of_text))
 
 
 class Embeddings:
@@ -55,8 +58,8 @@ class Embeddings:
         self.alone = model.depends_on_batch
         _ = model.embedder().tokenizer
 
-    async def embed(self, request: EmbeddingsRequest, client: Hashable) -> tuple[list[NDArray[np.float32]], int]:
-        """Return the vectors of the inputs and the number of their tokens. Raises `UserError`, `RequestError`,
+    async def embed(self, request: EmbeddingsRequest, client: Hashable) -> tuple[list[Made], int]:
+        """Return what is made of each input and the number of their tokens. Raises `UserError`, `RequestError`,
         `OverloadError`, `EndingError`."""
         if len(request.inputs) > self.max_sentences:
             raise RequestError(
@@ -67,9 +70,9 @@ class Embeddings:
         work = Embed(embedder, self.name, tuple(sorted(request.options.items())), of_text, self.alone)
         lengths = [len(row) for row in rows]
         items = self.batcher.submit(work, rows, lengths, client=client)
-        vectors = await self.batcher.results(items)
+        made = await self.batcher.results(items)
         self.metrics.sentences.inc(len(rows))
-        return vectors, sum(lengths)
+        return made, sum(lengths)
 
     async def _rows(self, embedder: Embedder, inputs: Sequence[Any]) -> tuple[list[list[int]], bool]:
         if not isinstance(inputs[0], str):

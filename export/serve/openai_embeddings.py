@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mlx_transformer.generation.embed_files import short_floats
+from mlx_transformer.generation.embed_files import FORMS
 
-from .embedding import EmbeddingsRequest
+from .embedding import EmbeddingsRequest, Made
 from .requests import RequestError, texts_or_ids
 
 EMBEDDINGS_EXAMPLE = '{"model": "minilm", "input": ["Good morning."]}'
 FORMATS = ("float", "base64")
-OPTIONS = ("dimensions", "prompt", "prompt_name")
+OPTIONS = ("dimensions", "kind", "prompt", "prompt_name")
 
 
 @dataclass(frozen=True)
 class OpenAIEmbeddings:
-    """model: its name. as_base64: numbers are answered as the bytes of float32, little-endian."""
+    """model: its name. as_base64: a vector is answered as the bytes of float32, little-endian; weights and vectors of
+    tokens, which OpenAI has none of and whose clients ask for base64 by themselves, are numbers all the same."""
 
     model: str
     wanted: EmbeddingsRequest
@@ -30,8 +30,8 @@ class OpenAIEmbeddings:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> OpenAIEmbeddings:
-        """From the fields of a body. A field that is null was not given; `prompt` and `prompt_name` are of this server
-        alone."""
+        """From the fields of a body. A field that is null was not given; `kind`, `prompt` and `prompt_name` are of this
+        server alone."""
         values = {name: value for name, value in values.items() if value is not None}
         model = values.pop("model", None)
         if not isinstance(model, str) or "input" not in values:
@@ -47,13 +47,15 @@ class OpenAIEmbeddings:
             raise RequestError(400, f"{next(iter(values))[:50]!r}: no such setting; there are {known}")
         return cls(model, EmbeddingsRequest(inputs, options), form == "base64")
 
-    def answer(self, vectors: Sequence[NDArray[np.float32]], tokens: int) -> dict[str, Any]:
-        """Write an answer."""
-        form = _base64 if self.as_base64 else short_floats
-        data = [{"object": "embedding", "index": i, "embedding": form(vector)} for i, vector in enumerate(vectors)]
+    def answer(self, made: Sequence[Made], tokens: int) -> dict[str, Any]:
+        """Write an answer: what is made of a text stands under the key that `embed --kind` has for it, and a client
+        finds an `embedding` in any case, for it looks for one."""
+        kind = self.wanted.options.get("kind", "dense")
+        key, form = ("embedding", _base64) if kind == "dense" and self.as_base64 else FORMS[kind]
+        data = [{"object": "embedding", "index": i, "embedding": None, key: form(x)} for i, x in enumerate(made)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": self.model, "usage": usage}
 
 
-def _base64(vector: NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+def _base64(vector: Made) -> str:
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

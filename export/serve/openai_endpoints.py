@@ -63,8 +63,8 @@ class OpenAIEndpoints:
         body = await values_of(request, self.shared.settings.body_seconds, EMBEDDINGS_EXAMPLE)
         asked = OpenAIEmbeddings.of(body)
         model = self.shared.models.embedder(asked.model)
-        vectors, tokens = await unless_gone(request, model.embed(asked.wanted, name_of(request)))
-        return JSONResponse(await asyncio.to_thread(asked.answer, vectors, tokens))
+        made, tokens = await unless_gone(request, model.embed(asked.wanted, name_of(request)))
+        return JSONResponse(await asyncio.to_thread(asked.answer, made, tokens))
 
     async def _events(
         self, pieces: AsyncIterator[str], written: Written, completion: Completion, wants_usage: bool

@@ -117,12 +117,12 @@ class Embedder:
             found[part] = given
         return found
 
-    def made(self, rows: Ids, done: Callable[[float], None] = lambda share: None) -> Any:
-        """Return what `kind` says of rows of ids of texts: the vectors (N, W); for each the weights above 0 of the ids
-        in it, {id: weight}, the largest of an id's places, special ones and the unknown word's left out; or the vectors
-        (L - 1, W) of all its tokens but the first."""
+    def made(self, rows: Ids, done: Callable[[float], None] = lambda share: None, of_text: bool = True) -> Any:
+        """Return what `kind` says of rows of ids, arguments as for `vectors`: the vectors (N, W); for each the weights
+        above 0 of the ids in it, {id: weight}, the largest of an id's places, special ones and the unknown word's left
+        out; or the vectors (L - 1, W) of all its tokens but the first."""
         if self.kind == "dense":
-            return self.vectors(rows, done)
+            return self.vectors(rows, done, of_text)
         c = self.config
         special = {c.pad_id, c.bos_id, c.eos_id, *([self._tokenizer.unk_id] if self._tokenizer else [])}
         found: list[Any] = [None] * len(rows)

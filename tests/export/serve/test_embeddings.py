@@ -13,7 +13,9 @@ from small_models import write_text_model
 
 from export import OnnxTransformer, export_onnx
 from export.serve.models import Named
-from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
+from mlx_transformer import Transformer
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding
+from mlx_transformer.system.tensors import write_tensors
 
 PATH = "/v1/embeddings"
 WORDS = "one two three. four five six! größer 東京".split()
@@ -84,6 +86,48 @@ def test_a_folder_of_fewer_dimensions(encoder, tmp_path):
     assert "dimensions=17: the model's vectors have 16" in more.text
 
 
+@pytest.fixture(scope="module")
+def three_kinds(tmp_path_factory):
+    """A model that makes weights and vectors of tokens too, in both runtimes."""
+    folder = tmp_path_factory.mktemp("kinds")
+    write_text_model(folder, architecture="encoder", decoder_layers=0)
+    random = np.random.default_rng(3)
+    shapes = TextEmbedding(sparse=True, multi=5).shapes(32)
+    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    made = TextEmbedding(pooling=("cls",), normalize=True, max_length=30, sparse=True, multi=5, weights=weights)
+    (folder / "model" / EMBEDDING).write_text(made.json())
+    write_tensors(folder / "model" / DENSE, weights)
+    export_onnx(folder / "model", folder / "graphs")
+    return {"folder": OnnxTransformer(folder / "graphs", threads=1), "checkpoint": Transformer.load(folder / "model")}
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_weights_and_vectors_of_tokens(three_kinds, form):
+    texts = ["one two", "größer & 東京", "one two three. " * 9, ""]
+    with client(dict(zip(Named.of(["folder=a", "checkpoint=b"]), three_kinds.values(), strict=True))) as (http_, _):
+        for name, model in three_kinds.items():
+            body = {"model": name, "input": texts, "encoding_format": form}
+            plain, dense = (http_.post(PATH, json={**body, **more}).json() for more in ({}, {"kind": "dense"}))
+            assert plain == dense
+            found = http_.post(PATH, json={**body, "kind": "sparse"}).json()["data"]
+            weights = [{int(id): np.float32(x) for id, x in each["weights"].items()} for each in found]
+            assert weights == model.embed(texts, kind="sparse")
+            assert any(weights)
+            several = http_.post(PATH, json={**body, "kind": "multi"}).json()["data"]
+            for each, expected in zip(several, model.embed(texts, kind="multi"), strict=True):
+                np.testing.assert_array_equal(np.array(each["embeddings"], np.float32).reshape(-1, 5), expected)
+            keys = {"object", "index", "embedding"}
+            assert [(set(each), each["embedding"]) for each in found] == [(keys | {"weights"}, None)] * 4
+            assert [(set(each), each["embedding"]) for each in several] == [(keys | {"embeddings"}, None)] * 4
+            ids = model.tokenizer.encode("one two")
+            alone = [http_.post(PATH, json={**body, "input": x, "kind": "sparse"}).json() for x in (ids, "one two")]
+            assert alone[0] == alone[1]
+            assert alone[0]["usage"]["total_tokens"] == len(ids)
+            refused = http_.post(PATH, json={**body, "kind": "multi", "dimensions": 3})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"].startswith("dimensions: is of a text's one vector (kind=dense)")
+
+
 def test_prompts(shared, encoder):
     asked = {"model": "mini", "input": "two", "prompt_name": "query"}
     np.testing.assert_array_equal(vectors(shared.post(PATH, json=asked)), encoder.embed(["one: two"]))
@@ -117,10 +161,13 @@ def test_twenty_clients_at_once_get_what_each_would_alone(shared, encoder):
         ({"input": [4] * 31}, 400, "input: 31 tokens, the model takes at most 30"),
         ({"input": ["a"] * 600}, 413, "input: 600 texts, at most 512; send it in parts"),
         ({"dimensions": 33}, 400, "dimensions=33: the model's vectors have 32"),
+        ({"kind": "sparse"}, 400, "kind=sparse: the model has no such head; its texts have one vector each"),
+        ({"kind": "words"}, 400, "kind='words' is not one of dense, sparse, multi"),
+        ({"kind": ["dense"]}, 400, "kind=['dense'] is not one of dense, sparse, multi"),
         ({"dimensions": "all"}, 400, "dimensions='all' must be a whole number"),
         ({"encoding_format": "float16"}, 400, "encoding_format: must be float or base64"),
         ({"prompt_name": "title"}, 400, "prompt_name='title' is none of the model's prompts: it has query"),
-        ({"stream": True}, 400, "'stream': no such setting; there are model, input, encoding_format, dimensions"),
+        ({"stream": True}, 400, "'stream': no such setting; there are model, input, encoding_format, dimensions, kind"),
     ],
 )
 def test_what_is_refused_is_said_in_openai_s_form(shared, changes, status, message):
