@@ -24,7 +24,7 @@ from web_package import write_web_package
 
 from export import export_onnx, export_search
 from mlx_transformer import Transformer, cli
-from mlx_transformer.convert import import_marian, to_huggingface
+from mlx_transformer.convert import import_huggingface, import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -42,12 +42,14 @@ HEADS = (
 )
 RANKS = Head(kind="classes", labels=("relevance",))
 MODELS = ("model", "onnx", "cpu", "quantized")
+BGE = Path(__file__).parents[1] / "mlx_transformer" / "families" / "golden_bge"
 
 
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone
     (a decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their exports,
-    ranks (one class), vectors (with an embedding.json) and theirs, page (target web, with attention), node_modules
+    ranks (one class), vectors (with an embedding.json) and theirs, of-tokens (bge-m3's form, pickles of the
+    heads that tokens have), tokens (imported from it) and theirs, page (target web, with attention), node_modules
     (a site's), quantized, theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz
     (Marian's own files), student (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with
     their makers' vocabularies), run, adapted (a run of LoRA), kept (its change beside quantized's integers),
@@ -90,6 +92,9 @@ def make(folder: Path) -> None:
     weights = Transformer(config).weights()
     save_checkpoint(folder / "vectors", config, weights, tokenizer.to_json(), texts=vectors.texts())
     export_onnx(folder / "vectors", folder / "vectors-onnx")
+    shutil.copytree(BGE, folder / "of-tokens", ignore=shutil.ignore_patterns("answers.npz"))
+    import_huggingface(folder / "of-tokens", folder / "tokens")
+    export_onnx(folder / "tokens", folder / "tokens-onnx")
     export_onnx(folder / "model", folder / "page", target="web", attention=True)
     write_web_package(folder / "node_modules")
     if find_spec("onnxruntime_extensions"):

@@ -173,6 +173,23 @@ FURTHER = (
         20,
     ),
     Class(
+        "weights and vectors of tokens",
+        ("tokens", "tokens-onnx", "of-tokens"),
+        one_of(
+            *[on("of-tokens/*.pt", damage.in_archive)] * 3,
+            *(on("of-tokens/**/*.json", damage.in_json_file), on("of-tokens/*", damage.to_no_file), in_one("tokens")),
+        ),
+        (
+            *("import {f}/of-tokens {f}/new", "embed {f}/of-tokens one --kind sparse", "info {f}/tokens"),
+            *(
+                f"embed {{f}}/{name} one --kind {kind}"
+                for name, kind in (("tokens", "sparse"), ("tokens-onnx", "multi"))
+            ),
+            "validate {f}/tokens {f}/tokens-onnx",
+        ),
+        25,
+    ),
+    Class(
         "decoder that goes on",
         ("alone", "alone-onnx"),
         in_one("alone"),
