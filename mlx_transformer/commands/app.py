@@ -89,6 +89,7 @@ EARLIER = {
     "score": {"--target": "--reference"},
     "explain": {"--target": "--translation"},
     "export": {"--text": "--embed-tokenizer"},
+    "serve": {"--batch-size": "--max-batch", "--max-batch-size": "--max-batch"},
 }
 USUAL = {"--backend": "--runtime", "--output": "--out", "--lr": "--learning-rate", "--num-beams": "--beam"}
 USUAL |= {"--max-length": "--max-new-tokens", "--batch-size": "--batch"}
