@@ -34,8 +34,9 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
 
     `UserError` if they differ in config or vocabulary, or if one of them would be replaced.
     """
-    if not folders:
-        raise UserError("nothing to average: give the checkpoint folders")
+    if len(folders) < 2:
+        given = f"{folders[0]}: is one checkpoint" if folders else "nothing to average"
+        raise UserError(f"{given}: give two or more of one run")
     check_free(Path(out), "checkpoint", holds_checkpoint, force, *(resolve(folder) for folder in folders))
     opened = [open_checkpoint(folder) for folder in folders]
     texts = [checkpoint.tokenizer_json() for checkpoint in opened]

@@ -165,6 +165,11 @@ def test_what_has_no_average(first, tmp_path):
     save_checkpoint(tmp_path / "wordless", opened.config, weights(first))
     with pytest.raises(UserError, match=r"its tokenizer\.json differs from that of"):
         average_checkpoints([first, tmp_path / "wordless"], tmp_path / "out")
+    with pytest.raises(UserError, match="is one checkpoint: give two or more of one run"):
+        average_checkpoints([first], tmp_path / "out")
+    with pytest.raises(UserError, match="nothing to average: give two or more of one run"):
+        average_checkpoints([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("on_cpu")
