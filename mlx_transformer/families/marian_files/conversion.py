@@ -113,7 +113,8 @@ def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | 
         settings["max_length_factor"] = given["max-length-factor"]
     if tokenizer is not None and not given.get("allow-unk", False):
         settings["suppressed"] = [Tokenizer(tokenizer).unk_id]
-    notes = [f"word-penalty {given['word-penalty']} left behind"] if given.get("word-penalty", 0) else []
+    notes = [f"{file.name} left behind: it has no line models:" for file in files.unread]
+    notes += [f"word-penalty {given['word-penalty']} left behind"] if given.get("word-penalty", 0) else []
     return checked_settings(settings, config, str(files.settings or files.model)), notes
 
 

@@ -31,6 +31,8 @@ class MarianFiles:
     settings: Path | None = None
     generation: dict[str, Any] | None = None
     """What the settings say of the search."""
+    unread: tuple[Path, ...] = ()
+    """Files that might be settings, but name no model."""
 
     @property
     def others(self) -> list[Path]:
@@ -57,7 +59,7 @@ def holds_marian(folder: Path) -> bool:
 def find_files(path: Path) -> MarianFiles:
     """The files of the model at a path, or in a folder. `UserError` if there is none, or several."""
     folder = path if path.is_dir() else path.parent
-    settings, values = _settings(folder)
+    settings, values, unread = _settings(folder)
     named = [folder / Path(name).name for name in _texts(values.get("models"))]
     models = [path] if path != folder else [model for model in named if model.is_file()] or _models(folder)
     if not models:
@@ -72,7 +74,8 @@ def find_files(path: Path) -> MarianFiles:
         raise UserError(f"{folder}: holds several shortlists: {', '.join(file.name for file in shortlists)}; leave one")
     generation = {key: values[key] for key in GENERATION if isinstance(values.get(key), int | float)}
     shortlist = shortlists[0] if shortlists else None
-    return MarianFiles(models[0], _vocabularies(folder, values), shortlist, bool(listed), settings, generation)
+    vocabularies = _vocabularies(folder, values)
+    return MarianFiles(models[0], vocabularies, shortlist, bool(listed), settings, generation, unread)
 
 
 def _models(folder: Path) -> list[Path]:
@@ -80,13 +83,15 @@ def _models(folder: Path) -> list[Path]:
     return [file for file in found if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
 
 
-def _settings(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The file that names the others, and what it says."""
-    for file in sorted([*folder.glob("*decoder*.yml"), *folder.glob("config*.yml")]):
+def _settings(folder: Path) -> tuple[Path | None, dict[str, Any], tuple[Path, ...]]:
+    """The file that names the others, and what it says; where none does, those that might: one of a training says what
+    its validation was searched with."""
+    files = sorted([*folder.glob("*decoder*.yml"), *folder.glob("config*.yml")])
+    for file in files:
         values = parse_options(read_text(file), str(file))
         if "models" in values:
-            return file, values
-    return None, {}
+            return file, values, ()
+    return None, {}, tuple(files)
 
 
 def _vocabularies(folder: Path, values: dict[str, Any]) -> tuple[Path, ...]:

@@ -332,6 +332,18 @@ def test_a_shortlist_that_the_settings_do_not_name_is_kept_and_not_used(tmp_path
     assert Transformer.load(tmp_path / "ours").shortlist is None
 
 
+def test_settings_that_name_no_model_are_said_to_be_left(tmp_path: Path) -> None:
+    """A training's own config lies beside the model: what it says of a search is how its validation was searched."""
+    folder = write_model(tmp_path / "theirs", STUDENT)
+    settings = folder / "config.test.yml"
+    beside = folder / "config.of-the-training.yml"
+    beside.write_text("beam-size: 12\n")
+    assert import_marian(folder, tmp_path / "beside") == []
+    settings.unlink()
+    assert import_marian(folder, tmp_path / "ours") == [f"{beside.name} left behind: it has no line models:"]
+    assert "beam" not in json.loads((tmp_path / "ours" / "generation.json").read_text())
+
+
 def test_settings_that_no_search_takes_are_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", STUDENT)
     settings = folder / "config.test.yml"
