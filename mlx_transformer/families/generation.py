@@ -64,9 +64,11 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
         left.append(f"forced_eos_token_id={forced}")
     ends = given.get("eos_token_id", c.eos_id)
     ends = (ends or [c.eos_id]) if isinstance(ends, list) else [ends]
-    if c.eos_id not in ends:
-        left.append(f"eos_token_id={given['eos_token_id']}, other than {c.eos_id}, which ends here")
-    elif others := [id for id in ends if id != c.eos_id]:
+    if c.eos_id not in ends:  # there it would be a word like others, at which nothing ends
+        raise UserError(
+            f"{where}: eos_token_id={given['eos_token_id']!r} lacks config.json's {c.eos_id}, which ends here"
+        )
+    if others := [id for id in ends if id != c.eos_id]:
         settings["end_ids"] = others
     suppressed, sequences = _banned(given, c, ends)
     settings |= {"suppressed": suppressed} if suppressed else {}

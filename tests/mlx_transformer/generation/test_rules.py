@@ -90,8 +90,6 @@ NOTES = {
         "force_words_ids": [],
     },
     "settings of generation left behind: forced_eos_token_id=7": {"forced_eos_token_id": 7},
-    "settings of generation left behind: eos_token_id=9, other than 0, which ends here": {"eos_token_id": 9},
-    "settings of generation left behind: eos_token_id=[9, 5], other than 0, which ends here": {"eos_token_id": [9, 5]},
 }
 
 
@@ -106,6 +104,8 @@ WRONG = {
     "forced_first: 39 can't be forced": {"forced_bos_token_id": 39},
     "suppressed: \"'x'\" is no id": {"suppress_tokens": ["x"]},
     "end_ids: -1 is no id": {"eos_token_id": [0, -1]},
+    "generation_config.json: eos_token_id=9 lacks config.json's 0, which ends here": {"eos_token_id": 9},
+    "generation_config.json: eos_token_id=[9, 5] lacks config.json's 0, which ends here": {"eos_token_id": [9, 5]},
     "beam='many' must be a whole number": {"num_beams": "many"},
     "early_stopping='soon' must be true, false or \"never\"": {"num_beams": 2, "early_stopping": "soon"},
     "repetition_penalty=0.0 must be": {"repetition_penalty": 0.0},
