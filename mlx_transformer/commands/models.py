@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
 from mlx_transformer.system.lazy import check_export, needs
@@ -34,14 +34,14 @@ def open_model(
     verify: bool = True,
     shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
-    """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file (`export_search`); all have the verbs
-    of `generation.verbs.TextVerbs`.
+    """Open a checkpoint folder (or a run's folder), an ONNX folder, one file (`export_search`), or a published model
+    that `import` takes; all have the verbs of `generation.verbs.TextVerbs`.
 
-    path: or where there is none of that name, a name on the Hugging Face Hub, of such a folder or of a published model
-    that `import` takes. runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has
-    them. verify: compare the files with the digests in their manifest. shortlist: a file that names the tokens which a
-    translation may be made of, or "none"; default: as the model's settings say. `UserError` for anything else, and for
-    damage.
+    path: or where there is none of that name, a name on the Hugging Face Hub. runtime: what it must be for; a published
+    folder that has graphs beside its weights is for either, and for MLX where this isn't said. threads, precision: of
+    an ONNX model, as `OnnxTransformer` has them. verify: compare the files with the digests in their manifest.
+    shortlist: a file that names the tokens which a translation may be made of, or "none"; default: as the model's
+    settings say. `UserError` for anything else, and for damage.
     """
     opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
@@ -72,7 +72,7 @@ def _opened_by(
 
         found = find_model(path)
         if found.repository is not None and not is_onnx_folder(found.folder):
-            return _checkpoint(path, verify)  # which knows published models too
+            return _checkpoint(path, verify)
         path = found.folder
     if runs_onnx(path):
         check_export()
@@ -183,13 +183,19 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
 
 def runs_onnx(model: Path) -> bool:
-    """Return whether ONNX Runtime runs a model; `UserError` if it is none."""
-    return model.is_file() or is_onnx_folder(model)
+    """Return whether ONNX Runtime runs a model where nothing else is asked for; `UserError` if it is none."""
+    if model.is_file():
+        return True
+    if not is_onnx_folder(model) or (model / SPEC).is_file():
+        return is_onnx_folder(model)
+    from mlx_transformer.core.checkpoint import is_published  # which most folders that run are not asked
+
+    return not is_published(model)
 
 
 def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:
     """Return which runtime a folder is for; `UserError` if the options ask for the other."""
-    onnx = is_onnx_folder(model)
+    onnx = is_onnx_folder(model) if runtime == "onnx" else runs_onnx(model)
     if runtime == "onnx" and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {quote(str(model))} OUT")
     if runtime == "mlx" and onnx:

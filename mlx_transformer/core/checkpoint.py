@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to
 from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TORCH_WEIGHTS = "pytorch_model.bin"
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -176,7 +178,7 @@ def save_checkpoint(
 
 def holds_checkpoint(folder: Path) -> bool:
     """Whether a folder is a checkpoint of ours, whole or damaged."""
-    if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):  # which have a manifest too
+    if has_graphs(folder):  # which have a manifest too
         return False
     if (folder / MANIFEST).is_file():
         return True
@@ -184,12 +186,24 @@ def holds_checkpoint(folder: Path) -> bool:
 
 
 def holds_theirs(folder: Path) -> bool:
-    """Whether a folder is a Hugging Face model."""
+    """Whether a folder is a Hugging Face model, with its weights in the form in which they are written here."""
+    return is_published(folder) and (folder / WEIGHTS).is_file()
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder is a Hugging Face model, its weights in whatever form; one of graphs alone is not."""
     try:
         values = read_json(folder / CONFIG)
     except UserError:
         return False
-    return isinstance(values, dict) and "model_type" in values and (folder / WEIGHTS).is_file()
+    forms = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
+    theirs = isinstance(values, dict) and "model_type" in values
+    return theirs and (not has_graphs(folder) or any((folder / form).is_file() for form in forms))
+
+
+def has_graphs(folder: Path) -> bool:
+    """Whether a folder holds ONNX graphs."""
+    return any(folder.glob("onnx/*.onnx")) or any(folder.glob("*.onnx"))
 
 
 def weights_digest(folder: Path) -> str:
@@ -210,6 +224,8 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     `verify` compares each file's SHA-256 with the manifest. Raises `UserError` naming the file and what is wrong.
     """
     folder = resolve(folder)
+    if holds_theirs(folder):
+        raise UserError(_import_first(folder))
     if verify:
         verify_files(folder, listed=(CONFIG, WEIGHTS))
     with open_tensors(folder / WEIGHTS) as file:
@@ -256,7 +272,7 @@ def resolve(folder: str | Path) -> Path:
         raise UserError(f"{folder}: is neither a folder nor a regular file; a model is a folder, or one .onnx file")
     if not folder.is_dir():
         raise UserError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
-    if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):
+    if has_graphs(folder):
         raise UserError(f"{folder}: is an ONNX model; here a checkpoint folder ({CONFIG}, {WEIGHTS}) is needed")
     if saved := sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}")):
         raise UserError(f"{folder}: this run has written no model yet; its newest checkpoint is {saved[-1].parent}")
@@ -264,5 +280,12 @@ def resolve(folder: str | Path) -> Path:
         raise UserError(
             f"{folder}: is an adapter; merge it into its base first (mlx-transformer merge BASE {folder} OUT)"
         )
+    if is_published(folder):
+        raise UserError(_import_first(folder))
     missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
     raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
+
+
+def _import_first(folder: Path) -> str:
+    command = f"mlx-transformer import {quote(str(folder))} OUT"
+    return f"{folder}: is a published model, and here a checkpoint is needed; make one of it: {command}"

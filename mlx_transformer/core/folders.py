@@ -14,7 +14,8 @@ SPEC = "mlx_transformer.json"
 
 
 def is_onnx_folder(path: str | Path) -> bool:
-    """True for an ONNX folder, False for a checkpoint or a run's folder; `UserError` for anything else."""
+    """True for an ONNX folder, False for a checkpoint, a run's folder or a published model; `UserError` for anything
+    else."""
     check_name(path)
     path = Path(path)
     if not path.exists():
@@ -23,8 +24,10 @@ def is_onnx_folder(path: str | Path) -> bool:
         return True
     # Not at the top: running an ONNX folder needs nothing of what reads weights.
     from .adapter import ADAPTER
-    from .checkpoint import resolve
+    from .checkpoint import is_published, resolve
 
+    if is_published(path):
+        return False
     try:
         resolve(path)
     except UserError as error:
@@ -47,9 +50,9 @@ def fingerprint(path: Path) -> str:
         if is_onnx_folder(path):
             folder = path
         else:
-            from .checkpoint import resolve
+            from .checkpoint import is_published, resolve
 
-            folder = resolve(path)
+            folder = path if is_published(path) else resolve(path)
         files = [file for file in folder.rglob("*") if file.is_file() and file.name != CARD]
     digest = hashlib.sha256()
     for file in sorted(files):

@@ -9,8 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlx_transformer.core.card import carried, given
-from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import (
+    CONFIG,
+    holds_checkpoint,
+    holds_theirs,
+    is_published,
+    open_checkpoint,
+    save_checkpoint,
+)
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -49,12 +57,6 @@ class Imported(NamedTuple):
     """What stands behind an encoder in a folder of sentence-transformers."""
 
 
-def is_published(folder: Path) -> bool:
-    """Whether a folder's config.json is that of a published model, not of a checkpoint of ours."""
-    values = read_json(folder / CONFIG)
-    return isinstance(values, dict) and "model_type" in values
-
-
 def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     """The model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
     sentences = read_sentence_folder(folder) if is_sentence_folder(folder) else None
@@ -62,7 +64,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     source = with_first_end(read_folder(folder, keep_float16))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
-        raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
+        what = "names no model_type" if model_type is None else f"model_type is {model_type!r}"
+        raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights = imported(FAMILIES[model_type], source)
     weights = {n: x.astype(np.float32) if is_unbounded(n, config) else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
@@ -112,6 +115,7 @@ def import_huggingface(
     out = Path(out)
     check_free(out, "checkpoint", holds_checkpoint, force, Path(folder))
     found = find_model(folder, revision)
+    _check_theirs(found.folder)
     ours = read_published(found.folder, keep_float16)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
     texts[ORIGIN] = json.dumps(found.origin or place_of(found.folder, sources(found.folder), out), indent=2) + "\n"
@@ -120,6 +124,19 @@ def import_huggingface(
     tensors = {} if vectors is None else vectors.tensors()
     save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
     return ours.notes
+
+
+def _check_theirs(folder: Path) -> None:
+    """`UserError` for a model that is one of ours, or for ONNX Runtime alone."""
+    if is_published(folder):
+        return
+    try:
+        kind = "an ONNX model" if is_onnx_folder(folder) else "a checkpoint"
+        if kind == "a checkpoint":
+            open_checkpoint(folder, verify=False)
+    except UserError:
+        return  # which reading it says better
+    raise UserError(f"{folder}: is {kind} already, which other commands take as it is: nothing to import")
 
 
 def sources(folder: Path) -> list[Path]:

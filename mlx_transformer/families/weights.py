@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from mlx_transformer.core.checkpoint import WEIGHTS
+from mlx_transformer.core.checkpoint import TORCH_WEIGHTS, WEIGHTS
 from mlx_transformer.system.errors import UserError, first_of, shortened
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.stored import Stored
@@ -28,7 +28,7 @@ class Form(NamedTuple):
         return f"{self.name}.index.json"
 
 
-FORMS = (Form(WEIGHTS, stored_tensors), Form("pytorch_model.bin", stored_torch_tensors))
+FORMS = (Form(WEIGHTS, stored_tensors), Form(TORCH_WEIGHTS, stored_torch_tensors))
 """In the order in which `transformers` looks for them."""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer import nn
-from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import is_published, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
@@ -59,18 +59,19 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @classmethod
     def load(cls, folder: str | Path, verify: bool = True, revision: str | None = None) -> Transformer:
-        """Open the model of a checkpoint folder (or a run's folder), in evaluation mode; `UserError` if it is damaged.
+        """Open the model of a checkpoint folder (or a run's folder), or of a published one that `import` takes, in
+        evaluation mode; `UserError` if it is damaged.
 
-        folder: or a name on the Hugging Face Hub, of a checkpoint or of a published model that `import` takes, and its
-        revision. Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if
-        the folder has one. verify: compare the files with the digests in their manifest.
+        folder: or a name of either on the Hugging Face Hub, and its revision. Matrices that are stored quantised stay
+        so, in MLX's quantised layers, with an adapter beside them if the folder has one. verify: compare the files with
+        the digests in their manifest.
         """
         # Here, as few need them: a published model is read as it is.
-        from mlx_transformer.families.conversion import is_published, read_published
+        from mlx_transformer.families.conversion import read_published
         from mlx_transformer.families.hub import find_model
 
         found = find_model(folder, revision)
-        if found.repository is not None and is_published(found.folder):
+        if is_published(found.folder):
             return cls._published(read_published(found.folder), str(folder))
         checkpoint = open_checkpoint(found.folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]

@@ -15,10 +15,19 @@ from hub_server import COMMIT, hub
 from safetensors.numpy import load_file
 from waiting import PATIENCE
 
+from export import OnnxTransformer, export_onnx
+from export.package.facts import describe_graphs
+from mlx_transformer import Transformer, load, open_model
+from mlx_transformer.commands import info
+from mlx_transformer.convert import import_huggingface
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.folders import fingerprint
 from mlx_transformer.families.hub import find_model, is_name, needed
 from mlx_transformer.system.errors import UserError
 
 MARIAN = Path(__file__).parent / "golden" / "marian"
+IDS = [[5, 17, 0]]
+IMPORT = "mlx-transformer import"
 
 
 def run(code: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -112,6 +121,56 @@ def test_a_folder_wins_over_a_name(tmp_path, monkeypatch):
     assert find_model("org/tiny").origin == {}
     with pytest.raises(UserError, match="org/tiny: is no name on the Hub, which alone has revisions: leave it out"):
         find_model("org/tiny", "main")
+
+
+def test_a_published_folder_is_opened_as_one_on_the_hub_is(tmp_path):
+    """With its weights in any form, and with graphs of others beside them, such as many have."""
+    import_huggingface(MARIAN, tmp_path / "ours")
+    expected = load(tmp_path / "ours")[0].generate(IDS)
+    shutil.copytree(MARIAN, tmp_path / "graphs")
+    (tmp_path / "graphs" / "onnx").mkdir()
+    (tmp_path / "graphs" / "onnx" / "decoder_model_quantized.onnx").write_bytes(b"another's")
+    shutil.copytree(MARIAN, tmp_path / "torch")
+    torch_archives.save(tmp_path / "torch" / "pytorch_model.bin", load_file(MARIAN / "model.safetensors"))
+    (tmp_path / "torch" / "model.safetensors").unlink()
+    for folder in (MARIAN, tmp_path / "graphs", tmp_path / "torch"):
+        assert load(folder)[0].generate(IDS) == expected
+        assert open_model(folder, runtime="mlx").where == str(folder)
+        with pytest.raises(UserError, match="--threads is for ONNX folders"):
+            open_model(folder, threads=1)
+        assert fingerprint(folder) == fingerprint(folder)
+    (tmp_path / "torch" / "pytorch_model.bin").rename(tmp_path / "torch" / "tf_model.h5")
+    with pytest.raises(UserError, match=r"torch: none of .*; its weights may be in tf_model\.h5; save it by"):
+        load(tmp_path / "torch")
+    with pytest.raises(UserError, match="both: is an ONNX model; here a checkpoint folder"):
+        Transformer.load(export_onnx(tmp_path / "ours", tmp_path / "both"))
+    with pytest.raises(UserError, match=r"torch: not an ONNX folder; write one with"):
+        open_model(tmp_path / "torch", runtime="onnx")
+    # What was exported is that, whatever lies beside it.
+    exported = tmp_path / "both"
+    shutil.copyfile(MARIAN / "model.safetensors", exported / "model.safetensors")
+    assert isinstance(load(exported)[0], OnnxTransformer)
+    # And one that Optimum wrote in the folder of the weights is for those who ask for it.
+    for name in ("mlx_transformer.json", "manifest.json"):
+        (exported / name).unlink()
+    assert isinstance(load(exported)[0], Transformer)
+    assert isinstance(open_model(exported, runtime="onnx"), OnnxTransformer)
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_what_needs_a_checkpoint_says_how_to_make_one(weights, tmp_path):
+    folder = tmp_path / "their model"
+    shutil.copytree(MARIAN, folder)
+    (folder / "model.safetensors").rename(folder / weights)
+    for needs in (
+        open_checkpoint,
+        lambda path: export_onnx(path, tmp_path / "out"),
+        lambda path: info.describe(path, describe_graphs),
+    ):
+        with pytest.raises(UserError) as error:
+            needs(folder)
+        assert f"is a published model, and here a checkpoint is needed; make one of it: {IMPORT}" in str(error.value)
+        assert f"import '{folder}' OUT" in str(error.value)
 
 
 def test_without_the_library_the_message_names_the_extra(monkeypatch, tmp_path):

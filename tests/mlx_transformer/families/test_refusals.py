@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from marian_folders import PAPER, edit_config, edit_tensors, written
 from small_models import encoder_decoder, random_weights
 
+from export import export_onnx
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import sinusoids
@@ -62,6 +64,20 @@ def test_refused_configs(reason: str, tmp_path: Path) -> None:
     assert reason in str(error.value)
     assert str(folder) in str(error.value)
     assert not (tmp_path / "back").exists()
+
+
+def test_a_model_of_ours_is_no_published_one(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "ours").rename(tmp_path / "run" / "model")
+    export_onnx(tmp_path / "run" / "model", tmp_path / "onnx")
+    for name, kind in (("run", "a checkpoint"), ("run/model", "a checkpoint"), ("onnx", "an ONNX model")):
+        with pytest.raises(UserError, match=f"{name}: is {kind} already, which other commands take as it is"):
+            import_huggingface(tmp_path / name, tmp_path / "back")
+    values = read_object(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps({k: x for k, x in values.items() if k != "model_type"}))
+    with pytest.raises(UserError, match="theirs: names no model_type; these can be imported: bart"):
+        import_huggingface(folder, tmp_path / "back")
 
 
 # The same of a Pegasus: what published ones say of themselves is what it is, and nothing else.
