@@ -10,7 +10,11 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from .turns import Item, Task, Turns
@@ -33,6 +37,50 @@ class OverloadError(Exception):
 
 class EndingError(Exception):
     """The server ends before this could be computed."""
+
+
+class LastingThreads(Executor):
+    """Threads that last as long as the process.
+
+    MLX keeps Python objects with each thread, and frees them at the very end of it, for which Python waits from 3.13 on
+    alone: before, a thread that ends while the interpreter does aborts the process (status 134). One that never ends
+    frees nothing.
+    """
+
+    def __init__(self, count: int):
+        self._calls: SimpleQueue[tuple[Future, Callable[[], Any]]] = SimpleQueue()
+        self._unfinished: set[Future] = set()
+        for number in range(count):
+            Thread(target=self._work, name=f"serve_{number}", daemon=True).start()
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future:
+        future: Future = Future()
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        self._calls.put((future, partial(function, *arguments, **options)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """What was submitted ends; the threads don't."""
+        unfinished = list(self._unfinished)
+        if cancel_futures:
+            for future in unfinished:
+                future.cancel()
+        if wait:
+            wait_for(unfinished)
+
+    def _work(self) -> None:
+        while True:
+            self._run(*self._calls.get())
+
+    def _run(self, future: Future, call: Callable[[], Any]) -> None:
+        """In a frame of its own, so that a thread that waits holds no result."""
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(call())
+        except BaseException as error:  # whoever waits for it deals with it
+            future.set_exception(error)
 
 
 class Batcher:
@@ -62,7 +110,7 @@ class Batcher:
         self.ending = False
         self.arrival = asyncio.Event()
         self.collecting = asyncio.Lock()  # so that two idle threads don't wait for the same neighbours
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="serve")
+        self.pool = LastingThreads(workers)
         self.tasks: list[asyncio.Task] = []
 
     @property
@@ -78,7 +126,7 @@ class Batcher:
         self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
 
     async def stop(self) -> None:
-        """End the threads; what they run ends first."""
+        """Compute nothing more; what runs ends first."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

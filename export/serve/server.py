@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.process import drop_hung_up
+from mlx_transformer.system.process import HANGUP, drop_hung_up, restore_handlers
 
 from .app import App
 from .batching import Batcher
@@ -30,7 +30,6 @@ from .opening import Open, check, load_all, open_onnx
 from .site import SiteApp
 
 BACKLOG = 1024  # connections that wait to be accepted
-HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 CLOSING_NOTICE_SECONDS = 0.5  # seconds, in which answers that say that there is none are out
 LAST_SECONDS = 5.0  # and in which clients have read them
 
@@ -92,8 +91,7 @@ def _run(make: Make, what: str, settings: ServeSettings, give_up: Callable[[], N
     try:
         server.run(sockets=[listener])
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore_handlers(before, server.hung_up)
         listener.close()
     if failures:
         raise failures[0]
@@ -140,6 +138,7 @@ class Server(uvicorn.Server):
         self.give_up, self.grace_seconds = give_up, grace_seconds
         self.loop: asyncio.AbstractEventLoop | None = None
         self.asked = 0
+        self.hung_up = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -154,6 +153,7 @@ class Server(uvicorn.Server):
 
     def hang_up(self, sig: int, frame: FrameType | None) -> None:
         """Its terminal has gone. That often comes twice, from the system and from the shell, and asks no more."""
+        self.hung_up = True
         drop_hung_up()
         self.should_exit = True
 

@@ -28,11 +28,13 @@ from .lazy import what_is_missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
     from typing import Any
 
 FAULT, INTERRUPTED, UNREAD = 70, 130, 141
+
+HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -202,6 +204,14 @@ def drop_hung_up() -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, number)
             os.close(null)
+
+
+def restore_handlers(before: Mapping[int, Callable | int | None], hung_up: bool) -> None:
+    """Give signals back the handlers that they had. `hung_up`: SIGHUP has been obeyed. It often comes twice, from the
+    system and from the shell, and the second must not kill a process that is ending in order."""
+    for number, handler in before.items():
+        late = hung_up and number == HANGUP and handler is signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if late else handler)
 
 
 class _Interrupts:

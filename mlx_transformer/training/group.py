@@ -21,10 +21,11 @@ from mlx.utils import tree_unflatten
 
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.process import HANGUP
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
 """Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""
-SIGNALS = {signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])}
+SIGNALS = {signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])}
 LOST = ("peer", "socket", "connection", "mpi", "nccl", "jaccl")
 """Words in the errors of MLX when another process is gone."""
 

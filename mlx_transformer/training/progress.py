@@ -20,13 +20,12 @@ from typing import BinaryIO
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes
-from mlx_transformer.system.process import drop_hung_up
+from mlx_transformer.system.process import HANGUP, drop_hung_up, restore_handlers
 
 from .group import Group
 from .options import TrainingOptions
 
 CLOCK = "clock.txt"
-HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 LOWER_IS_BETTER = ("loss", "perplexity")
 
 
@@ -164,7 +163,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._stop_requested = False
+        self._stop_requested = self._hung_up = False
         self._before: dict[int, Callable | int | None] = {}
 
     def asked(self) -> bool:
@@ -190,13 +189,13 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore_handlers(self._before, self._hung_up)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
         if number == HANGUP:
+            self._hung_up = True
             drop_hung_up()
         elif not self._stop_requested:
             self._stop_requested = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +39,27 @@ def test_many_clients_share_batches(text_model):
     batches = float(re.search(r"^mlx_transformer_batch_sentences_count (.*)", metrics, re.M)[1])
     assert sentences == len(full) == 40  # without the empty lines
     assert batches <= 7  # two, then at most 16, 8 and 16 of a kind by eights
+
+
+def test_threads_outlast_the_queue():
+    """A thread that MLX has used must not end while the interpreter does; see `LastingThreads`."""
+    done: list[str] = []
+
+    async def served():
+        batcher = Batcher(2, 0, 8)
+        batcher.start()
+        thread = await asyncio.get_running_loop().run_in_executor(batcher.pool, threading.current_thread)
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.get_running_loop().run_in_executor(batcher.pool, lambda: 1 / 0)
+        batcher.pool.submit(time.sleep, 0.05)
+        batcher.pool.submit(done.append, "the last call")
+        await batcher.stop()
+        return thread
+
+    thread = asyncio.run(served())
+    assert done == ["the last call"]  # what was submitted has ended
+    assert thread.is_alive()
+    assert thread.daemon  # the process waits for none
 
 
 def test_full_queue_and_disconnect(text_model):

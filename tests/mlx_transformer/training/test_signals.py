@@ -15,6 +15,7 @@ from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
 
 from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.training.progress import StopSignal
 from mlx_transformer.training.run_folder import Run
 
 
@@ -69,6 +70,23 @@ def test_a_terminal_that_closes_loses_nothing(tmp_path):
     step = newest_step(run)
     assert metrics(run, "train")[-1]["step"] == step
     assert open_checkpoint(run / "model").config.d_model == 16
+
+
+def test_a_second_hangup_finds_the_process_ending_in_order():
+    """Between the end of the run and that of the process, too: there the handler that was before would kill it."""
+    before, mine = signal.getsignal(signal.SIGHUP), lambda *_: None
+    try:
+        for handler, after in ((signal.SIG_DFL, signal.SIG_IGN), (mine, mine)):
+            signal.signal(signal.SIGHUP, handler)
+            with StopSignal() as stop:
+                assert not stop.asked()
+            assert signal.getsignal(signal.SIGHUP) is handler  # none came
+            with StopSignal() as stop:
+                signal.raise_signal(signal.SIGHUP)
+            assert stop.received == signal.SIGHUP
+            assert signal.getsignal(signal.SIGHUP) is after
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nohup_trains_on(tmp_path):
