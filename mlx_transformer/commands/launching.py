@@ -65,12 +65,14 @@ def _ring(processes: int, command: list[str]) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hosts = folder / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(processes)]), encoding="utf-8")
+        ports = [stack.enter_context(_port()).getsockname()[1] for _ in range(processes)]
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports]), encoding="utf-8")
         ranks: list[subprocess.Popen] = []
         for rank in range(processes):
             variables = dict(os.environ)
             if processes > 1:  # MLX finds no neighbour in a ring of one
-                variables |= {"MLX_TRANSFORMER_DISTRIBUTED": "ring", "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
+                variables |= {"MLX_TRANSFORMER_DISTRIBUTED": "ring", "MLX_TRANSFORMER_LAUNCHER": str(os.getpid())}
+                variables |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
             # The first one speaks for all; what another says is shown if it fails.
             said = None if rank == 0 else stack.enter_context((folder / f"{rank}.txt").open("wb"))
             ranks.append(
@@ -141,12 +143,13 @@ def _cores_of(rank: int, processes: int):
     return lambda: os.sched_setaffinity(0, mine)
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+def _port() -> socket.socket:
+    """A socket on a free port, which is kept from everybody but MLX, whose ring shares it: a rank takes it only when
+    it has imported all."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    kept.bind(("127.0.0.1", 0))
+    return kept
 
 
 def _by_program(backend: str, processes: int, command: list[str]) -> None:

@@ -25,6 +25,8 @@ from mlx_transformer.system.process import HANGUP
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
 """Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""
+LAUNCHER = "MLX_TRANSFORMER_LAUNCHER"
+"""Set by it where it stays: its process, which may be gone before the others have imported this."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])}
 LOST = ("peer", "socket", "connection", "mpi", "nccl", "jaccl")
 """Words in the errors of MLX when another process is gone."""
@@ -97,7 +99,7 @@ ALONE = Group()
 
 def _end_with_launcher() -> None:
     """Send this process SIGTERM, so that it saves and ends, when the one that started it is gone: nobody else would."""
-    launcher = os.getppid()
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
 
     def watch() -> None:
         while os.getppid() == launcher:

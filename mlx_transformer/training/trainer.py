@@ -149,17 +149,15 @@ class Trainer:
                 limited, clocked = training_memory(cache_limit(self.options), most), Clock(recorded, self.state.seconds)
                 with limited, self.group.translating_errors(), clocked as clock, coming as batches:
                     self._train(clock, batches)
-                if not self.group.leads:
-                    return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
-                if self.state.step != self._saved_step:
-                    self.save()
-                # This validates a run too that was killed after its last checkpoint.
-                if self.stop.received is None and self.state.validated_step != self.state.step:
-                    self.validate()
-                model = self._write_model()
+                if self.group.leads:
+                    self._finish()
+                # Whoever started the processes ends all of them once one has gone with a signal's status: none goes
+                # before the model is written.
+                with self.group.translating_errors():
+                    self.group.largest(0)
         finally:
             self.files.close()
-        return Result(model, self.state, parameter_count(self.config), self.stop.received)
+        return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
 
     def rehearse(self) -> str:
         """Take the first steps of the run, write no model, and return a line that says their speed and memory."""
@@ -171,7 +169,13 @@ class Trainer:
             self.files.close()
         return forecast_line(self.state, mx.get_peak_memory(), self.recipe.objective.unit)
 
-    def _write_model(self) -> Path:
+    def _finish(self) -> None:
+        """Save what is not saved yet, validate unless the run is interrupted, and write the model."""
+        if self.state.step != self._saved_step:
+            self.save()
+        # This validates a run too that was killed after its last checkpoint.
+        if self.stop.received is None and self.state.validated_step != self.state.step:
+            self.validate()
         self.model.eval()
         arrays, made_of = final_weights(self.options, self.state, self.files, self.weights, self.moving)
         card = model_card(self.out, self.recipe, made_of)

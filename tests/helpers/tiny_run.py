@@ -74,5 +74,7 @@ def start(*arguments: object, command: Sequence[str] = COMMAND, **options) -> Pr
 
 
 def metrics(run: Path, kind: str) -> list[dict]:
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+    """Of the lines that are whole: one is half there while it is written, or for good where its writer was killed."""
+    path = run / "metrics.jsonl"
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [entry for entry in map(json.loads, whole) if entry["kind"] == kind]
