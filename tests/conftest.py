@@ -1,11 +1,13 @@
 """What every test process needs before numpy, MLX or ONNX Runtime are imported; and a model that several files use."""
 
 import gc
+import itertools
 import os
 import shutil
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 # Signals are sent to what the tests start: a suite begun by nohup or as a script's background job ignores them, and
 # so would its children. Windows has no SIGHUP.
@@ -38,6 +40,9 @@ import pytest  # noqa: E402
 import runtimes  # noqa: E402
 from choices import DEVICE_CHOICES, thin  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+from waiting import PATIENCE  # noqa: E402
+
+from mlx_transformer.system import progress  # noqa: E402
 
 # No deadline: the first call of a kernel or a session may take seconds on a busy machine.
 # In CI the examples are the same on every run, so that a red build can be repeated; elsewhere each run tries new ones.
@@ -84,6 +89,26 @@ def one_stream():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mlx_transformer.device.fast_cores", lambda: 1)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_said_of_delays():
+    """That brief work has taken long is said in a line: of a busy machine, and not where a test looks for silence."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "LOG_SECONDS", PATIENCE)
+        yield
+
+
+@pytest.fixture
+def at_pace(monkeypatch):
+    """at_pace(seconds): so much passes between a progress's looks at the clock; lines come as for people."""
+
+    def begin(seconds: float) -> None:
+        clock = itertools.count(0.0, seconds)
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(progress, "LOG_SECONDS", 10.0)
+
+    return begin
 
 
 @pytest.fixture(scope="module")

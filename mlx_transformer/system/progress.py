@@ -17,19 +17,22 @@ from rich.text import Text
 from mlx_transformer.system.terminal import Console
 from mlx_transformer.system.watch import Watch, unwatched
 
+LOG_SECONDS = 10.0
+"""Between two lines in a log, and before the first one of brief work."""
+
 
 class Reporter:
     """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
 
     `update` takes the share of the work done in [0, 1] and a short status; in a log it prints at most one line every
-    `log_seconds`, and one at the end. `line` is for events and is always printed. The work goes on where nobody can
+    `LOG_SECONDS`, and one at the end. `line` is for events and is always printed. The work goes on where nobody can
     read of it any more: a closed terminal or pipe is no error.
     """
 
-    def __init__(self, title: str, log_seconds: float = 10.0, brief: bool = False, silent: bool = False):
+    def __init__(self, title: str, brief: bool = False, silent: bool = False):
         """brief: of work that may take no time: no bar stays on a terminal, and a log is told nothing before
-        `log_seconds` have passed. silent: nothing is shown, as in a process that another one speaks for."""
-        self.title, self.log_seconds, self.brief = title, log_seconds, brief
+        `LOG_SECONDS` have passed. silent: nothing is shown, as in a process that another one speaks for."""
+        self.title, self.brief = title, brief
         stream = open(os.devnull, "w", encoding="utf-8") if silent else sys.stderr  # noqa: SIM115 - as long as this
         self.file = cast(IO[str], _Lossy(stream))
         self.console = Console(file=self.file)
@@ -78,7 +81,7 @@ class Reporter:
         now = time.monotonic()
         if self._first is None:
             self._first = (now, share)
-        soon = self._last is not None and now - self._last < self.log_seconds
+        soon = self._last is not None and now - self._last < LOG_SECONDS
         if soon and (share < 1 or not self._told):
             return
         self._last, self._told = now, True

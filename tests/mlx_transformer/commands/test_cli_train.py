@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from terminal import on_a_terminal
@@ -13,9 +15,9 @@ from tiny_run import MODEL, metrics, write_pairs, write_recipe
 
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.system import progress
 from mlx_transformer.system.progress import Reporter
 from mlx_transformer.training import console, trainer
+from mlx_transformer.training import progress as run_progress
 from mlx_transformer.training.console import plan_lines
 from mlx_transformer.training.options import TrainingOptions
 
@@ -181,6 +183,8 @@ def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
     assert said[2].startswith("warning: the run ends at step 12, inside its warm-up of 4,000 steps, and will be poor")
     assert "--warmup" in said[2]
     assert any(re.fullmatch(r"at this speed: 12 steps in all, \d:\d\d:\d\d from now", line) for line in said)
+    looks = itertools.count()
+    monkeypatch.setattr(run_progress, "time", SimpleNamespace(monotonic=lambda: next(looks) / 100))
     assert main("train", recipe, "--minutes", 0.02, "--steps", 10**6, "--out", tmp_path / "minutes") == 0
     said = capsys.readouterr().err
     assert re.search(r"^at this speed: [\d,]+ steps in all, 0:00:0\d from now$", said, re.MULTILINE)
@@ -195,10 +199,9 @@ def test_help_of_recipes(capsys):
     assert said == ""
 
 
-def test_a_log_gets_few_lines(capsys, monkeypatch):
-    clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
-    with Reporter("training", log_seconds=10) as reporter:
+def test_a_log_gets_few_lines(capsys, at_pace):
+    at_pace(4)
+    with Reporter("training") as reporter:
         for step in range(51):
             reporter.update(0.5 + step / 100, f"step {step}")  # a resumed run begins at 50 %
     lines = capsys.readouterr().err.splitlines()

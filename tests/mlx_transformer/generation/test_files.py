@@ -236,7 +236,7 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "place" / "file").read_text(encoding="utf-8") == TEXT.upper()
 
 
-def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts):
+def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts, at_pace):
     """Nothing is said of short work."""
     (tmp_path / "in").write_text(TEXT)
     model = UpperCase()
@@ -251,8 +251,7 @@ def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts):
     monkeypatch.setattr(model, "generate", None)
     translate_stream(model, tmp_path / "in", tmp_path / "out")
     assert capsys.readouterr().err == ""
-    clock = iter(range(0, 10_000, 4))
-    monkeypatch.setattr("mlx_transformer.system.progress.time.monotonic", lambda: next(clock))
+    at_pace(4)
     translate_stream(model, tmp_path / "in", tmp_path / "out")
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "translate 100 %  10 of 10 lines"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import ml_dtypes
@@ -26,7 +25,6 @@ from mlx_transformer.core.parameters import parameter_shapes, quantizable_shapes
 from mlx_transformer.core.quantization import Packed, Scheme, from_config, stored_shapes, to_config
 from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.nn.quantize import quantization_of
-from mlx_transformer.system import progress
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
@@ -172,7 +170,7 @@ def test_command_line(model, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_progress_is_told_on_standard_error(model, tmp_path, capsys, monkeypatch):
+def test_progress_is_told_on_standard_error(model, tmp_path, capsys, at_pace):
     plain, told = model(Scheme(32, 4)).parent / "plain", []
     quantize_checkpoint(plain, tmp_path / "q", Scheme(64, 4), watch=lambda *said: told.append(said))
     shares, what = zip(*told, strict=True)
@@ -182,8 +180,7 @@ def test_progress_is_told_on_standard_error(model, tmp_path, capsys, monkeypatch
         "written",
         len(open_checkpoint(tmp_path / "q").quantization) + 3,
     )
-    clock = itertools.count(0, 11)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    at_pace(11)
     main(["quantize", str(plain), str(tmp_path / "again")])
     out, said = capsys.readouterr()
     assert out.count("\n") == 1
