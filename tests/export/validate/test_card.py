@@ -30,8 +30,8 @@ def check(*folders):
 def test_the_verdict_stands_in_both_cards_until_the_weights_change(tmp_path, capsys):
     checkpoint, onnx = write_model(CONFIG, tmp_path, 1)
     assert proof(checkpoint) == proof(onnx) == UNPROVEN
-    assert check(checkpoint, onnx) == 0
     today = time.strftime("%Y-%m-%d", time.gmtime())
+    assert check(checkpoint, onnx) == 0
     assert proof(checkpoint) == proof(onnx)
     first, _, runtime = proof(onnx).splitlines()
     assert first.startswith("**Equal**, said `mlx-transformer validate` on ")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -182,11 +183,13 @@ def test_a_digest_is_read_again_only_where_the_file_may_have_changed(corpus, cac
 
 
 def test_a_digest_of_what_was_just_written_is_not_kept(cache, tmp_path):
-    path = tmp_path / "fresh"
+    path, soon = tmp_path / "fresh", time.time() + 100
     path.write_text("a", encoding="utf-8")
+    os.utime(path, (soon, soon))  # so that it was just written, however long this takes
     first = cache.digest(path)
     assert not list(cache.folder.glob("digests/*"))
     path.write_text("b", encoding="utf-8")
+    os.utime(path, (soon, soon))
     assert cache.digest(path) != first
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 
 import pytest
+from waiting import until
 
 from export import OnnxTransformer
 from mlx_transformer import load
@@ -92,6 +94,7 @@ def test_text_may_come_from_a_pipe_that_somebody_writes_to(tmp_path):
 
     def write():
         os.write(keeper, b"one\ntwo\n")
+        until(lambda: not select.select([keeper], [], [], 0)[0])  # all is read; else it would be lost with the pipe
         os.close(keeper)
 
     writer = threading.Timer(0.2, write)
