@@ -8,10 +8,8 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,8 @@ from pathlib import Path
 from imports import ROOT
 from marian_folders import written
 from marian_models import STUDENT, write_model
-from waiting import PATIENCE, until
+from tiny_run import Process
+from waiting import PATIENCE, port_of
 from web_package import write_web_package
 
 from mlx_transformer import cli
@@ -72,9 +71,7 @@ class Reader:
         (folder / "opus-mt-en-de").symlink_to(written(folder / "opus"))
         write_model(folder / "firefox-en-pt", STUDENT, integers=True)
         write_web_package(folder / "node_modules")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = str(free.getsockname()[1])
+        self.port = ""
 
     def write_texts(self) -> None:
         corpus = cldr.build("cldr:en-de", train_pairs=100, valid_per_kind=2, held_out_per_kind=2)
@@ -101,9 +98,10 @@ class Reader:
         if block.kind == "python":
             return self._ended([sys.executable, "-c", block.code])
         printed = ""
-        for command in re.sub(r"\\\n\s*", "", block.code).replace("8000", self.port).splitlines():
-            if " serve " in command:
-                self._serve(command)
+        for line in re.sub(r"\\\n\s*", "", block.code).splitlines():
+            command = line.replace("8000", self.port)
+            if " serve " in line:
+                self._serve(line.replace("8000", "0"))
             elif self.at_once and command.startswith(PROGRAM):
                 arguments = shlex.split(command.removeprefix(PROGRAM), comments=True)
                 printed += self._here(lambda arguments=arguments: cli.main(arguments))
@@ -116,7 +114,8 @@ class Reader:
         """The server ends as it is told to, with 0."""
         if self.server is not None:
             self.server.send_signal(signal.SIGTERM)
-            assert self.server.wait(PATIENCE) == 0
+            _, said = self.server.communicate(timeout=PATIENCE)
+            assert self.server.returncode == 0, said
 
     def _here(self, run: Callable[[], object]) -> str:
         """What this prints in the reader's folder; whatever it raises, a status other than 0 included."""
@@ -138,11 +137,6 @@ class Reader:
         return done.stdout
 
     def _serve(self, command: str) -> None:
-        self.server = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.environment)
-        until(lambda: self._healthy() or self.server.poll() is not None)
-        assert self.server.poll() is None, command
-
-    def _healthy(self) -> bool:
-        with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").status == 200
-        return False
+        shell = ["bash", "-c", f"exec {command}"]
+        self.server = Process(shell, cwd=self.folder, env=self.environment, stderr=subprocess.PIPE, text=True)
+        self.port = str(port_of(self.server))

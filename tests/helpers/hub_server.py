@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,14 @@ from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_that_may_write"
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address at which nobody answers, kept from everybody else."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{kept.getsockname()[1]}"
 
 
 @contextmanager

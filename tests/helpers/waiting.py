@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -21,3 +22,15 @@ def until(
             raise AssertionError(f"it ended: {process.stderr.read()}")
         time.sleep(nap)
     raise AssertionError("it never came")
+
+
+def port_of(server: subprocess.Popen[str], said: list[str] | None = None) -> int:
+    """Where a server of ours listens that was given port 0, once it is ready: one that is chosen for it may be taken
+    meanwhile. Its lines up to then go to `said`."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if said is not None:
+            said.append(line)
+        if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+) \(ready in", line):
+            return int(found[1])
+    raise AssertionError(f"it ended with {server.wait()}")

@@ -4,7 +4,6 @@ import inspect
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,7 +14,7 @@ import ten_tasks
 from imports import ROOT
 from small_models import write_text_model
 from ten_tasks import TASKS
-from waiting import PATIENCE, until
+from waiting import PATIENCE, port_of
 
 import mlx_transformer as mt
 from mlx_transformer.system.errors import UserError
@@ -82,26 +81,16 @@ def test_comparing_in_a_plain_script(place):
 
 
 def test_serving(place):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = f"{IMPORT}\n{inspect.getsource(ten_tasks.serve)}\nserve()".replace("port=8000", f"port={port}")
+    code = f"{IMPORT}\n{inspect.getsource(ten_tasks.serve)}\nserve()".replace("port=8000", "port=0")
     server = subprocess.Popen([sys.executable, "-c", code], cwd=place, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/health"), server)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port_of(server)}/health", timeout=PATIENCE) as answer:
+            assert answer.status == 200
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE) == 0
     finally:
         server.kill()
         server.communicate()
-
-
-def answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
 
 
 def test_both_runtimes_have_the_same_verbs(place):

@@ -24,14 +24,16 @@ HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\n"
 
 
 @contextlib.contextmanager
-def served(model, max_queue=64, **settings):
-    """A server on a port of its own, in a thread. -> port, app"""
-    chosen = ServeSettings(**settings)
+def served(model, max_queue=64, before=lambda port: None, **settings):
+    """A server on a port of its own, in a thread, patient unless it is told otherwise; what `before` sends is there
+    when it begins. -> port, app"""
+    chosen = ServeSettings(**{"header_seconds": PATIENCE, "idle_seconds": PATIENCE, **settings})
     app = App(lambda: alone(model), Batcher(8, 0, max_queue), chosen)
     server = Server(configured(app, chosen), app.batcher.give_up, 0)
     listener = listening("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # of all connections: little is sent ahead
     port = listener.getsockname()[1]
+    before(port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -158,11 +160,15 @@ def test_an_upgrade_is_answered_and_not_waited_for(port):
 
 
 def test_slow_clients_are_closed(text_model):
-    with served(text_model, header_seconds=0.3, body_seconds=0.3, idle_seconds=0.3) as (port, app):
-        silent, half, slow = opened(port), opened(port, HEAD), opened(port, HEAD + b"Content-Length: 50\r\n\r\n{")
-        used = opened(port, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert answered(used)[0] == 200
-        dripping = opened(port, HEAD)
+    """They have sent all that they will before the server looks: what is late isn't this test."""
+    whole, body, links = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n", HEAD + b"Content-Length: 50\r\n\r\n{", []
+
+    def arrive(port):
+        links.extend(opened(port, first) for first in (b"", HEAD, body, whole, HEAD))
+
+    with served(text_model, before=arrive, header_seconds=0.3, body_seconds=0.3, idle_seconds=0.3) as (_, app):
+        silent, half, slow, used, dripping = links
+        assert answered(used)[0] == 404
         with contextlib.suppress(OSError):
             for _ in range(round(PATIENCE / 0.02)):
                 dripping.sendall(b"X-A: b\r\n")

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from combined import thinned_rows
 from imports import ROOT
 from serving import LINES, STREAM
-from waiting import PATIENCE, until
+from waiting import PATIENCE, port_of, until
 from without_mlx import WITHOUT_MLX
 
 from export.__main__ import main
@@ -38,12 +37,7 @@ def started(*arguments, before="", said=None):
     script = f"{heard}\n{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
     command = [sys.executable, "-c", script, "serve", *map(str, arguments), "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
-    for line in process.stderr:
-        if said is not None:
-            said.append(line)
-        if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+) \(ready in", line):
-            return process, int(found[1])
-    raise AssertionError(f"it ended with {process.wait()}")
+    return process, port_of(process, said)
 
 
 def post(port, path, body=None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import urllib.request
@@ -11,7 +10,8 @@ import urllib.request
 import pytest
 from imports import ROOT
 from starlette.testclient import TestClient
-from waiting import PATIENCE
+from tiny_run import Process
+from waiting import PATIENCE, port_of
 from web_package import write_web_package
 
 from export.__main__ import main
@@ -85,9 +85,8 @@ def test_names_that_leave_the_folder_are_refused(site, tmp_path):
 
 def test_a_process_serves_it_until_it_is_told_to_end(site):
     command = [sys.executable, "-m", "export", "serve", "--web", str(site), "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stderr.readline()
-        [address] = re.findall(r"serving .*site on (http://127\.0\.0\.1:\d+) \(ready in", line)
+    with Process(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        address = f"http://127.0.0.1:{port_of(process)}"
         with urllib.request.urlopen(f"{address}/app.js", timeout=PATIENCE) as answer:
             assert answer.read() == (site / "app.js").read_bytes()
         process.terminate()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch_archives
-from hub_server import COMMIT, hub
+from hub_server import COMMIT, hub, nobody
 from safetensors.numpy import load_file
 from waiting import PATIENCE
 
@@ -94,11 +94,12 @@ def test_names_are_fetched_once_and_found_again_offline(repository, tmp_path):
     origin = json.loads((tmp_path / "ours" / "origin.json").read_text())
     assert origin == {"repository": "org/tiny", "revision": COMMIT}
     assert '\nbase_model: "org/tiny"\n' in (tmp_path / "ours" / "README.md").read_text()
-    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": address}):  # where nobody answers any more
-        offline, missing = ended(["load org/tiny", "import org/other --out x"], tmp_path, **environment)
-        assert offline == loaded
-        assert (missing[0], missing[2].count("\n")) == (2, 1)
-        assert "org/other: no such folder, and not in the cache of the Hugging Face Hub" in missing[2]
+    with nobody() as address:
+        for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": address}):
+            offline, missing = ended(["load org/tiny", "import org/other --out x"], tmp_path, **environment)
+            assert offline == loaded
+            assert (missing[0], missing[2].count("\n")) == (2, 1)
+            assert "org/other: no such folder, and not in the cache of the Hugging Face Hub" in missing[2]
     assert not (tmp_path / "x").exists()
 
 

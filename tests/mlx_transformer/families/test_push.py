@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from adapter_models import made
-from hub_server import COMMIT, TOKEN, hub
+from hub_server import COMMIT, TOKEN, hub, nobody
 from marian_models import SIZES
 from marian_models import write_model as write_marian
 from random_models import write_model
@@ -94,10 +94,11 @@ def test_a_wrong_token_and_a_hub_that_nobody_reaches_are_one_line(checkpoint, tm
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "org/name: could not be sent to the Hugging Face Hub (" in done.stderr
         assert done.stderr.endswith("; may the token write there? hf auth login\n")
-    for environment in ({"HF_ENDPOINT": address}, {"HF_HUB_OFFLINE": "1"}):
-        done = run(tmp_path, "run", "org/name", "--yes", **environment)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "org/name: could not be sent to the Hugging Face Hub (" in done.stderr
+    with nobody() as address:
+        for environment in ({"HF_ENDPOINT": address}, {"HF_HUB_OFFLINE": "1"}):
+            done = run(tmp_path, "run", "org/name", "--yes", **environment)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+            assert "org/name: could not be sent to the Hugging Face Hub (" in done.stderr
     done = run(tmp_path, "run", "org/name", "--yes", HF_ENDPOINT=address, HF_TOKEN="")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "the Hugging Face Hub wants to know who sends: hf auth login, or a token in HF_TOKEN" in done.stderr
