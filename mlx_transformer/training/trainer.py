@@ -179,9 +179,8 @@ class Trainer:
         self.model.eval()
         arrays, made_of = final_weights(self.options, self.state, self.files, self.weights, self.moving)
         card = model_card(self.out, self.recipe, made_of)
-        model = self.weights.write(self.out, arrays, self.tokenizer.to_json(), card)
+        self.weights.write(self.out, arrays, self.tokenizer.to_json(), card)
         self.files.note_model(made_of)
-        return model
 
     def _train(self, clock: Clock, batches: Iterator[TrainingBatch], limit: int | None = None) -> None:
         o, state = self.options, self.state
