@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECONDS, BYTES = 20, 3 << 30
-"""After so long, or with so much memory, a process is ended."""
+"""After so long on a processor, or with so much memory, a process is ended."""
+
+WAITING = 6
+"""So many times as long by the clock: who waits for ever needs no processor, and on a busy machine nobody gets one."""
 
 GUILTY = 99
 """Status of a process whose damage, not whose command, went wrong."""
@@ -76,7 +79,8 @@ class Child:
         found, status, usage = os.wait4(self.process, os.WNOHANG)
         seconds, killed = time.monotonic() - self.begin, ""
         if not found:
-            killed = "hang" if seconds > SECONDS else "memory" if _resident(self.process) > BYTES else ""
+            hangs = seconds > SECONDS and (seconds > WAITING * SECONDS or _worked(self.process) > SECONDS)
+            killed = "hang" if hangs else "memory" if _resident(self.process) > BYTES else ""
             if not killed:
                 return None
             self.end()
@@ -92,6 +96,15 @@ def _resident(process: int) -> int:
     except (OSError, IndexError):  # gone, or no Linux
         return 0
     return int(pages) * resource.getpagesize()
+
+
+def _worked(process: int) -> float:
+    """Seconds that its threads have had of processors."""
+    try:
+        times = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
+    except OSError:  # gone, or no Linux
+        return 0.0
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 def import_all() -> None:

@@ -85,11 +85,12 @@ def end(run, seconds):
     print(found.status, found.killed, found.out.decode().strip(), found.peak > 200 << 20)
 end(lambda: print("said") or 7, LONG)
 end(lambda: os.kill(os.getpid(), signal.SIGSEGV), LONG)
-end(lambda: time.sleep(LONG), 2)
+end(lambda: time.sleep(LONG), 0.5)
+end(lambda: sum(iter(int, 1)), 1)
 end(lambda: [bytearray(os.urandom(1) * (20 << 20)) for _ in iter(lambda: time.sleep(0.02), 0)], LONG)
 """
     done = run_python("-c", script.replace("LONG", str(PATIENCE)))
-    expected = ["7  said False", "-11   False", "-9 hang  False", "-9 memory  True"]
+    expected = ["7  said False", "-11   False", "-9 hang  False", "-9 hang  False", "-9 memory  True"]
     assert done.stdout.splitlines() == expected, done.stderr
 
 
