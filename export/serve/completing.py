@@ -83,7 +83,7 @@ class Completions:
         """The outputs, `n` for each prompt in order. Raises what `Service.translate` does."""
         rows = await self._rows(request)
         options = Options(**resolved(self.model.generation, request.options))
-        work = Search(self.model, self.name, options, getattr(self.model, "always_scored", False))
+        work = Search(self.model, self.name, options, not self.model.has_steps)
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
         items = self.batcher.submit(work, payloads, [len(ids) for ids in rows], client=client)
         found = [best[0].ids for best in await self.batcher.results(items)]

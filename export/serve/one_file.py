@@ -34,8 +34,7 @@ class Text(Hypothesis):
 class OneFile:
     """A `SearchModel` as a `Model` of the server."""
 
-    always_scored = True
-    """It has no search for the best alone."""
+    has_steps = False
 
     def __init__(self, model: SearchModel):
         self.model, self.config, self.generation = model, model.config, model.generation

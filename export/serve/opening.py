@@ -49,17 +49,12 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
     for named in models:
         options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
         opened = open(named.path, **options)
-        if settings.shortlist is not None and (opened.config.architecture != "encoder-decoder" or takes_text(opened)):
-            what = "takes text, whose tokens are its own" if takes_text(opened) else "doesn't translate"
+        if settings.shortlist is not None and (opened.config.architecture != "encoder-decoder" or opened.takes_text):
+            what = "takes text, whose tokens are its own" if opened.takes_text else "doesn't translate"
             raise UserError(f"{named.path}: {what}: leave out --shortlist")
         opened.use_shortlist(settings.shortlist)
         found[named] = warmed(opened)
     return found
-
-
-def takes_text(model: Any) -> bool:
-    """Whether it is a file with the tokenizer inside."""
-    return bool(getattr(model, "takes_text", False))
 
 
 def warmed(model: Any) -> Model:

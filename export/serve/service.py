@@ -38,7 +38,9 @@ SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
 
 class Model(Protocol):
     """What is used of a model, which has the verbs of `TextVerbs`: calls may come from as many threads at once as the
-    server has workers. One that is `always_scored` has no `generate`."""
+    server has workers. One that has no steps has no `generate`."""
+
+    has_steps: bool
 
     @property
     def config(self) -> TransformerConfig: ...
@@ -132,7 +134,6 @@ class Service:
         self.name = name
         self.languages: dict[str, int] = model.generation.get(LANGUAGES, {})
         self.max_sentences = min(max_sentences, batcher.share)
-        self.always_scored = getattr(model, "always_scored", False)
 
     def spoken(self, request: TranslateRequest) -> TranslateRequest:
         """Return the request with its source and target by the model's own codes, if the model has several languages.
@@ -160,7 +161,7 @@ class Service:
         if request.wants_alignment and not self.translator.shows_attention:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
-        scored = request.wants_n_best or self.always_scored
+        scored = request.wants_n_best or not self.model.has_steps
         around, given = around_source(self.model.generation, request.options)
         if any(around) and not all(isinstance(ids, list) for ids in rows):
             raise RequestError(400, "source_language: this server's file takes text alone")

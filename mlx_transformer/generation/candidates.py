@@ -116,13 +116,13 @@ def _changed(checked: T, **fields: Any) -> T:
     return changed
 
 
-def among(model: Model, candidates: Candidates) -> Any:
-    """The model with the vocabulary of a batch: by a way of its own (`among`), or by columns of all its logits."""
-    of_model = getattr(model, "among", None)
-    return Among(model, candidates, columns=True) if of_model is None else of_model(candidates)
+def among(model: Model, candidates: Candidates) -> Model:
+    """The model with the vocabulary of a batch: by a way of its own, or by columns of all its logits."""
+    own = model.among(candidates)
+    return Among(model, candidates, columns=True) if own is None else own
 
 
-class Among:
+class Among(Model):
     """`steps.Model` with the vocabulary of a batch."""
 
     def __init__(self, model: Model, candidates: Candidates, columns: bool):

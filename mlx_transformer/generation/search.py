@@ -177,7 +177,7 @@ def _search(
 def run_all(
     model: Model, work: Sequence[Batch], options: Options, scored: bool, stopped: Callable[[], bool]
 ) -> Iterable[tuple[Batch, list[list[Hypothesis]]]]:
-    """Search each batch, in any order; several at the same time on a model that can (`search_in_parallel`)."""
+    """Search each batch, in any order; several at the same time on a model that can."""
 
     def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
         if batch.candidates is None:
@@ -186,16 +186,14 @@ def run_all(
         narrowed, (own, chosen) = among(model, candidates), candidates.narrowed(batch, options)
         return batch, candidates.restored(run(narrowed, own, strategy_of(narrowed, own, chosen, scored), stopped))
 
-    in_parallel = getattr(model, "search_in_parallel", None)
-    return (search_on(model, batch) for batch in work) if in_parallel is None else in_parallel(search_on, work)
+    return model.in_parallel(search_on, work)
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
-    """The model's own strategy for this batch (one that leaves the choice among the logits to the graph), or else
-    `Beam` or `Greedy`."""
-    of_model = getattr(model, "strategy", None)
-    if of_model is not None:
-        return of_model(batch, options, scored)
+    """The model's own strategy for this batch, or else `Beam` or `Greedy`."""
+    own = model.strategy(batch, options, scored)
+    if own is not None:
+        return own
     arguments = model.arrays, batch, options, model.config
     return Beam(*arguments) if options.beam > 1 else Greedy(*arguments, scored)
 

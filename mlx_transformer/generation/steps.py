@@ -5,17 +5,22 @@ Shapes: B sentences, K hypotheses of a sentence, R = B*K rows (hypothesis r % K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 
-from .arrays import Array, Arrays
+from .arrays import Array, Arrays, NumpyArrays
 from .options import Hypothesis, Options, aligned_right
+
+if TYPE_CHECKING:
+    from .candidates import Candidates
+
+T = TypeVar("T")
 
 # Log-probability of what must not happen. Finite, so that sums, differences and products with 0 stay finite on every
 # device; anything below DEAD has such a token in it.
@@ -50,16 +55,30 @@ class Decoder(Protocol):
 
 
 class Model(Protocol):
-    """What `search` needs of a model."""
+    """What `search` needs of a model: `start`, and what it can do better than `search` by itself."""
 
     config: TransformerConfig
-    arrays: Arrays
-    extends_positions: bool
+    arrays: Arrays = cast(Arrays, NumpyArrays())  # NumPy's functions name their arguments otherwise
+    extends_positions: bool = False
     """Sequences may be longer than `config.max_positions`."""
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
         """Sources (decoder-only: prompts) of any lengths -> the decoder and the first tokens' logits (B, V)."""
         ...
+
+    def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
+        """Its own strategy for this batch, one that leaves the choice among the logits to the graph; None: it has
+        none, and `Beam` or `Greedy` looks at all logits."""
+        return None
+
+    def among(self, candidates: Candidates) -> Model | None:
+        """The model with the vocabulary of a batch, which computes the logits of these ids alone; None: it can't, and
+        they are chosen from all logits."""
+        return None
+
+    def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
+        """Run `search_on(model, batch)` on all batches, in any order."""
+        return (search_on(self, batch) for batch in work)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class TextVerbs:
     """The name of the model in messages."""
     has_steps: bool = True
     """Whether tokens can be had one by one, and the probability of given ones; a search inside a graph has neither."""
+    takes_text: bool = False
+    """Whether the tokenizer is in the graph, so that it takes no ids."""
 
     @cached_property
     def generation(self) -> Settings:

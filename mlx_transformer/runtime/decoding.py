@@ -65,7 +65,7 @@ class MlxArrays:
         return mx.full(tuple(shape), value, mx.float32)
 
 
-class MlxModel:
+class MlxModel(Model):
     """A network as `steps.Model`."""
 
     def __init__(self, model: Transformer, rows: Rows | None = None):

@@ -48,7 +48,7 @@ class Held:
     def __init__(self, model, depends_on_batch=False):
         self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
         self.config, self.tokenizer, self.generation = model.config, model.tokenizer, model.generation
-        self.depends_on_batch = depends_on_batch
+        self.depends_on_batch, self.has_steps = depends_on_batch, model.has_steps
 
     def generate(self, ids, **options):
         self._wait(ids, options["share"])

@@ -13,6 +13,7 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.steps import Model
 
 STATES = 997
 
@@ -21,7 +22,7 @@ def advance(state, ids):
     return (state * 31 + ids * 7 + 1) % STATES
 
 
-class Toy:
+class Toy(Model):
     def __init__(self, vocab_size=8, seed=0, eos_bias=0.0, arrays=None, spread=2.0, **config):
         sizes = dict(encoder_layers=1, decoder_layers=1, d_model=8, heads=1, d_ff=8, max_positions=64)
         self.config = TransformerConfig(vocab_size=vocab_size, **{**sizes, **config})

@@ -15,7 +15,7 @@ from export.targets.portable.runtime import EncoderGraphs
 from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 
 
@@ -115,11 +115,8 @@ class CoreMLDecoder:
         self.state = {name: x[rows] for name, x in self.state.items()}
 
 
-class CoreMLModel:
+class CoreMLModel(Model):
     """decoder_coreml with encoder_coreml, or alone."""
-
-    extends_positions = False
-    arrays = NumpyArrays()
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config = request.config

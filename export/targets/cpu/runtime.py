@@ -9,7 +9,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -29,8 +29,7 @@ from export.interface import (
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.targets.session import PortSession, Values
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.generation.candidates import Among, Candidates
+from mlx_transformer.generation.candidates import Candidates
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import EXCLUDED, Batch, Model, Strategy
 
@@ -46,16 +45,13 @@ POSITIONS = 32
 LOGITS = ("logits",)
 
 
-class CpuModel:
+class CpuModel(Model):
     """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
     `single_threaded`: opens the same model with one thread an operator, for `threads` batches at the same
     time: the faster way to use the cores where operators are too small to be shared among them. `listed`: opens what a
     search among given ids takes (`Listed`), if it is there.
     """
-
-    extends_positions = False
-    arrays = NumpyArrays()
 
     def __init__(
         self,
@@ -77,7 +73,7 @@ class CpuModel:
         self.encoder = PortSession(encoder, GRAPHS[ENCODER_CPU](request), self.options)
         self.decoder = StepGraph(decoder, GRAPHS[DECODER_CPU](request), self.config, self.memory, self.options)
 
-    def search_in_parallel(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
+    def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """Run `search_on(model, batch)` on all batches, in parts that run at the same time where that is faster."""
         if self.single_threaded is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
             return (search_on(self, batch) for batch in work)
@@ -100,12 +96,12 @@ class CpuModel:
         step = StepGraph(sessions[1], GRAPHS[LISTED_CPU](self.request), self.config, self.memory, self.options)
         return ListedGraphs(sessions[0], ids, outputs, step)
 
-    def among(self, candidates: Candidates) -> Any:
+    def among(self, candidates: Candidates) -> Listed | None:
         """The model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
         graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed_graphs
         if graphs is not None:
             return Listed(self, graphs, candidates)
-        return Among(cast(Model, self), candidates, columns=True)
+        return None
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
         return strategy(batch, options, self.config, scored)
@@ -152,11 +148,8 @@ class CpuModel:
         return self.encoder(outputs, {**source, "source_mask": mask})
 
 
-class Listed:
+class Listed(Model):
     """The same model with the vocabulary of a batch, of whose ids alone it computes the logits."""
-
-    extends_positions = False
-    arrays = NumpyArrays()
 
     def __init__(self, model: CpuModel, graphs: ListedGraphs, candidates: Candidates):
         self.model, self.config, self.candidates = model, candidates.config, candidates

@@ -26,7 +26,7 @@ from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.pooling import Kind
-from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.steps import Model
 
 SOURCE_MULTIPLE = 4
 """A padded source's length is a multiple of it. Where one query attends to keys, ONNX Runtime sums four of them at a
@@ -80,11 +80,8 @@ class OnnxCache:
             self.fixed = {name: np.take(x, fixed, axis=0) for name, x in self.fixed.items()}
 
 
-class EncoderDecoderGraphs:
+class EncoderDecoderGraphs(Model):
     """encoder_model with decoder_model and decoder_with_past_model, or with decoder_model_merged."""
-
-    extends_positions = False
-    arrays = NumpyArrays()
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config = request.config
@@ -147,11 +144,8 @@ def positions(ids: NDArray, first: int = 0) -> NDArray[np.int64]:
     return np.broadcast_to(np.arange(first, first + ids.shape[1]), ids.shape)
 
 
-class CausalGraphs:
+class CausalGraphs(Model):
     """A decoder alone: model.onnx with its cache."""
-
-    extends_positions = False
-    arrays = NumpyArrays()
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config, self.graph = request.config, PortSession(sessions[MODEL], GRAPHS[MODEL](request))

@@ -21,7 +21,7 @@ from export.validate.findings import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import write_tensors
 
@@ -129,11 +129,8 @@ def _array(packed: dict[str, Any]) -> Array:
     return np.frombuffer(base64.b64decode(packed["data"]), np.float64).reshape(packed["shape"])
 
 
-class JsModel:
+class JsModel(Model):
     """The engine as `generation.steps.Model`: its rows know nothing of one another."""
-
-    arrays = NumpyArrays()
-    extends_positions = False
 
     def __init__(self, engine: JsEngine):
         self.engine, self.config = engine, engine.config

@@ -14,8 +14,8 @@ from export.validate.reference.rules import without_end
 from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 
 from .protocol import ModelEngine, Placement
@@ -75,11 +75,8 @@ class ReferenceEngine(ModelEngine):
         return np.concatenate(parts, axis=1)
 
 
-class ReferenceModel:
+class ReferenceModel(Model):
     """The reference as `generation.steps.Model`, for one sentence at a time: rows are of one length."""
-
-    arrays = NumpyArrays()
-    extends_positions = False
 
     def __init__(self, reference: Reference):
         self.reference, self.config = reference, reference.config

@@ -28,7 +28,7 @@ def shared(text_model):
 
     class Marked:
         config, tokenizer, translator = text_model.config, text_model.tokenizer, text_model.translator
-        depends_on_batch, generation = False, text_model.generation
+        has_steps, depends_on_batch, generation = True, False, text_model.generation
 
         def generate(self, ids, **options):
             return [[20, *row[:3]] for row in text_model.generate(ids, **options)]

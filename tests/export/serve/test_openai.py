@@ -197,7 +197,8 @@ def test_unknown_addresses_and_faults(shared, writer):
         assert "POST /v1/completions to decoders" in error["message"]
 
     class Broken:
-        config, tokenizer, depends_on_batch, generation = writer.config, writer.tokenizer, False, {}
+        config, tokenizer, generation = writer.config, writer.tokenizer, {}
+        has_steps, depends_on_batch = True, False
 
         def generate(self, ids, **options):
             raise RuntimeError("cable")

@@ -19,6 +19,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.shortlist import Shortlist, open_shortlist, shortlist_bytes
 from mlx_transformer.generation.search import SharedSearch, search
+from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.stream import stream_ids
 from mlx_transformer.nn.quantize import use_quantized_layers
 from mlx_transformer.runtime.decoding import MlxModel
@@ -41,7 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Masked:
+class Masked(Model):
     """Any model, with nothing left of the ids that a sentence hasn't."""
 
     model: Any

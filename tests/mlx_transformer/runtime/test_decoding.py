@@ -14,6 +14,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.device import deciding_as
 from mlx_transformer.generation.arrays import NumpyArrays, top_k
 from mlx_transformer.generation.search import search
+from mlx_transformer.generation.steps import Model
 from mlx_transformer.runtime.decoding import MlxArrays, MlxModel
 
 pytestmark = pytest.mark.gpu_path
@@ -61,7 +62,7 @@ def test_top_k_is_the_same(width, count):
         np.testing.assert_array_equal(np.array(by_mlx), by_numpy)
 
 
-class Uncached:
+class Uncached(Model):
     """`nn.Transformer` that reads everything again at every step: what a cache has to agree with."""
 
     def __init__(self, model):
