@@ -4,12 +4,13 @@ import os
 import re
 import signal
 import socket
+import sys
 
 import numpy as np
 import pytest
 from command_line import caller, refused
 from imports import ROOT
-from tiny_run import metrics, start, write_recipe
+from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
 
 from mlx_transformer.commands.launching import _port
@@ -216,7 +217,9 @@ def test_refused(arguments, message, tmp_path, call, monkeypatch):
 
 def test_what_all_processes_refuse_is_said_once(tmp_path):
     arguments = ["launch", "-n", RANKS, "--", "train", "nowhere", "--out", "x"]
-    status, out, error = ended(start(*arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}))
+    patient = f"from mlx_transformer.commands import launching\nlaunching.BY_THEMSELVES = {PATIENCE}\n{COMMAND[2]}"
+    given = {"command": [sys.executable, "-c", patient], "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    status, out, error = ended(start(*arguments, cwd=tmp_path, **given))
     assert (status, out) == (2, "")
     assert "nowhere: no such recipe file" in error
     assert error.count("\n") == 1
