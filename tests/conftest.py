@@ -108,6 +108,15 @@ def the_same_inputs_in_ci(request):
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def the_environment_as_it_was():
+    """What a file leaves there, as some libraries do that it imports, no process hears that another file starts."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_said_of_delays():
     """That brief work has taken long is said in a line: of a busy machine, and not where a test looks for silence."""
