@@ -51,7 +51,7 @@ class Transformer(nn.Module):
             if config.has_decoder:
                 self.target_embedding = Embedding(config.vocab_size, config.d_model)
         if config.token_types:
-            self.token_type_embedding = Embedding(config.token_types, config.d_model)
+            self.token_type_embedding = Embedding(config.token_types, config.d_model, Role.ADDED)
         if config.has_encoder:
             self.encoder = Encoder(config, attention)
         if config.has_decoder:

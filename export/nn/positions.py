@@ -79,9 +79,9 @@ class Positions(nn.Module):
         self.causal = causal
         self.count = config.decoder_layers if causal else config.encoder_layers
         if self.kind == "learned":
-            self.weight = Parameter([config.max_positions, config.d_model], Role.POSITIONS)
+            self.weight = Parameter([config.max_positions, config.d_model], Role.ADDED)
         if self.kind == "relative":
-            self.weight = Parameter([config.relative_buckets, config.heads], Role.POSITIONS)
+            self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
         if self.kind == "relative_layers":
             self.layers = nn.ModuleList([RelativeTable(config) for _ in range(self.count)])
 
@@ -135,7 +135,7 @@ class RelativeTable(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.weight = Parameter([config.relative_buckets, config.heads], Role.POSITIONS)
+        self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
 
     def forward(self, op: Op, rows: ir.Value) -> ir.Value:
         """(L, S) or (B, L, S) -> (B, H, L, S)."""

@@ -29,7 +29,7 @@ class Role(Enum):
     UNBOUNDED = "the same, and results may be beyond float16's range"
     CLASSIFIER = "multiplied with the last activations"
     EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
-    POSITIONS = "rows or numbers looked up by positions: few of them, added to what has a meaning already"
+    ADDED = "rows or numbers looked up by positions or kinds of tokens: few, added to what has a meaning already"
 
 
 ROLE, FULL_PRECISION = "role", "full precision"
@@ -116,9 +116,9 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Rows of a table; the same table transposed is a classifier."""
 
-    def __init__(self, vocab_size: int, width: int):
+    def __init__(self, vocab_size: int, width: int, role: Role = Role.EMBEDDING):
         super().__init__()
-        self.weight = Parameter([vocab_size, width], Role.EMBEDDING)
+        self.weight = Parameter([vocab_size, width], role)
 
     def forward(self, op: Op, ids: ir.Value) -> ir.Value:
         """Integers (B, L) -> (B, L, D)."""

@@ -4,7 +4,7 @@
     Gather(W, ids)                                                               rows of a table
 
 W is an initializer of the outermost graph that isn't filled yet. Its role, which `nn/` has said, tells whether it is
-one that is multiplied, or a table of tokens: what is looked up by positions is neither.
+one that is multiplied, or a table of tokens: what is looked up by positions or kinds of tokens is neither.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def of_tables() -> ir.Model:
     """Tables whose names say the opposite of what they are."""
     g = GraphBuilder("tables")
     ids = g.input("ids", "batch_size", dtype="int64")
-    words, scores = Embedding(32, 32), Parameter([32, 32], Role.POSITIONS)
+    words, scores = Embedding(32, 32), Parameter([32, 32], Role.ADDED)
     inner, classifier = Linear(32, 32, bias=False), Linear(32, 40, bias=False, role=Role.CLASSIFIER)
     words.weight.name, scores.name = "positions.words.weight", "embedding.weight"
     inner.weight.name, classifier.weight.name = "output_proj.weight", "last.weight"
