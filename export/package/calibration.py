@@ -100,14 +100,14 @@ def scales_of(
     origin: Mapping[str, str | int | float],
     symmetric: bool = False,
 ) -> Int8Scales:
-    """Return the scales that these sites ask for. `before`: whose multipliers of weights stay. `symmetric`: all have
-    127 steps on either side."""
+    """Return the scales that these sites ask for. `before`: whose multipliers of weights, and what is float32, stay.
+    `symmetric`: all have 127 steps on either side."""
     found = {name: site.scales(percentile, symmetric) for name, site in sites.items()}
     products = {
         name: replace(found.get(name, ProductScales()), weight=before.of(name).weight)
         for name in quantizable_shapes(config)
     }
-    return Int8Scales(products, {**origin, "percentile": percentile})
+    return Int8Scales(products, {**origin, "percentile": percentile}).leaving(before.float32, config)
 
 
 def whole_matrices(checkpoint: Checkpoint) -> Int8Scales:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from export.precision.int8 import BY_ROW
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, read_int8_scales
@@ -65,13 +66,17 @@ def settled(
     """Return the plan with its fixed scales. `write` writes a plan's package into an empty folder. `told` is called
     with a line on where they are from, or why there are none. Raises `UserError` where they are asked for and can't
     be had."""
-    if "int8" not in plan.precisions or settings.int8_scales == "token":
+    if "int8" not in plan.precisions:
         return plan
     checkpoint = plan.checkpoint
-    own = read_int8_scales(checkpoint.folder, plan.config)
-    if own is not None and settings.calibrate is None:
+    own = read_int8_scales(checkpoint.folder, plan.config) or BY_ROW
+    plan = replace(plan, int8_scales=plan.int8_scales.leaving(own.float32, plan.config))
+    left = plan.int8_scales.float32
+    if settings.int8_scales == "token":
+        return plan
+    if own.is_fixed and settings.calibrate is None:
         told(f"int8: fixed scales of {checkpoint.folder / INT8_SCALES}")
-        return replace(plan, int8_scales=own)
+        return replace(plan, int8_scales=own.leaving(left, plan.config))
     text = calibration_text(checkpoint, settings.calibrate, told)
     if text is None:
         if settings.int8_scales == "fixed":
@@ -81,7 +86,8 @@ def settled(
             )
         return plan
     watch(0.0, "int8 scales")
-    scales, quality = calibrated(plan, text, own or whole_matrices(checkpoint), write)
+    before = own if own.is_fixed else whole_matrices(checkpoint)
+    scales, quality = calibrated(plan, text, before.leaving(left, plan.config), write)
     if not quality.problems:
         part = scales.origin
         told(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")

@@ -20,7 +20,8 @@ with one scale a tensor, in which it adds the bias before it multiplies. Target 
 Cast, Mul, Mul: it takes a scale a row as well, but for the same reason no bias. With fixed scales it takes the bias
 too, and gives the bits of Cast, Mul, Add.
 
-An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers.
+An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers. What `Int8Scales`
+leaves in float32 stays as it was built.
 
 Shapes: D width in, O width out, V entries of a table.
 """
@@ -65,7 +66,9 @@ BY_ROW = Int8Scales({})
 def int8(model: ir.Model, fused: bool, scales: Int8Scales = BY_ROW) -> None:
     """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
     chosen = chosen_rows(model, scales)
-    to_int8(model, linears(model), lookups(model), fused, scales, chosen)
+    products = [linear for linear in linears(model) if not scales.of(str(linear.weight.name)).float32]
+    looked_up = [lookup for lookup in lookups(model) if not scales.of(str(lookup.table.name)).float32]
+    to_int8(model, products, looked_up, fused, scales, chosen)
     RemoveUnusedNodesPass()(model)
 
 

@@ -8,7 +8,7 @@ Nothing here imports onnx: `runtime/folder.py`, which runs models, needs the suf
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -170,9 +170,10 @@ def blocks_operators(precision: str, lowering: Lowering, activations: str) -> st
     return UNPACKED if unpacked else lowering.blocks
 
 
-def arithmetic(precision: str, activations: str | None) -> str:
-    """Say in a few words what is multiplied."""
+def arithmetic(precision: str, activations: str | None, float32: Sequence[str] = ()) -> str:
+    """Say in a few words what is multiplied. float32: the layers that int8 leaves so."""
     label = PRECISIONS[precision].label if precision in IN_BLOCKS else precision
+    label += f"; float32 in {', '.join(float32)}" if float32 else ""
     return label if activations is None else f"{label}; {activations} activations"
 
 

@@ -182,7 +182,9 @@ def _with_origin(
 
 def _runtime(e: Engine) -> Runtime:
     return Runtime(
-        *(e.name, e.precision, e.device, e.budget, e.details(), arithmetic(e.precision, e.activations)),
+        *(e.name, e.precision, e.device, e.budget, e.details()),
+        arithmetic=arithmetic(e.precision, e.activations, e.float32_layers),
+        retrieval=e.retrieval,
         logits_only=e.capabilities.shows == "logits",
         missing_taps=e.capabilities.missing_taps,
         search_only=e.capabilities.shows == "tokens",
@@ -222,7 +224,7 @@ def compare_engines(
             watch(begun + part * share, status)
 
         judged += len(members)
-        for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.products):
+        for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.is_fixed):
             points += on_its_integers(engine, stored, cases)
         shown = _shown(checkpoint, members)
         network_points, network_tokens = _against(

@@ -35,6 +35,8 @@ class Runtime:
     details: dict[str, str]
     arithmetic: str = ""
     """What it multiplies, in a few words."""
+    retrieval: str = ""
+    """What the export found of the neighbours of its vectors, in words; empty where it didn't look."""
     logits_only: bool = False
     """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
     missing_taps: tuple[str, ...] = ()

@@ -119,7 +119,7 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
             config = TransformerConfig.from_dict(values["config"])
         except UserError as error:
             raise UserError(f"{spec}: {error}; export the model again") from error
-        facts |= _kept(values)
+        facts |= _kept(values) | _left(values)
         if (place := tokenizer_path(path)) is not None:
             tokenizer = Tokenizer.load(place)
             tokenizer.check_fits(config, str(path))
@@ -142,6 +142,14 @@ def _kept(values: dict[str, Any]) -> dict[str, str]:
         maps = f"{adapter['linear_maps']} linear maps, {adapter['beside_integers']} of them beside integers"
         return {"adapter": f"{said}: {maps} in float32 and packed"}
     except (LookupError, TypeError, ValueError):
+        return {}
+
+
+def _left(values: dict[str, Any]) -> dict[str, str]:
+    """Return the layers that int8 leaves in float32."""
+    try:
+        return {"int8, but float32": ", ".join(values["precisions"]["int8"]["float32"])}
+    except (LookupError, TypeError):
         return {}
 
 

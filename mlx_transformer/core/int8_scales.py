@@ -16,12 +16,16 @@ how what is multiplied with it becomes integers, `weight` m how it does itself, 
 
 Without `activation` each token has a scale of its own, from its largest magnitude: nobody has seen what comes there. An
 embedding that is only looked up has none. Numbers are float32, and come back bit for bit.
+
+{"float32": true}, of an encoder alone, says that a matrix is no integers at all: it, and what is multiplied with it,
+stay float32. Its layer, in options and reports, is what bears its name up to the projection: embedding,
+encoder.layers.0.self_attention, encoder.layers.0.feed_forward.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,11 @@ class ProductScales:
     activation: np.float32 | None = None
     steps: int = SYMMETRIC
     weight: np.float32 | None = None
+    float32: bool = False
+    """Nothing of it is an integer."""
+
+
+FLOAT32 = ProductScales(float32=True)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,35 @@ class Int8Scales:
     def of(self, name: str) -> ProductScales:
         """Return a matrix's; without an entry nothing is fixed."""
         return self.products.get(name, ProductScales())
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there are any scales."""
+        return any(entry.activation is not None or entry.weight is not None for entry in self.products.values())
+
+    @property
+    def float32(self) -> list[str]:
+        """The layers that stay float32, in the order of the network; single matrices where not all of a layer do."""
+        found = []
+        for layer, names in layers_of(self.products).items():
+            kept = [name for name in names if self.of(name).float32]
+            found += [layer] if kept == names else [name.removesuffix(".weight") for name in kept]
+        return found
+
+    def leaving(self, layers: Iterable[str], config: TransformerConfig) -> Int8Scales:
+        """Return the same but for these layers, or parts of them, which stay float32: encoder.layers.0 is all of a
+        layer, encoder.layers.0.feed_forward.down_proj one matrix. `UserError` for one that the model hasn't."""
+        matrices, kept = quantizable_shapes(config), set[str]()
+        for layer in layers:
+            names = [name for name in matrices if f"{name}.".startswith(f"{layer}.")]
+            if config.architecture != "encoder":
+                raise UserError(f"float32 layer {layer!r}: only an encoder alone has layers that int8 leaves so")
+            if not names:
+                raise UserError(f"float32 layer {layer!r}: the model has {', '.join(layers_of(matrices))}")
+            kept |= {*names}
+        if not kept:
+            return self
+        return Int8Scales({name: FLOAT32 if name in kept else self.of(name) for name in matrices}, self.origin)
 
     def json(self) -> str:
         """Write the text of the file."""
@@ -95,7 +133,17 @@ def read_int8_scales(folder: Path, config: TransformerConfig) -> Int8Scales | No
 
 def multiplied_names(config: TransformerConfig) -> set[str]:
     """Matrices that activations are multiplied with: all but the tables that are only looked up."""
-    return set(quantizable_shapes(config)) - (embedding_names(config) - {output_weight_name(config)})
+    classifier = {output_weight_name(config)} if config.head.classifies else set()
+    return set(quantizable_shapes(config)) - (embedding_names(config) - classifier)
+
+
+def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the layers of an encoder, and the matrices of each."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        found.setdefault(".".join(parts[:4] if parts[0] == "encoder" else parts[:1]), []).append(name)
+    return found
 
 
 def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterator[str]:
@@ -115,6 +163,10 @@ def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterato
                     yield f"{name}: {key}={entry[key]!r} must be a positive float32 number, and so its reciprocal"
             if type(steps := entry.get("steps", SYMMETRIC)) is not int or steps not in STEPS:
                 yield f"{name}: steps={steps!r} must be one of {', '.join(map(str, STEPS))}"
+            if "float32" in entry and (entry["float32"] is not True or len(entry) > 1):
+                yield f"{name}: float32={entry['float32']!r} must be true, and alone"
+            elif "float32" in entry and config.architecture != "encoder":
+                yield f"{name}: float32: only an encoder alone has layers that int8 leaves so"
             if name not in multiplied and entry.keys() & {"activation", "steps"}:
                 yield f"{name} is only looked up: nothing is multiplied with it"
 
@@ -127,7 +179,9 @@ def _is_multiplier(value: Any) -> bool:
     return least <= value <= most and least <= 1 / value <= most
 
 
-def _written(entry: ProductScales) -> Iterator[tuple[str, float]]:
+def _written(entry: ProductScales) -> Iterator[tuple[str, float | bool]]:
+    if entry.float32:
+        yield "float32", True
     if entry.activation is not None:
         yield "activation", float(entry.activation)
     if entry.steps != SYMMETRIC:
@@ -138,4 +192,4 @@ def _written(entry: ProductScales) -> Iterator[tuple[str, float]]:
 
 def _read(entry: Mapping[str, Any]) -> ProductScales:
     activation, weight = (np.float32(entry[key]) if key in entry else None for key in ("activation", "weight"))
-    return ProductScales(activation, entry.get("steps", SYMMETRIC), weight)
+    return ProductScales(activation, entry.get("steps", SYMMETRIC), weight, entry.get("float32", False))

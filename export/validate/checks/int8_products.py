@@ -20,7 +20,9 @@ from onnx import numpy_helper
 from export.graph.protos import all_nodes, initializers, inner_graphs
 from export.interface import ROWS_CPU
 from export.precision.int8 import WHOLE, ZERO, unit_of, zero_point
-from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, ProductScales
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import INT8_SCALES, SYMMETRIC, Int8Scales, ProductScales
+from mlx_transformer.core.parameters import quantizable_shapes
 
 PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
 """Which input is the zero point of the activations."""
@@ -43,6 +45,18 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
                 parameter = graph.origin(node.input[1]).rpartition(".")[0]
                 wrong += [f"{name}: {parameter}: {each}" for each in graph.problems(node, parameter, scales)]
     return count, wrong
+
+
+def left_in_float32(files: Mapping[str, Path], scales: Int8Scales, config: TransformerConfig) -> Iterator[str]:
+    """Say which matrices of these graphs are integers and shouldn't be, and which should."""
+    for name, path in files.items():
+        held = {tensor.name for tensor in initializers(onnx.load(path, load_external_data=False).graph)}
+        for matrix in quantizable_shapes(config):
+            integers = {f"{matrix}.int8", f"{matrix}.int8_rows"} & held
+            if integers and scales.of(matrix).float32:
+                yield f"{name}: {matrix}: integers, {INT8_SCALES} has it in float32"
+            if matrix in held and not scales.of(matrix).float32:
+                yield f"{name}: {matrix}: float32, {INT8_SCALES} doesn't say so"
 
 
 def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]]:

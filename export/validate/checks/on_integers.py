@@ -46,13 +46,16 @@ class IntegerReference(Reference):
         integers: Mapping[str, Array],
         dtype: DTypeLike,
     ) -> None:
-        quantised = {name: quantiser(name, scales.of(name).weight)(weights[name]) for name in scales.products}
+        rounded = (name for name, entry in scales.products.items() if not entry.float32)
+        quantised = {name: quantiser(name, scales.of(name).weight)(weights[name]) for name in rounded}
         tables = {name: from_int8_rows(*parts) for name, parts in quantised.items()}
         super().__init__(config, {**weights, **tables}, dtype)
         self.quantised, self.scales, self.integers = quantised, scales, integers
         self.seen: dict[str, Array] = {}
 
     def _product(self, x: Array, weight: str) -> Array:
+        if self.scales.of(weight).float32:
+            return super()._product(x, weight)
         self.seen[weight] = x
         fixed, (w, scale) = self.scales.of(weight), self.quantised[weight]
         sums = (self.integers[weight].astype(np.float64) - zero_point(fixed)) @ w.T.astype(np.float64)  # exact
@@ -69,7 +72,7 @@ def on_its_integers(
     """Yield every named point of a runtime, and every product whose integers aren't the reference's; nothing for one
     that doesn't show its integers or where a product has a scale a token. searching: the
     products alone, in the passes of a search."""
-    names = multiplied_names(engine.config)
+    names = {name for name in multiplied_names(engine.config) if not engine.int8_scales.of(name).float32}
     if any(engine.int8_scales.of(name).activation is None for name in names):
         return
     found: list[tuple[Case, str, Deviation, ErrorScale]] = []

@@ -39,7 +39,7 @@ from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
 from .attributes import attributes
-from .int8_products import int8_products
+from .int8_products import int8_products, left_in_float32
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -110,7 +110,8 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
         compared, wrong = attributes(files, config)
         if engine.precision == "int8" and isinstance(engine, OnnxFiles):
             products, problems = int8_products(files, engine.int8_scales)
-            compared, wrong = compared + products, [*wrong, *problems, *_differing(engine)]
+            left = left_in_float32(files, engine.int8_scales, config)
+            compared, wrong = compared + products, [*wrong, *problems, *left, *_differing(engine)]
         if files:
             operations, used = _of_onnx(engine)
         elif engine.capabilities.isolates == "mlx":
@@ -128,7 +129,9 @@ def _differing(engine: OnnxFiles) -> Iterator[str]:
     own, used = read_int8_scales(engine.checkpoint.folder, engine.config), engine.int8_scales
     if own is not None and own.origin == used.origin:
         yield from (
-            f"{name}: other scales than {INT8_SCALES} has" for name in own.products if own.of(name) != used.of(name)
+            f"{name}: other scales than {INT8_SCALES} has"
+            for name in own.products
+            if own.of(name) != used.of(name) and not used.of(name).float32
         )
 
 

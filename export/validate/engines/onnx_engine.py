@@ -22,6 +22,7 @@ from onnx import numpy_helper
 
 from export.graph.protos import add_taps, constant_part, initializers
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
+from export.package.quality import recorded
 from export.precision.int8 import BY_ROW
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
@@ -35,6 +36,7 @@ from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
@@ -100,7 +102,7 @@ class OnnxFiles(Engine):
 
     checkpoint: Checkpoint | None
     int8_scales: Int8Scales = BY_ROW
-    """The fixed ones that the files were exported with."""
+    """The fixed ones that the files were exported with, and what is float32 in them."""
     _round_trips: dict[tuple[str, str], RoundTrip]
 
     @property
@@ -113,8 +115,12 @@ class OnnxFiles(Engine):
 
     @property
     def budget(self) -> Budget:
-        fixed = bool(self.int8_scales.products)
+        fixed = self.int8_scales.is_fixed
         return budget_for("int8-fixed" if fixed else self.precision, self.device, self.activations)
+
+    @property
+    def float32_layers(self) -> list[str]:
+        return self.int8_scales.float32
 
     def file_nodes(self) -> tuple[Node, ...]:
         """Return the nodes of the files, for a runtime that tells no others, all on its device."""
@@ -173,6 +179,9 @@ class OnnxEngine(OnnxFiles):
         self.config, self._round_trips = self.folder.config, {}
         if self.precision == "int8":
             self.int8_scales = read_int8_scales(self.folder.path, self.config) or BY_ROW
+        if (self.folder.path / SPEC).is_file():
+            mine = (each for each in recorded(self.folder.path) if each.precision == self.precision and each.neighbours)
+            self.retrieval = next(map(str, mine), "")
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
         self.capabilities = Capabilities(

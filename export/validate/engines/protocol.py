@@ -120,6 +120,10 @@ class Engine:
     config: TransformerConfig
     activations: str | None = None
     """What it multiplies weights in blocks with, one of `precision.ACTIVATIONS`; None where there is no choice."""
+    float32_layers: Sequence[str] = ()
+    """Those that int8 leaves in float32."""
+    retrieval = ""
+    """What the export found of the neighbours of its vectors, in words; empty where it didn't look."""
     capabilities = Capabilities()
     is_training = False
     """Whether its model is in training mode, which drops values at random."""

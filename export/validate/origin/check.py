@@ -193,7 +193,7 @@ def _greedy(
 
 def has_fixed_scales(engine: Engine) -> bool:
     """Whether an engine's products have fixed scales of activations."""
-    return isinstance(engine, OnnxEngine) and engine.precision == "int8" and bool(engine.int8_scales.products)
+    return isinstance(engine, OnnxEngine) and engine.precision == "int8" and engine.int8_scales.is_fixed
 
 
 def _float32_share(engine: Engine) -> float:

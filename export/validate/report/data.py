@@ -65,7 +65,7 @@ class ReportData:
 
     @property
     def notes(self) -> list[str]:
-        """One line for each runtime of which only a part was compared."""
+        """One line for each runtime of which only a part was compared, or whose neighbours the export has counted."""
         logits_only = [
             f"{r.name}: only logits of one full pass were compared; the file isn't from this project's export, "
             "so there are no taps, and weights, caches and searches weren't compared"
@@ -82,7 +82,8 @@ class ReportData:
             for r in self.runtimes
             if r.missing_taps
         ]
-        return logits_only + search_only + fused
+        exported = [f"{r.name}: when it was exported, {r.retrieval}" for r in self.runtimes if r.retrieval]
+        return logits_only + search_only + fused + exported
 
     @property
     def exit_code(self) -> int:

@@ -1,13 +1,16 @@
 """int8_scales.json: numbers come back bit for bit, and one line lists all that is wrong with a file."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from small_checkpoint import CONFIG, refusal, saved, weights
+from small_models import alone
 
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Head
 from mlx_transformer.core.int8_scales import (
     INT8_SCALES,
     STEPS,
@@ -19,6 +22,7 @@ from mlx_transformer.core.int8_scales import (
 )
 from mlx_transformer.core.parameters import quantizable_shapes
 
+ENCODER = alone("paper", "encoder")
 SPLIT = TransformerConfig.from_dict(CONFIG.to_dict() | {"source_vocab_size": 6, "tie_embeddings": "none"})
 
 
@@ -111,3 +115,38 @@ def test_a_cut_file_is_refused(tmp_path):
     text = drawn().json()
     (tmp_path / INT8_SCALES).write_text(text[: len(text) // 2], encoding="utf-8")
     assert "damaged, or not JSON" in refusal(read_int8_scales, tmp_path, CONFIG)
+
+
+def test_layers_that_stay_float32_come_back(tmp_path):
+    parts = ["encoder.layers.0.feed_forward.down_proj", "encoder.layers.1"]
+    scales = Int8Scales({}, {"text": "x"}).leaving(parts, ENCODER)
+    assert scales.float32 == [parts[0], "encoder.layers.1.self_attention", "encoder.layers.1.feed_forward"]
+    assert not scales.is_fixed
+    (tmp_path / INT8_SCALES).write_text(scales.json(), encoding="utf-8")
+    assert read_int8_scales(tmp_path, ENCODER) == scales
+    assert scales.leaving(["embedding"], ENCODER).float32 == ["embedding", *scales.float32]
+    assert drawn(ENCODER).leaving([], ENCODER) == drawn(ENCODER)
+    fixed = drawn(ENCODER).leaving(["encoder.layers.1"], ENCODER)
+    assert fixed.is_fixed
+    assert fixed.of(f"{parts[0]}.weight") == drawn(ENCODER).of(f"{parts[0]}.weight")
+
+
+def test_float32_is_said_of_encoders_alone_and_of_nothing_else():
+    name = "encoder.layers.0.feed_forward.down_proj.weight"
+
+    def said(config, **entry):
+        values = values_of(drawn(config))
+        values["products"][name] = entry
+        return refusal(Int8Scales.parse, values, config, "x")
+
+    assert said(ENCODER, float32=False) == f"x: {name}: float32=False must be true, and alone"
+    assert said(ENCODER, float32=1) == f"x: {name}: float32=1 must be true, and alone"
+    assert said(ENCODER, float32=True, weight=2.0) == f"x: {name}: float32=True must be true, and alone"
+    only = "only an encoder alone has layers that int8 leaves so"
+    assert said(CONFIG, float32=True) == f"x: {name}: float32: {only}"
+    assert refusal(Int8Scales({}).leaving, ["embedding"], CONFIG) == f"float32 layer 'embedding': {only}"
+
+
+def test_a_table_that_no_classifier_reads_is_only_looked_up():
+    assert "embedding.weight" in multiplied_names(ENCODER)
+    assert "embedding.weight" not in multiplied_names(dataclasses.replace(ENCODER, head=Head(kind="hidden")))
