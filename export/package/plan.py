@@ -40,7 +40,7 @@ class Plan:
     precisions: tuple[str, ...]
     activations: str
     int8_scales: Int8Scales
-    """The fixed ones of int8; without an entry a product has a scale a token."""
+    """The fixed ones of int8, and what it leaves in float32; without an entry a product has a scale a token."""
     fixed_shape: str | None
     """The text that asks for the request's shape."""
     request: Request
@@ -59,8 +59,8 @@ class Plan:
         precisions = check_precisions(settings.precision)
         target.check_precisions(precisions)
         activations = check_activations(settings.activations, precisions)
-        check_scales(settings, precisions)
         opened = open_checkpoint(checkpoint)
+        check_scales(settings, precisions, opened.config.architecture)
         tokenizer = opened.tokenizer_json()
         _check_positions(opened)
         check_integers(opened, precisions)
@@ -80,7 +80,7 @@ class Plan:
             target=target,
             precisions=tuple(precisions),
             activations=activations,
-            int8_scales=BY_ROW,
+            int8_scales=BY_ROW.leaving(_float32_layers(settings), opened.config),
             fixed_shape=settings.fixed_shape,
             request=Request(
                 config=opened.config,
@@ -137,14 +137,28 @@ def _generation(opened: Checkpoint, shortlist: Path | str | None) -> tuple[Setti
     return {**settings, SHORTLIST: SHORTLIST_FILE}, {SHORTLIST_FILE: Path(shortlist)}
 
 
-def check_scales(settings: ExportSettings, precisions: list[str]) -> None:
-    """`UserError` for settings of scales that nothing heeds, or that contradict each other."""
+def _float32_layers(settings: ExportSettings) -> list[str]:
+    layers = settings.float32_layers
+    return [layers] if isinstance(layers, str) else list(layers)
+
+
+def check_scales(settings: ExportSettings, precisions: list[str], architecture: str) -> None:
+    """`UserError` for settings of int8 that nothing heeds, or that contradict each other."""
     given = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
+    given |= {"float32_layers": ", ".join(_float32_layers(settings)) or None}
+    given |= {"least_neighbours": settings.least_neighbours}
     for name, value in given.items():
         if value is not None and "int8" not in precisions:
             raise UserError(f"{name} {value}: precision {', '.join(precisions)} has no choice; int8 has one")
     if settings.int8_scales == "token" and settings.calibrate is not None:
         raise UserError(f"calibrate {settings.calibrate}: with a scale a token nothing is calibrated: leave out one")
+    if (least := settings.least_neighbours) is not None:
+        if not 0 < least <= 1:
+            raise UserError(f"least_neighbours {least:g}: is a share, above 0 and at most 1")
+        if architecture != "encoder":
+            raise UserError(f"least_neighbours {least:g}: only an encoder alone makes vectors that have neighbours")
+        if settings.gate_source is None:
+            raise UserError(f"least_neighbours {least:g}: is judged on text: give some with --gate-source FILE")
 
 
 def _check_positions(opened: Checkpoint) -> None:

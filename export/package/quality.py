@@ -5,7 +5,8 @@ corpus, the package is compared with the same model in float32:
 
     agreement       share of the positions, teacher-forced on float32's translations, with the same best token
     same            share of the sentences with the same greedy translation to the letter
-    neighbours      of vectors of texts in place of the first: share of each text's ten nearest that stay among them
+    neighbours      of vectors of texts in place of the first: share of each text's ten nearest that stay among them;
+                    of an encoder that doesn't say how they are made, the mean of its last layer
     bleu, exact     of both against the references, if there are some: sacreBLEU and exact match in percent
 
 Rounding moves some tokens in any model; the limits bound how much, and a package beyond them is refused.
@@ -14,7 +15,7 @@ Rounding moves some tokens in any model; the limits bound how much, and a packag
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
-from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.system.errors import UserError
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 PHRASES = 200
 NEIGHBOURS = 10
 BATCH = 32
+CHOOSING = ("vocabulary", "token-classes")
+"""Kinds of heads of an encoder that choose something at each token; of others the vectors are compared."""
 
 
 LIMITS: dict[str, Limits] = {name: row.limits for name, row in PRECISIONS.items() if row.limits is not None}
@@ -130,11 +132,11 @@ def gate_text(
         return None
     readable = checkpoint.tokenizer_path is not None
     translates = checkpoint.config.architecture == "encoder-decoder" and readable
-    embeds = readable and read_embedding(checkpoint.folder, checkpoint.config.d_model) is not None
+    embeds = checkpoint.config.architecture == "encoder" and readable
     if (source is not None or reference is not None) and not translates and not embeds:
         raise UserError(
-            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer, or for "
-            "vectors of texts an encoder whose folder says how they are made"
+            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer, or for"
+            " vectors of texts an encoder with its own"
         )
     if reference is not None and embeds:
         raise UserError(f"{reference}: vectors of texts have no reference: give the texts alone, as gate_source")
@@ -199,7 +201,8 @@ class Expected:
         tokenizer = wide.tokenizer
         assert tokenizer is not None
         self.config, self.text, self.tokenizer = wide.config, text, tokenizer
-        self.embeds = wide.text_embedding is not None
+        chooses = wide.config.architecture != "encoder" or wide.config.head.kind in CHOOSING
+        self.embeds = wide.text_embedding is not None or not chooses
         self.rows = rows_of(self.config, tokenizer, text.source)
         self.outputs = wide.generate(self.rows, done=done) if self._translates else [[] for _ in self.rows]
         self.best = self._best(wide)
@@ -239,7 +242,8 @@ class Expected:
     def _best(self, model: OnnxTransformer) -> list[Any]:
         """Return what is compared for each row: its best tokens, or which rows are nearest to it."""
         if self.embeds:
-            return nearest(model.embed(self.text.source))
+            how = {} if model.text_embedding is not None else {"pooling": "mean"}
+            return nearest(model.embed(self.text.source, **how))
         return _best_tokens(model, self.rows, self.outputs)
 
 
@@ -257,6 +261,11 @@ def nearest(vectors: np.ndarray, count: int = NEIGHBOURS) -> list[np.ndarray]:
     return found
 
 
+def share_kept(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
+    """Return the share of each vector's neighbours that are still among them."""
+    return float(np.concatenate([np.isin(*pair) for pair in zip(before, after, strict=True)]).mean())
+
+
 def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     """Return each line as its model reads it, without what is longer than it takes."""
     if config.architecture == "decoder":
@@ -266,11 +275,14 @@ def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str
     return [row[: config.max_positions] for row in rows]
 
 
-def record(folder: Path, qualities: Sequence[Quality]) -> None:
-    """Write each quality into a package's mlx_transformer.json, beside its precision's suffix."""
+def record(folder: Path, qualities: Sequence[Quality], layers: Mapping[str, Any] | None = None) -> None:
+    """Write each quality into a package's mlx_transformer.json, beside its precision's suffix, and what int8 does in
+    each layer."""
     spec = read_json(folder / SPEC)
     for quality in qualities:
         spec["precisions"][quality.precision]["quality"] = quality.to_dict()
+    if layers is not None:
+        spec["precisions"]["int8"]["layers"] = layers
     (folder / SPEC).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -7,7 +7,8 @@
     OUT/embedding.json, modules.json, 1_Pooling, ...   of an encoder that says how a text's vector is made, for this
                                                        project and for sentence-transformers
     OUT/generation.json, and the shortlist it names    how the model generates unless told otherwise, if it says so
-    OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them
+    OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them, and what
+                                                       of it stays float32
     OUT/README.md                                      the model card
     OUT/manifest.json                                  digests of these files but the card
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
@@ -55,6 +56,7 @@ from mlx_transformer.system.watch import Watch, unwatched
 
 from . import consumers
 from .fixed_scales import settled
+from .layers import Layers, measured
 from .plan import Plan
 from .quality import gate_text, judge, record
 from .weights import fill
@@ -82,7 +84,9 @@ def export_onnx(
     also return `cross_attention`, the mean of that layer's heads; with `inputs_embeds` the encoder reads vectors of
     that name, (B, S, D). Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
 
-    int8 has the fixed scales of `fixed_scales.py`, or a scale a token: see `int8_scales` and `calibrate`.
+    int8 has the fixed scales of `fixed_scales.py`, or a scale a token: see `int8_scales` and `calibrate`. Which of an
+    encoder's layers stay float32, by name or by `layers.py`'s measurement on `gate_source`, is said by
+    `float32_layers` and `least_neighbours`.
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
@@ -105,6 +109,7 @@ def export_onnx(
         opened, plan.judged, settings.gate_source, settings.gate_reference, told, plan.request.inputs_embeds
     )
     plan = settled(plan, settings, write_package, told, watch)
+    plan, layers = measured(plan, settings.least_neighbours, text, told, watch)
     with replace_folder(out, "ONNX folder") as folder:
         write_package(plan, folder, external_threshold)
         if text is not None:
@@ -114,12 +119,14 @@ def export_onnx(
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not settings.accept_loss:
                 hint = "accept_loss=True writes it all the same"
+                if layers is not None:
+                    hint += "; least_neighbours leaves layers in float32 for as many neighbours as you name"
                 hint += "; force=True only replaces a model" * settings.force
                 raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); {hint}")
-            record(folder, qualities)
+            record(folder, qualities, None if layers is None else layers.to_dict())
             for quality in qualities:
                 told(str(quality))
-        form = Form("onnx", ("onnxruntime", *plan.target.tags, "transformer"))
+        form = Form("onnx", ("onnxruntime", *plan.target.tags, "transformer"), more=_about_int8(plan, layers))
         write_card(folder, plan.config, form, carried(opened.folder, "float32" in plan.precisions), out)
         write_manifest(folder)
     return out
@@ -180,9 +187,21 @@ def _write_embedding(plan: Plan, embedding: TextEmbedding, folder: Path, texts: 
         write_tensors(folder / name / WEIGHTS, arrays, metadata={"format": "pt"})
 
 
+def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
+    """Lines of the card on which layers are int8; none where all are, and nothing was measured."""
+    left = plan.int8_scales.float32
+    if "int8" not in plan.precisions or not (left or layers):
+        return []
+    named = ", ".join(f"`{layer}`" for layer in left)
+    said = f"float32 stays in {named}; all other layers are int8." if left else "All layers are int8."
+    return ["## int8", "", said, "", *([*layers.lines(), ""] if layers else [])]
+
+
 def _arithmetic(plan: Plan, precision: str) -> dict[str, Any]:
-    if precision == "int8" and plan.int8_scales.products:
-        return {"scales": "fixed", "calibration": {**plan.int8_scales.origin}}
+    if precision == "int8":
+        scales = plan.int8_scales
+        fixed = {"scales": "fixed", "calibration": {**scales.origin}} if scales.is_fixed else {}
+        return {**fixed, **({"float32": scales.float32} if scales.float32 else {})}
     if precision not in IN_BLOCKS:
         return {}
     blocks = blocks_operators(precision, plan.target.lowering, plan.activations)

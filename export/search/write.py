@@ -19,13 +19,15 @@ from export.package.plan import Plan
 from export.package.quality import gate_text
 from export.package.weights import fill, nbytes
 from export.package.write import write_package
+from export.precision.int8 import BY_ROW
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.core.checkpoint import digests
+from mlx_transformer.core.checkpoint import digests, open_checkpoint
+from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import SHORTLIST
@@ -78,7 +80,10 @@ def export_search(
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text:
         _check_text(plan, out)
-    plan = settled(plan, settings, write_package, told, watch)
+    if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, told) is None:
+        plan = settled(plan, settings, write_package, told, watch)
+    else:
+        plan = replace(plan, int8_scales=_judged_scales(checkpoint, out, settings, told, watch))
     request, inside = replace(plan.request, text=text), tokenizer if text else None
     generation = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
     named = {} if text else {f"{out.stem}.{name}": file for name, file in plan.named.items()}
@@ -103,8 +108,6 @@ def export_search(
     if PRECISIONS[precision].form == "packed":
         use_packed_operators(model, opened, plan.activations)
     unpack_on_load(model, opened)
-    if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, told) is not None:
-        _judge(checkpoint, out, settings, told, watch)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
@@ -166,10 +169,10 @@ def _source(file: Path) -> str | None:
         return None
 
 
-def _judge(
+def _judged_scales(
     checkpoint: str | Path, out: Path, settings: ExportSettings, told: Callable[[str], None], watch: Watch
-) -> None:
-    """`UserError` if a package of this precision would be refused."""
+) -> Int8Scales:
+    """Return what int8 is like in a package of this precision. `UserError` if that would be refused."""
     judged = replace(settings, target="portable", attention=False, attention_layer=None, force=False)
     with TemporaryDirectory() as folder:
         package = Path(folder) / "package"
@@ -177,3 +180,4 @@ def _judge(
             export_onnx(checkpoint, package, judged, told=told, watch=watch)
         except UserError as error:
             raise UserError(str(error).replace(str(package), str(out))) from None
+        return read_int8_scales(package, open_checkpoint(checkpoint).config) or BY_ROW

@@ -7,7 +7,7 @@ changed stays as it is, but for the lines between the marks of the proof; its la
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +70,8 @@ class Form(NamedTuple):
     tags: tuple[str, ...]
     use: str | None = None
     """How it is used, a Markdown block; None: by this project."""
+    more: Sequence[str] = ()
+    """Lines of further sections, Markdown."""
 
 
 CHECKPOINT = Form("mlx-transformer", ("mlx", "transformer"))
@@ -139,6 +141,7 @@ def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str])
             "",
             *_sizes(folder, c),
             "",
+            *form.more,
             "## Proof",
             "",
             BEGIN,

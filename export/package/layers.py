@@ -1,0 +1,199 @@
+"""Which layers of an encoder may be int8: what each does to the vectors of a text, and a mix that keeps neighbours.
+
+    each layer in int8, all others in float32 --> share of each text's ten nearest neighbours that stay among them,
+    all of them in int8                           and how far a vector of length 1 moves
+
+    a share is asked for --> layers go back to float32, first what moves vectors most for the multiplications that it
+                             saves, until on the whole text so many neighbours are kept
+
+A layer here is one's attention, one's feed-forward net or the table of tokens. Errors of layers add up nearly as those
+of chance do, by their squares, so that each by itself tells what leaving it in float32 gains. Vectors are made as the
+model's folder says, else as the mean of the last layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.interface import MODEL, Request
+from export.precision.mlx_integers import unpack_on_load
+from export.precision.passes import lower
+from export.precision.table import Lowering
+from export.targets.portable.runtime import EncoderGraphs
+from export.targets.table import target_of
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
+from mlx_transformer.core.int8_scales import layers_of
+from mlx_transformer.core.parameters import quantizable_shapes
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.generation.embed import Embedder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.watch import Watch, unwatched
+
+from .plan import Plan
+from .quality import Text, nearest, share_kept
+from .weights import fill
+
+MEASURED = 200
+"""Most texts on which layers are measured one by one, from all parts of what is given."""
+SHOWN = 3
+"""Layers that a line names, the costliest."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What int8 does to vectors: the share of each one's ten nearest neighbours that are float32's too, and how far
+    those of length 1 move, root mean square."""
+
+    neighbours: float
+    distance: float
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What int8 in each layer alone does, in the order of the network, and in all of them, on some texts."""
+
+    text: str
+    sentences: int
+    each: dict[str, Moved]
+    all: Moved
+
+    def order(self, config: TransformerConfig) -> list[str]:
+        """Return the layers, that first which moves vectors most for the numbers that its integers save."""
+        shapes = quantizable_shapes(config)
+        size = {layer: sum(math.prod(shapes[name]) for name in names) for layer, names in layers_of(shapes).items()}
+        return sorted(self.each, key=lambda layer: -(self.each[layer].distance ** 2) / size[layer])
+
+    def to_dict(self) -> dict[str, Any]:
+        each = {layer: vars(moved) for layer, moved in self.each.items()}
+        return {"text": self.text, "sentences": self.sentences, "all": vars(self.all), "each": each}
+
+    def __str__(self) -> str:
+        worst = sorted(self.each, key=lambda layer: -self.each[layer].distance)[:SHOWN]
+        named = ", ".join(f"{layer} {self.each[layer].neighbours:.2%}" for layer in worst)
+        return (
+            f"int8: neighbours kept with one layer in int8, at worst: {named}; with all {self.all.neighbours:.2%};"
+            f" {self.sentences} lines of {self.text}"
+        )
+
+    def lines(self) -> list[str]:
+        """Return them as a table for the model card."""
+        rows = [*self.each.items(), ("all of them", self.all)]
+        return [
+            f"Neighbours kept with one layer in int8 and all others in float32, and how far a vector of length 1 moves,"
+            f" on {self.sentences} lines of {self.text}:",
+            "",
+            "| layer in int8 | ten nearest neighbours kept | moved |",
+            "|---|---|---|",
+            *(f"| `{layer}` | {moved.neighbours:.2%} | {moved.distance:.4f} |" for layer, moved in rows),
+        ]
+
+
+def measured(
+    plan: Plan,
+    least: float | None,
+    text: Text | None,
+    told: Callable[[str], None] = lambda _: None,
+    watch: Watch = unwatched,
+) -> tuple[Plan, Layers | None]:
+    """Return what each layer costs that the plan has in int8, and the plan with those left in float32 that `least`, a
+    share of neighbours, asks for. None where there is no int8, no encoder alone or no text. `told` is called with a
+    line on either, `watch` with the share that is done. `UserError` where no layer can be int8."""
+    if "int8" not in plan.precisions or plan.config.architecture != "encoder" or text is None:
+        return plan, None
+    ours = [layer for layer in layers_of(quantizable_shapes(plan.config)) if _makes_vectors(layer)]
+    ours = [layer for layer in ours if layer not in plan.int8_scales.float32]
+    lines = text.source[:: math.ceil(len(text.source) / MEASURED)]
+    steps = len(ours) + 2
+
+    def done(finished: int) -> None:
+        watch(finished / steps, "int8 layers")
+
+    done(0)
+    others = [[other for other in ours if other != layer] for layer in ours]
+    *alone, together = Encoders(plan, lines, ours).moved([*others, []], done)
+    found = Layers(text.origin, len(lines), dict(zip(ours, alone, strict=True)), together)
+    told(str(found))
+    if least is None:
+        return plan, found
+    left, moved = _left(Encoders(plan, text.source, ours), found.order(plan.config), least)
+    said = ", ".join(left) if left else "no layer"
+    told(f"int8: float32 stays in {said}: {moved.neighbours:.2%} of the ten nearest neighbours are kept")
+    return replace(plan, int8_scales=plan.int8_scales.leaving(left, plan.config)), found
+
+
+def _makes_vectors(layer: str) -> bool:
+    """Whether vectors depend on it: not on a head."""
+    return layer.startswith(("encoder.", "embedding", "source_embedding"))
+
+
+def _left(encoders: Encoders, order: Sequence[str], least: float) -> tuple[list[str], Moved]:
+    """Return the fewest layers, the first ones of this order, with which in float32 so many neighbours are kept."""
+    too_few, enough, best = -1, len(order), None
+    while enough - too_few > 1:
+        count = (too_few + enough) // 2
+        (moved,) = encoders.moved([order[:count]])
+        if moved.neighbours >= least:
+            enough, best = count, moved
+        else:
+            too_few = count
+    if best is None:
+        raise UserError(
+            f"least_neighbours {least:g}: with any layer in int8 fewer are kept: take float16, or a smaller share"
+        )
+    return list(order[:enough]), best
+
+
+class Encoders:
+    """A plan's encoder in int8, with some of these layers left in float32; and what it makes of texts in float32."""
+
+    def __init__(self, plan: Plan, texts: Sequence[str], layers: Sequence[str]):
+        self.plan, self.texts, self.tokenizer = plan, texts, Tokenizer(str(plan.tokenizer))
+        (self.exact,) = self._vectors([layers])
+        self.nearest = nearest(self.exact)
+
+    def moved(
+        self, mixes: Sequence[Sequence[str]], done: Callable[[int], None] = lambda finished: None
+    ) -> Iterator[Moved]:
+        """Yield what each mix does, by the layers that it leaves in float32."""
+        for finished, vectors in enumerate(self._vectors(mixes), start=1):
+            done(finished + 1)
+            distance = np.sqrt(np.square(vectors - self.exact).sum(axis=1).mean())
+            yield Moved(share_kept(self.nearest, nearest(vectors)), float(distance))
+
+    def _vectors(self, mixes: Sequence[Sequence[str]]) -> Iterator[NDArray[np.float64]]:
+        """Yield the vectors of all texts, of length 1, by each mix: all of them read one data file."""
+        from export.runtime.sessions import open_session  # writing a package needs no ONNX Runtime
+
+        plan, request = self.plan, Request(config=self.plan.config)
+        with TemporaryDirectory() as name:
+            models = [self._graph(request, mix) for mix in mixes]
+            fill(models, plan.checkpoint, Path(name, f"{MODEL}.onnx_data"), 1024)
+            for i, model in enumerate(models):
+                file = Path(name, f"{i}.onnx")
+                file.write_bytes(ir.to_proto(model).SerializeToString())
+                graphs = EncoderGraphs(request, {MODEL: open_session(file)})
+
+                def encode(ids: NDArray, mask: NDArray, graphs: EncoderGraphs = graphs) -> NDArray:
+                    return graphs.encode(Sources.of(plan.config, ids=ids).stacked(), mask)
+
+                how: dict[str, Any] = {} if plan.embedding is not None else {"pooling": "mean"}
+                made = Embedder(plan.config, self.tokenizer, plan.embedding, encode, str(plan.checkpoint.folder), **how)
+                found = made.vectors(made.rows(self.texts)).astype(np.float64)
+                yield found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+
+    def _graph(self, request: Request, left: Sequence[str]) -> ir.Model:
+        model = target_of("portable").build(MODEL, request)
+        scales = self.plan.int8_scales.leaving(left, self.plan.config)
+        lower(model, "int8", Lowering(), scales=scales)
+        unpack_on_load(model, self.plan.checkpoint)
+        return model
