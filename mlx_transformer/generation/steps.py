@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays, NumpyArrays
 from .options import Hypothesis, Options, aligned_right
-
-if TYPE_CHECKING:
-    from .candidates import Candidates
 
 T = TypeVar("T")
 
@@ -71,9 +68,9 @@ class Model(Protocol):
         none, and `Beam` or `Greedy` looks at all logits."""
         return None
 
-    def among(self, candidates: Candidates) -> Model | None:
-        """The model with the vocabulary of a batch, which computes the logits of these ids alone; None: it can't, and
-        they are chosen from all logits."""
+    def among(self, candidates: Any) -> Model | None:
+        """The model with the vocabulary of a batch (`candidates.Candidates`), which computes the logits of these ids
+        alone; None: it can't, and they are chosen from all logits."""
         return None
 
     def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
