@@ -35,7 +35,8 @@ def started(*arguments, before="", said=None):
     # Tests run in the background of a shell may have been told to ignore Ctrl-C, which processes inherit.
     heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
     script = f"{heard}\n{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
-    command = [sys.executable, "-c", script, "serve", *map(str, arguments), "--port", "0"]
+    patient = ["--port", "0", "--grace-seconds", str(PATIENCE)]  # what is held is not given up by itself
+    command = [sys.executable, "-c", script, "serve", *map(str, arguments), *patient]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
     return process, port_of(process, said)
 
