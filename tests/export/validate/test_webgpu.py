@@ -1,5 +1,6 @@
 """Runtime webgpu in a real browser (`make test-browser`): judged as every other, on whatever adapter there is."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from imports import ROOT
 from random_models import write_model
 from waiting import PATIENCE, until
 
+from export.request import SENTENCE_EMBEDDING
 from export.validate import Report, compare, validate_command
 from export.validate.engines.webgpu_engine import PROVIDER
 from export.validate.rule import BUDGETS
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import TextEmbedding
 
 pytestmark = pytest.mark.consumers
 
@@ -75,6 +78,18 @@ def test_the_processor_s_adapter_by_name(encoder: tuple[Path, Path]) -> None:
     report = judged(encoder, "webgpu:software")
     assert report.equal, report.failures()
     assert report.runtimes[0].details["adapter"].endswith(", on the processor")
+
+
+@pytest.mark.parametrize("precision", ["float32", "int4"])
+def test_the_vector_of_a_text_is_its_graph_s(precision: str, tmp_path: Path) -> None:
+    """An encoder as ModernBERT is, by turns with a window and without, and how its folder pools."""
+    turns = ({"window": 3, "rotary_base": 100.0}, {})
+    modern = dataclasses.replace(ENCODER, encoder_layers=2, positions="rotary", layer_pattern=turns)
+    pooled = TextEmbedding(pooling=("cls", "mean"), normalize=True)
+    options = dict(target="web", precision=precision, accept_loss=True)
+    report = judged(write_model(modern, tmp_path, 3, embedding=pooled, **options))
+    assert report.equal, report.failures()
+    assert {point.inputs for point in report.points if point.tap == SENTENCE_EMBEDDING} == {len(report.inputs)}
 
 
 def test_a_mistake_is_found_and_named(encoder: tuple[Path, Path], tmp_path: Path) -> None:
