@@ -113,7 +113,7 @@ def measured(
     ours = [layer for layer in layers_of(quantizable_shapes(plan.config)) if _makes_vectors(layer)]
     ours = [layer for layer in ours if layer not in plan.int8_scales.float32]
     lines = text.source[:: math.ceil(len(text.source) / MEASURED)]
-    steps = len(ours) + 2
+    steps = len(ours) + 2 + (0 if least is None else len(ours).bit_length())
 
     def done(finished: int) -> None:
         watch(finished / steps, "int8 layers")
@@ -125,7 +125,8 @@ def measured(
     told(str(found))
     if least is None:
         return plan, found
-    left, moved = _left(Encoders(plan, text.source, ours), found.order(plan.config), least)
+    encoders = Encoders(plan, text.source, ours)
+    left, moved = _left(encoders, found.order(plan.config), least, lambda tried: done(len(ours) + 2 + tried))
     said = ", ".join(left) if left else "no layer"
     told(f"int8: float32 stays in {said}: {moved.neighbours:.2%} of the ten nearest neighbours are kept")
     return replace(plan, int8_scales=plan.int8_scales.leaving(left, plan.config)), found
@@ -136,10 +137,13 @@ def _makes_vectors(layer: str) -> bool:
     return layer.startswith(("encoder.", "embedding", "source_embedding"))
 
 
-def _left(encoders: Encoders, order: Sequence[str], least: float) -> tuple[list[str], Moved]:
+def _left(
+    encoders: Encoders, order: Sequence[str], least: float, done: Callable[[int], None]
+) -> tuple[list[str], Moved]:
     """Return the fewest layers, the first ones of this order, with which in float32 so many neighbours are kept."""
-    too_few, enough, best = -1, len(order), None
+    too_few, enough, best, tried = -1, len(order), None, 0
     while enough - too_few > 1:
+        done(tried := tried + 1)
         count = (too_few + enough) // 2
         (moved,) = encoders.moved([order[:count]])
         if moved.neighbours >= least:
