@@ -39,15 +39,16 @@ LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-# Runs of a session that are profiled: enough to take both branches of the merged graph.
-PROFILED_RUNS = 8
+# Runs of a session that are profiled, where its graph has an If: enough to take both branches. One shows all others.
+RUNS_OF_BRANCHES = 8
 
 
 class ProfiledSession:
     """A session that writes down which node runs where, during its first runs."""
 
-    def __init__(self, session: Any):
-        self.session, self.runs = session, 0
+    def __init__(self, session: Any, profiled: int):
+        """profiled: how many of its runs are."""
+        self.session, self.profiled, self.runs = session, profiled, 0
         self.nodes: list[tuple[str, str, str]] = []
         """(name, operator, provider), known once profiling has ended."""
 
@@ -66,14 +67,14 @@ class ProfiledSession:
     def ran(self) -> None:
         """Count a run, and stop profiling after the last one to profile."""
         self.runs += 1
-        if self.runs == PROFILED_RUNS:
+        if self.runs == self.profiled:
             self.end()
 
     def end(self) -> None:
         """Stop profiling, if it hasn't been yet, and read what it found."""
         if self.nodes or not self.runs:
             return
-        self.runs = max(self.runs, PROFILED_RUNS)
+        self.runs = max(self.runs, self.profiled)
         path = Path(self.session.end_profiling())
         ran = [event for event in json.loads(path.read_text()) if event.get("cat") == "Node"]
         path.unlink()
@@ -169,7 +170,10 @@ class OnnxRuntimeEngine(OnnxEngine):
         # A provider whose libraries can't be loaded is left out with no more than a warning.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
-        return session if model is not None else ProfiledSession(session)
+        if model is not None:
+            return session
+        branches = any(node.op_type == "If" for node in onnx.load(path, load_external_data=False).graph.node)
+        return ProfiledSession(session, RUNS_OF_BRANCHES if branches else 1)
 
     def details(self) -> dict[str, str]:
         return {
