@@ -74,6 +74,7 @@ def compare(
     settings: JudgeSettings = JudgeSettings(),
     *,
     longest: int | None = None,
+    searches: bool = True,
     watch: Watch = unwatched,
     **changes: Any,
 ) -> Report:
@@ -81,10 +82,11 @@ def compare(
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
     Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
-    `Unavailable`. `seed` repeats a run; `longest` bounds the longest input. `settings`, and by their names in `changes`
-    those that differ, are as `export.settings.JudgeSettings` says. `watch` is told the share that is done and what is
-    being done. Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see
-    `engines/foreign_engine.py`). Raises `UserError` for folders that are no such models.
+    `Unavailable`. `seed` repeats a run; `longest` bounds the longest input; without `searches`, half of the time,
+    nothing is generated. `settings`, and by their names in `changes` those that differ, are as
+    `export.settings.JudgeSettings` says. `watch` is told the share that is done and what is being done. Somebody else's
+    ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see `engines/foreign_engine.py`).
+    Raises `UserError` for folders that are no such models.
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
@@ -112,7 +114,9 @@ def compare(
         longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
         cases = grid(opened.config, seed, texts, longest)
         cases = with_vectors(cases, opened.config, seed) if vectors else cases
-        report = compare_engines(opened, engines, cases, watch, candidates_of(settings.shortlist, opened))
+        report = compare_engines(
+            opened, engines, cases, watch, candidates_of(settings.shortlist, opened), searches=searches
+        )
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
@@ -205,6 +209,8 @@ def compare_engines(
     cases: Sequence[Case],
     watch: Watch = unwatched,
     listed: CandidatesOf | None = None,
+    *,
+    searches: bool = True,
 ) -> Report:
     """As `compare`, for engines and inputs that exist already. listed: see `free_running`."""
     begin, words = time.perf_counter(), token_text(checkpoint)
@@ -227,8 +233,9 @@ def compare_engines(
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.is_fixed):
             points += on_its_integers(engine, stored, cases)
         shown = _shown(checkpoint, members)
+        generation = (settings, listed) if searches else None
         network_points, network_tokens = _against(
-            checkpoint.config, network, members, cases, words, within, (settings, listed), shown
+            checkpoint.config, network, members, cases, words, within, generation, shown
         )
         points += network_points
         tokens += network_tokens
@@ -259,11 +266,11 @@ def _against(
     cases: Sequence[Case],
     words: TokenText,
     watch: Watch,
-    generation: tuple[Mapping[str, Any], CandidatesOf | None],
+    generation: tuple[Mapping[str, Any], CandidatesOf | None] | None,
     shown: Shown,
 ) -> tuple[list[Point], list[Tokens]]:
     """Compare runtimes of one network with its reference. generation: how the model generates by itself, and its
-    candidates. shown: see `reference_outputs`."""
+    candidates; None: it does not. shown: see `reference_outputs`."""
     truth64, truth32 = (
         Reference(c, weights, kind, inner_points=shown.inner_points) for kind in (np.float64, np.float32)
     )
@@ -282,11 +289,14 @@ def _against(
                 if tap == "logits" and c.head.kind in CHOOSING:
                     agreement.add(engine.name, path, case, got, truths[tap])
             samples += logits_among(engine, case, truths["logits"])
-    watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = judged_points(samples, SecondLook(c, weights, shown))
-    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, *generation)]
+    tokens = list(agreement.judged(limits))
+    if generation is not None:
+        watch(TEACHER_FORCED, "free decoding")
+        tokens += free_running(truth64, inspected, cases, limits, words, *generation)
+    return points, tokens
 
 
 def _culprits(

@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,11 +47,8 @@ def all_mutations() -> dict[tuple[str, str], Mutation]:
     return {("onnxruntime", n): m for n, m in ONNX.items()} | {("mlx", n): m for n, m in MLX.items()}
 
 
-def make_models(folder: Path) -> Models:
-    return {
-        name: write_model(config, folder / name, seed=3, embedding=EMBEDDINGS.get(name))
-        for name, config in CONFIGS.items()
-    }
+def make_models(folder: Path, names: Iterable[str] = CONFIGS) -> Models:
+    return {name: write_model(CONFIGS[name], folder / name, seed=3, embedding=EMBEDDINGS.get(name)) for name in names}
 
 
 def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:
