@@ -15,10 +15,15 @@ from guide_numbers import CLAIMS, FILE, NUMBER, PAGES, holds, name_of, sources, 
 from imports import ROOT
 
 STEPS = [page for page in PAGES if page.stem != "index" and page != CLAIMS]
+TRAINS = "pictures"  # half of the time of all; its numbers are row 41's, which a test computes
 BY_NAME = pytest.mark.parametrize("page", STEPS, ids=lambda page: page.stem)
 
 
-@BY_NAME
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.stem == TRAINS else ()) for page in STEPS],
+    ids=lambda page: page.stem,
+)
 def test_examples_print_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page in their order, as a reader pastes them one after another."""
     monkeypatch.chdir(tmp_path)

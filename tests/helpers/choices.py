@@ -12,13 +12,13 @@ both_choices = [pytest.mark.gpu_path, pytest.mark.usefixtures("device_choices")]
 
 
 def thin(items: list[pytest.Item]) -> None:
-    """Of the cases of a file, mark every other one with a GPU's choices slow; `make test-gpu-path` has all."""
+    """Of the cases of a file with a GPU's choices, mark all but every fourth slow; `make test-gpu-path` has all."""
     seen = Counter[str]()
     for item in items:
         chosen = getattr(item, "callspec", None)
         if chosen is None or chosen.params.get("device_choices") != "gpu" or item.get_closest_marker("slow"):
             continue
-        if seen[str(item.path)] % 2:
+        if seen[str(item.path)] % 4:
             for mark in SLOW:
                 item.add_marker(mark)
         seen[str(item.path)] += 1

@@ -53,7 +53,7 @@ def test_there_are_enough_of_them() -> None:
     assert ALL.keys() >= FAST
 
 
-@pytest.mark.parametrize("name", thinned(CONFIGS, 4))
+@pytest.mark.parametrize("name", thinned(CONFIGS, 8))
 def test_the_unmutated_models_pass(name: str, models: Models) -> None:
     report = compare(*models[name], seed=SEED, threads=1)
     assert report.equal, report.failures()

@@ -127,6 +127,7 @@ def test_a_new_file_is_a_difference(base: Path, tmp_path: Path) -> None:
     assert differences(base / "search", tmp_path / "search") == ["more: is new"]
 
 
+@pytest.mark.slow
 def test_every_choice_is_exported_in_several_models() -> None:
     chosen = factors(KNOWN)
     models = covering(chosen, accepted, draws=DRAWS)

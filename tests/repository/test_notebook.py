@@ -32,6 +32,7 @@ def check(said: str, lines: int) -> None:
     assert re.search(r"peak memory[\d.]+ MB[\d.]+ MB", said)
 
 
+@pytest.mark.slow
 def test_its_cells_run(shown, tmp_path):
     check(shown("STEPS, PAIRS, LINES = 2, 300, 10"), 10)
     assert not list(tmp_path.iterdir()), "nothing is left where it runs"

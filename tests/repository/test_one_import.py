@@ -54,6 +54,7 @@ def test_a_task(task, place, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 def test_type_checkers_see_no_any_in_a_users_file(tmp_path):
     """mypy, whose option finds every expression of type Any; pyright reads the file, strictly, in `make lint`."""
     pytest.importorskip("mypy")

@@ -5,6 +5,7 @@ Differences are listed below, each with its reason.
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,7 @@ BODIES = {
 }
 
 
+@cache
 def definitions(path: Path) -> dict[str, ast.AST]:
     """Every class, method and function of a file by its dotted name."""
     found = {}

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from combined import thinned
 from random_models import random_weights
 from small_models import alone, encoder_decoder
 
@@ -32,7 +33,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=thinned(MODELS, 3))
 def run(request, tmp_path):
     """A run's folder with a model, whose record names a validation text."""
     return made(tmp_path / "run", MODELS[request.param])

@@ -10,6 +10,7 @@ from typing import Any
 
 import marian_models
 import pytest
+from combined import thinned, thinned_rows
 from random_models import random_weights
 
 from export import export_onnx, export_search
@@ -52,10 +53,10 @@ def models(tmp_path_factory) -> list[tuple[Path, TransformerConfig]]:
     return found
 
 
-EXPORTS = [("portable", "float32"), ("cpu", "float32"), ("cpu", "int8"), ("web", "float16"), ("web", "int4")]
+EXPORTS = [("cpu", "float32"), ("portable", "float32"), ("cpu", "int8"), ("web", "int4"), ("web", "float16")]
 
 
-@pytest.mark.parametrize(("target", "precision"), EXPORTS)
+@pytest.mark.parametrize(("target", "precision"), thinned_rows(EXPORTS, 3))
 def test_exports(target, precision, models, tmp_path):
     weights = 4 * parameter_count(models[0][1])
     large, small = (
@@ -67,7 +68,7 @@ def test_exports(target, precision, models, tmp_path):
     assert share(large, small, weights) <= LIMIT
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("precision", thinned(["int8", "float32"], 2))
 def test_one_file(precision, models, tmp_path):
     weights = 4 * parameter_count(models[0][1])
     large, small = (
@@ -93,7 +94,7 @@ def test_there_and_back(models, tmp_path):
     assert share(large, small, weights) <= LIMIT
 
 
-@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("integers", thinned([True, False], 2))
 def test_marians_files(integers, tmp_path):
     sizes = {"dim-emb": 256, "transformer-dim-ffn": 2048, "enc-depth": 3, "dec-depth": 2, "dim-vocabs": [90, 90]}
     marian_models.write_model(tmp_path / "large", {**marian_models.STUDENT, **sizes}, integers=integers)

@@ -75,6 +75,6 @@ def test_validate_knows_which_they_are(target: str, tmp_path: Path) -> None:
     """In a file that computes in float16; `cpu` only stores sixteen bits, of these matrices too."""
     checkpoint = save_checkpoint(tmp_path / "model", T5, random_weights(T5, 4))
     folder = export_onnx(checkpoint, tmp_path / "onnx", target=target, precision="float16", accept_loss=True)
-    weights = compare(checkpoint, folder, ["onnxruntime"], seed=1, threads=1, longest=8).weights
+    weights = compare(checkpoint, folder, ["onnxruntime"], seed=1, threads=1, longest=8, searches=False).weights
     assert weights
     assert all(check.passed for check in weights), [check for check in weights if not check.passed]

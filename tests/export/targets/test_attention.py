@@ -49,7 +49,7 @@ def judged(report):
     ("name", "target"), combined(["paper", "modern", "odd widths", "query_key_norm=True"], GRAPHS_OF_THEIR_OWN)
 )
 def test_what_changes_attention(name, target, tmp_path):
-    report = compare(*exported(tmp_path, name, target), ["onnxruntime"], longest=8, threads=1)
+    report = compare(*exported(tmp_path, name, target), ["onnxruntime"], longest=8, threads=1, searches=False)
     assert report.equal, (report.seed, report.failures())
     assert judged(report) == dict.fromkeys(WAYS[target], True)
 
@@ -57,13 +57,13 @@ def test_what_changes_attention(name, target, tmp_path):
 @pytest.mark.parametrize(("target", "precision"), [("portable", "int8"), ("web", "float16"), ("cpu", "int4")])
 def test_lower_precisions(target, precision, tmp_path):
     folders = exported(tmp_path, target=target, precision=precision, accept_loss=True)
-    report = compare(*folders, [f"onnxruntime:cpu:all:{precision}"], longest=8, threads=1)
+    report = compare(*folders, [f"onnxruntime:cpu:all:{precision}"], longest=8, threads=1, searches=False)
     assert report.equal, (report.seed, report.failures())
     assert judged(report) == dict.fromkeys(WAYS[target], True)
 
 
 def test_beside_mlx(tmp_path):
-    report = compare(*exported(tmp_path), ["mlx", "onnxruntime"], longest=8, threads=1)
+    report = compare(*exported(tmp_path), ["mlx", "onnxruntime"], longest=8, threads=1, searches=False)
     assert report.equal, (report.seed, report.failures())
     assert [p.path for p in report.points if p.tap == CROSS_ATTENTION and p.runtime == "mlx"] == ["tapped"]
 
@@ -104,7 +104,7 @@ def test_a_wrong_output_is_found(change, tmp_path):
         ]
         mean.input[0] = other
     file.write_bytes(model.SerializeToString())
-    report = compare(checkpoint, folder, ["onnxruntime"], longest=8, threads=1)
+    report = compare(checkpoint, folder, ["onnxruntime"], longest=8, threads=1, searches=False)
     assert not report.equal
     assert judged(report) == {"plain": True, "cached": False, "cached, merged": True}
     assert "cross_attention (cached" in report.failures()[0]
@@ -150,7 +150,7 @@ def test_it_is_off_by_default(tmp_path):
     model = OnnxTransformer(folder, threads=1)
     with pytest.raises(UserError, match=r"returns no attention: export it with --attention$"):
         model.cross_attention([[5, 6]], [[1, 7]])
-    report = compare(checkpoint, folder, ["onnxruntime"], longest=6, threads=1)
+    report = compare(checkpoint, folder, ["onnxruntime"], longest=6, threads=1, searches=False)
     assert not judged(report)
 
 

@@ -97,7 +97,7 @@ def test_mlx_on_a_gpu_is_judged_without_being_asked(
     monkeypatch.setattr(sys.modules[compare.__module__], "open_engine", opening)
     for gpu, names in {True: ["mlx", "onnxruntime", "mlx:gpu"], False: ["mlx", "onnxruntime"]}.items():
         monkeypatch.setattr(mlx_engine, "has_gpu", lambda gpu=gpu: gpu)
-        assert compare(*exported, seed=1, longest=12).equal
+        assert compare(*exported, seed=1, longest=12, searches=False).equal
         assert opened == names
         opened.clear()
 
@@ -139,16 +139,17 @@ def test_explain_says_the_rule_with_the_codes_numbers(capsys: pytest.CaptureFixt
 
 def test_two_settings_of_one_runtime_are_told_apart(exported: tuple[Path, Path]) -> None:
     names = ["onnxruntime:cpu:none", "onnxruntime:cpu:all"]
-    report = compare(*exported, names, seed=1, threads=1)
+    report = compare(*exported, names, seed=1, threads=1, searches=False)
     assert [r.name for r in report.runtimes] == names
     assert {p.runtime for p in report.points} == set(names)
     assert [p.runtime for p in report.placements] == names
+    assert {t.search for t in report.tokens} == {"top-1, teacher-forced", "cached against full"}  # without searches
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_lower_precision_stays_in_its_own_budget(precision: str, seed: int, exported: tuple[Path, Path]) -> None:
-    report = compare(exported[0], None, [f"mlx:cpu:{precision}"], seed)
+    report = compare(exported[0], None, [f"mlx:cpu:{precision}"], seed, searches=False)
     assert report.equal, report.failures()
     assert report.runtimes[0].budget == BUDGETS[precision, "cpu"]
     assert min(p.worst.rms_ratio for p in report.points) > 0.1  # it did compute in that precision
@@ -160,7 +161,7 @@ def test_a_precision_does_not_pass_for_a_better_one(exported: tuple[Path, Path])
     for real, claimed in [("float16", "float32"), ("bfloat16", "float16")]:
         engine = open_engine(f"mlx:cpu:{real}", checkpoint, None)
         engine.precision = claimed
-        report = compare_engines(checkpoint, [engine], cases)
+        report = compare_engines(checkpoint, [engine], cases, searches=False)
         assert not report.equal
         assert report.weights[0].problems
         assert {p.tap for p in report.points if p.passed} == set()
@@ -183,7 +184,7 @@ def test_a_device_without_its_own_budget_has_the_cpus_and_says_so() -> None:
 
 
 def test_the_provider_of_every_node_is_reported(exported: tuple[Path, Path]) -> None:
-    report = compare(*exported, ["onnxruntime", "mlx"], seed=1, threads=2)
+    report = compare(*exported, ["onnxruntime", "mlx"], seed=1, threads=2, searches=False)
     ort, mlx = report.placements
     assert {node.graph for node in ort.nodes} == {
         "encoder_model",

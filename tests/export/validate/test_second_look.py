@@ -123,5 +123,5 @@ def test_norms_of_single_numbers_near_zero_blame_nobody(seed: int, tmp_path: Pat
     )  # fmt: skip
     save_checkpoint(tmp_path / "model", config, random_weights(config, seed))
     exported = export_onnx(tmp_path / "model", tmp_path / "onnx")
-    report = compare(tmp_path / "model", exported, ["onnxruntime"], 1, threads=1)
+    report = compare(tmp_path / "model", exported, ["onnxruntime"], 1, threads=1, searches=False)
     assert report.equal, report.failures()

@@ -207,7 +207,9 @@ def test_real_text_is_among_the_inputs_where_there_is_a_tokenizer(tmp_path: Path
     tokenizer = Tokenizer.train(["the animal crossed the street", "das Tier ging über die Straße"], vocab_size=270)
     config = TransformerConfig(**{**SMALL, "vocab_size": tokenizer.vocab_size, "max_positions": 90})
     save_checkpoint(tmp_path / "model", config, random_weights(config, 1), tokenizer.to_json())
-    report = compare(tmp_path / "model", export_onnx(tmp_path / "model", tmp_path / "onnx"), seed=1, threads=1)
+    report = compare(
+        tmp_path / "model", export_onnx(tmp_path / "model", tmp_path / "onnx"), seed=1, threads=1, searches=False
+    )
     assert report.equal, report.failures()
     assert any(name.startswith("real text (7 x ") for name in report.inputs)
     rows = tokenised(tmp_path / "model" / "tokenizer.json", config)

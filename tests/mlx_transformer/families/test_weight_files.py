@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch_archives
+from combined import thinned
 from marian_folders import PAPER, written
 from safetensors.numpy import load_file, save_file
 from small_models import random_weights
@@ -134,7 +135,7 @@ def peak(folder: Path, out: Path, verb: str = "import_huggingface") -> int:
     return int(done.stdout)
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", thinned(WHOLE, 2))
 def test_weights_pass_through_memory_one_by_one(name: str, tmp_path: Path) -> None:
     """Import of 50 MB takes less than half of that beyond what an import of next to nothing takes."""
     large = dataclasses.replace(PAPER, d_model=384, d_ff=2048, d_k=96, d_v=96, encoder_layers=3, decoder_layers=3)
@@ -150,7 +151,7 @@ def test_weights_pass_through_memory_one_by_one(name: str, tmp_path: Path) -> No
     assert peaks[1] - peaks[0] < weights / 2
 
 
-@pytest.mark.parametrize("kind", ["trained here", "as published"])
+@pytest.mark.parametrize("kind", thinned(["as published", "trained here"], 2))
 def test_they_do_so_on_the_way_back(kind: str, tmp_path: Path) -> None:
     """With their channels in another order, and as they are."""
     large = dataclasses.replace(PAPER, d_model=384, d_ff=2048, d_k=96, d_v=96, encoder_layers=3, decoder_layers=3)

@@ -109,7 +109,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("base", "options"), combined(BASES, OPTIONS), ids=str)
+@pytest.mark.parametrize(("base", "options"), combined(BASES, OPTIONS, step=2), ids=str)
 def test_it_trains_as_models_do(bases, base, options, tmp_path):
     trainer = adapting(bases[base], tmp_path / "run", adapter="dora", steps=16, **options)
     trainer.run()
@@ -170,7 +170,7 @@ def test_what_was_trained_is_exported_and_proved(bases, base, tmp_path):
     trainer = adapting(bases[base], tmp_path / "run", adapter="dora", steps=12, learning_rate=3e-3)
     result = trainer.run()
     export_onnx(result.model, tmp_path / "onnx")
-    report = compare(result.model, tmp_path / "onnx", seed=1, longest=24, threads=1)
+    report = compare(result.model, tmp_path / "onnx", seed=1, longest=24, threads=1, searches=False)
     assert report.equal, report.failures()
     lines = ["56789", "98", "777", "6565", "01234"]
     merged, tokenizer = mlx_transformer.load(result.model)
