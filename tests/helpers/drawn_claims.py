@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -322,6 +323,18 @@ def alignment(panels: list[Panel], computed: Computed, model: Any) -> None:
     np.testing.assert_array_equal(image(panel), maps["cross"][-1].mean(axis=0)[:-1])
 
 
+@cache
+def encoder_maps(text: str) -> np.ndarray:
+    """Weights of every head of the shipped model's encoder, (layers, heads, n, n)."""
+    shipped = sentences.translator()
+    return trained.attention_maps(shipped.model, *sentences.read(shipped, text)[:2])["encoder"]
+
+
+@cache
+def lost(head: sentences.Head) -> float:
+    return sentences.lost(sentences.translator(), [head])
+
+
 @check
 def looking(panels: list[Panel], computed: Computed, model: Any) -> None:
     shipped, values, shown = sentences.translator(), computed(56), by_title(panels)
@@ -329,12 +342,9 @@ def looking(panels: list[Panel], computed: Computed, model: Any) -> None:
     for (asking, seen), most in zip(sentences.PAIRS, river, strict=True):
         (title,) = [title for title in shown if title.startswith(f"{asking} → {seen}: layer")]
         layer, head = (int(number) - 1 for number in re.findall(r"layer (\d), head (\d)", title)[0])
-        source, target, _ = sentences.read(shipped, sentences.RIVER)
         panel = shown[title]
-        assert np.array_equal(
-            image(panel), trained.attention_maps(shipped.model, source, target)["encoder"][layer, head]
-        )
-        assert panel.rows == panel.columns == shipped.words(source)
+        assert np.array_equal(image(panel), encoder_maps(sentences.RIVER)[layer, head])
+        assert panel.rows == panel.columns == shipped.words(sentences.read(shipped, sentences.RIVER)[0])
         place = panel.rows.index(asking), panel.columns.index(seen)
         assert image(panel)[place] == most
         assert [text for row in panel.cells() for text in row if text] == [panel.cells()[place[0]][place[1]]]
@@ -345,8 +355,8 @@ def looking(panels: list[Panel], computed: Computed, model: Any) -> None:
         assert panel.rows == [f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3, 4)]
         for seen in panel.columns:
             if panel.columns.count(seen) == 1:
-                looked = sentences.looks(shipped, text, "it", seen).ravel()
-                assert np.array_equal(image(panel)[:, panel.columns.index(seen)], looked)
+                place = panel.columns.index("it"), panel.columns.index(seen)
+                assert np.array_equal(image(panel)[:, place[1]], encoder_maps(text)[:, :, *place].ravel())
     tired, wide = (shown[f"too {word}: where “it” looks"] for word in sentences.WHY)
     for panel, seen, most in (
         (wide, "street", "too wide, most of any head: it to street"),
@@ -360,4 +370,4 @@ def looking(panels: list[Panel], computed: Computed, model: Any) -> None:
     for name, part in {**whole, "cross-attention": ("decoder", "cross_attention")}.items():
         x, y = falls[name]
         assert list(x) == list(range(1, 9))
-        np.testing.assert_allclose(y, [sentences.lost(shipped, [head]) for head in sentences.parts(shipped, *part)])
+        np.testing.assert_allclose(y, [lost(head) for head in sentences.parts(shipped, *part)])

@@ -15,10 +15,8 @@ FAST = {
     ("onnxruntime", name)
     for name in (
         "norm epsilon 1e-6 for 1e-5",
-        "norm epsilon times 10 in the cached decoder alone",
         "norm epsilon a little off in the cached decoder alone, which no number tells",
         "value bias times .99",
-        "one weight zero",
         "key bias dropped",
         "causal mask wrong at one position",
         "padding pooled in a text's vector",

@@ -42,16 +42,21 @@ def weights_of(data, kind, model=0):
 def test_a_decoder_without_self_attention_says_so(models, tmp_path):
     folder = write_explained(tmp_path / "recurrent", "encoder-decoder", decoder_self_attention="ssru")
     for kind in ("model", "onnx"):
-        figures = tmp_path / "figures" if kind == "model" else None
-        explain(folder / kind, [TEXT], out=tmp_path / f"{kind}.html", figures=figures)
+        explain(folder / kind, [TEXT], out=tmp_path / f"{kind}.html")
         assert data_of(tmp_path / f"{kind}.html")["maps"]["kinds"].keys() == {"encoder", "cross"}
         assert "This decoder has no self-attention" in (tmp_path / f"{kind}.html").read_text(encoding="utf-8")
-    assert (tmp_path / "figures" / "heads-cross.svg").is_file()
-    assert not (tmp_path / "figures" / "heads-decoder.svg").exists()
     explain(models["encoder-decoder"] / "model", [TEXT], out=tmp_path / "attention.html")
     assert "This decoder has no self-attention" not in (tmp_path / "attention.html").read_text(encoding="utf-8")
     with pytest.raises(UserError, match=r"decoder_self_attention='ssru', .* has 'attention'; maps of these can't be"):
         explain(models["encoder-decoder"] / "model", [TEXT], out=tmp_path / "both.html", beside=str(folder / "model"))
+
+
+@pytest.mark.slow
+def test_nor_has_it_a_figure_of_that(tmp_path):
+    folder = write_explained(tmp_path / "recurrent", "encoder-decoder", decoder_self_attention="ssru")
+    explain(folder / "model", [TEXT], out=tmp_path / "page.html", figures=tmp_path / "figures")
+    assert (tmp_path / "figures" / "heads-cross.svg").is_file()
+    assert not (tmp_path / "figures" / "heads-decoder.svg").exists()
 
 
 @pytest.mark.parametrize("folder", ["model", "onnx"])

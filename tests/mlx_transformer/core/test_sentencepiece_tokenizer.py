@@ -11,6 +11,7 @@ from random import Random
 import pytest
 import sentencepiece
 import tokenizers
+from combined import SLOW
 from hard_text import code_points, hard_lines, names
 
 from mlx_transformer.core.sentencepiece import BPE, Piece, SentencePiece, parse_sentencepiece, sentencepiece_bytes
@@ -26,6 +27,7 @@ KINDS = {
     "BPE": ("nmt_nfkc_cf", "bpe", {}),
     "BPE, as it is": ("identity", "bpe", {"byte_fallback": True}),
 }
+ALIKE = ["unigram, bytes"]  # what it has, two others have between them
 
 
 def trained(rule: str, kind: str, **options) -> bytes:
@@ -49,7 +51,7 @@ def with_every_letter(model: SentencePiece) -> SentencePiece:
     return dataclasses.replace(model, pieces=(*model.pieces, *map(Piece, new, scores)))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=SLOW if kind in ALIKE else []) for kind in KINDS])
 def model(request) -> SentencePiece:
     rule, kind, options = KINDS[request.param]
     model = parse_sentencepiece(trained(rule, kind, **options))
