@@ -65,9 +65,7 @@ def test_any_config(config, seed):
 def test_every_precision_and_what_is_said(tmp_path):
     config = encoder_decoder("paper")
     checkpoint, cpu = written(tmp_path, config, precision=PRECISIONS, force=True)
-    report = compare(
-        checkpoint, cpu, ["mlx", *(f"onnxruntime:cpu:all:{p}" for p in PRECISIONS)], seed=2, threads=1, searches=False
-    )
+    report = compare(checkpoint, cpu, ["mlx", *(f"onnxruntime:cpu:all:{p}" for p in PRECISIONS)], seed=2, threads=1)
     assert report.equal, report.failures()
     assert [r.precision for r in report.runtimes[1:]] == PRECISIONS
     # Beside MLX, whose every tap is there: what a runtime shows, and one line on the rest.
