@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from combined import combined
 from copying_model import write_copying_model
 from explained_models import data_of, unpacked, write_explained
 
@@ -59,8 +60,7 @@ def test_nor_has_it_a_figure_of_that(tmp_path):
     assert not (tmp_path / "figures" / "heads-decoder.svg").exists()
 
 
-@pytest.mark.parametrize("folder", ["model", "onnx"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "folder"), combined(ARCHITECTURES, ["model", "onnx"]))
 def test_the_page_shows_the_models_numbers(models, architecture, folder, tmp_path):
     text = "one two <mask> four" if architecture == "encoder" else TEXT
     said = explain(models[architecture] / folder, [text], out=tmp_path / "page.html", top_k=4)

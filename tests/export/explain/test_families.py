@@ -87,7 +87,7 @@ def assert_shown(page: Path, config: TransformerConfig, weights: dict[str, np.nd
         assert "token_type_embedding.weight" in walk["parameters"]
 
 
-@pytest.mark.parametrize("golden", thinned(FOLDERS, 15), ids=lambda golden: golden.name)
+@pytest.mark.parametrize("golden", thinned(FOLDERS, 25), ids=lambda golden: golden.name)
 def test_every_number_of_every_family_is_the_models(golden: Path, tmp_path: Path) -> None:
     """Each golden folder's config with a vocabulary that reads text."""
     import_huggingface(golden, tmp_path / "golden")

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from combined import thinned
 from small_models import CHOICES, SIZES, alone, configs, encoder_decoder, random_weights
 
 from export.graph.protos import add_taps
@@ -79,7 +80,7 @@ def models(tmp_path_factory):
     return cache(lambda name: Model(configs()[name], tmp_path_factory.mktemp("model")))
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", thinned(CHOICES, 2))
 def test_encoder_decoder(models, name):
     model = models(name)
     (ids, mask), target_ids = source(model.config), target(model.config)

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import onnx
 import pytest
+from combined import thinned
 from safetensors.numpy import load_file, save_file
 from small_models import write_text_model
 
@@ -120,7 +121,7 @@ def test_graphs_of_another_make_are_refused(graph, change, folder, capfd):
     assert capfd.readouterr().err == "", "ONNX Runtime says nothing beside it"
 
 
-@pytest.mark.parametrize("metadata", ["null", "5", "[" * 90_000, "[[]]", "x", '{"vocab_size": "x"}'])
+@pytest.mark.parametrize("metadata", thinned(["null", "5", "[" * 90_000, "[[]]", "x", '{"vocab_size": "x"}'], 2))
 def test_a_single_file_whose_metadata_is_none_of_ours(metadata, folder):
     export_search(folder / "model", folder / "one.onnx")
     model = onnx.load(folder / "one.onnx")

@@ -54,7 +54,8 @@ def check(model, sources, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("decoder", "portable"), *combined([name for name in MODELS if name != "decoder"], FORMS)]
+    ("name", "form"),
+    [("decoder", "portable"), *combined([name for name in MODELS if name != "decoder"], FORMS, step=2)],
 )
 def test_int8(name, form, tmp_path):
     model = opened(name, form, tmp_path)

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from combined import thinned
 from coreml_models import SHAPE, config_of
 from onnx.reference import ReferenceEvaluator
 from random_models import write_model
@@ -151,7 +152,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", thinned(FAILURES, 2))
 def test_the_cpu_takes_over_with_one_line(failure, written, coreml, capsys):
     spoil, message = FAILURES[failure]
     coreml(spoil)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import combined
 from random_models import write_model
 from small_models import random_weights
 
@@ -41,8 +42,7 @@ def config_of(head: Head, **changes: object) -> TransformerConfig:
     return TransformerConfig.from_dict({"architecture": "encoder", **values})
 
 
-@pytest.mark.parametrize("target", ["portable", "coreml"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "target"), combined(HEADS, ["portable", "coreml"]))
 def test_every_head_is_equal_in_every_target(name: str, target: str, tmp_path: Path) -> None:
     shape: dict[str, str] = {"fixed_shape": "2x12"} if target == "coreml" else {}
     config = config_of(HEADS[name], norm_placement="pre" if name == "mean" else "post")

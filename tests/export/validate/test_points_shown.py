@@ -60,7 +60,7 @@ def test_all_runtimes(name, runtime, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, runtime)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", thinned(BOTH, 2))
 def test_target_cpu(name, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, "onnxruntime", target="cpu")
 

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from combined import thinned
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import Transformer, UserError
@@ -52,7 +53,7 @@ def opened(checkpoint: Path, runtime: str, folder: Path):
     return SearchModel(export_search(checkpoint, folder / "one.onnx", text=runtime == "text"), threads=1)
 
 
-@pytest.mark.parametrize("runtime", ["mlx", "portable", "cpu", "search", "text"])
+@pytest.mark.parametrize("runtime", thinned(["mlx", "portable", "cpu", "search", "text"], 2))
 def test_tokens_and_texts_are_those_of_transformers(runtime, checkpoint, tmp_path):
     golden, model = facts(checkpoint), opened(checkpoint, runtime, tmp_path)
     texts = golden["texts"]

@@ -7,6 +7,7 @@ import json
 from functools import cache
 
 import pytest
+from combined import combined
 from published_folders import CODES, FAIRSEQ, bart_files, of_many_languages, t5_config
 from published_text import STACKS, judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
 
@@ -132,9 +133,9 @@ def model() -> bytes:
     return trained(two_languages()[0])
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-@pytest.mark.parametrize("how", ["numbered", "added", "listed"])
-@pytest.mark.parametrize("name", ["nllb", "mbart"])
+@pytest.mark.parametrize(
+    ("name", "how", "kind"), combined(["nllb", "mbart"], ["numbered", "added", "listed"], ["unigram", "bpe"])
+)
 def test_fairseqs_ids_and_languages_behind_them(name, how, kind, tmp_path):
     model = trained(two_languages()[0], model_type=kind)
     first = of_many_languages(tmp_path, model, {"nllb": "m2m_100"}.get(name, name), CODES[name], how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from combined import thinned
+from combined import combined, thinned
 from mlx.utils import tree_map
 from toy_model import Toy
 
@@ -41,8 +41,7 @@ def like_a_gpu():
         return MlxArrays()
 
 
-@pytest.mark.parametrize("arrays", [MlxArrays, like_a_gpu])
-@pytest.mark.parametrize("options", REQUESTS, ids=str)
+@pytest.mark.parametrize(("arrays", "options"), combined([MlxArrays, like_a_gpu], REQUESTS), ids=str)
 def test_numpy_and_mlx_decide_alike(options, arrays):
     prefix = [[3, 5][: i % 3] for i in range(24)]
     for vocab_size, bias in ((8, 1.0), (3000, 5.0)):
