@@ -83,7 +83,7 @@ def _run(make: Make, what: str, settings: ServeSettings, give_up: Callable[[], N
     # uvicorn raises the signal that ended it once more, for the handler that was there before.
     endings = [signal.SIGTERM, signal.SIGINT, *([HANGUP] if HANGUP else [])]
     before = {number: signal.getsignal(number) for number in endings}
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, server.end_first)
     if before[signal.SIGINT] is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # in whose place asyncio puts its own
     if HANGUP and before[HANGUP] is not signal.SIG_IGN:  # nohup
@@ -150,6 +150,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self.asked > 1 and self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._give_up if self.asked == 2 else self._part)
+
+    def end_first(self, sig: int, frame: FrameType | None) -> None:
+        """Told before uvicorn listens to signals, or once more after it has: in both cases it is to end."""
+        self.should_exit = True
 
     def hang_up(self, sig: int, frame: FrameType | None) -> None:
         """Its terminal has gone. That often comes twice, from the system and from the shell, and asks no more."""

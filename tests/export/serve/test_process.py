@@ -139,6 +139,26 @@ def test_told_again_it_gives_up(folder, tmp_path, number, status):
         process.stderr.close()
 
 
+TOLD_FIRST = """
+import os, signal, uvicorn
+begin = uvicorn.Config.get_loop_factory
+
+def told(config):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return begin(config)
+
+uvicorn.Config.get_loop_factory = told
+from export.__main__ import main
+raise SystemExit(main())
+"""
+
+
+def test_told_to_end_before_it_listens_to_signals(folder):
+    command = [sys.executable, "-c", TOLD_FIRST, "serve", str(folder), "--port", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
 def test_several_models_of_both_runtimes(folder):
     """A checkpoint, which MLX runs, beside a folder, which ONNX Runtime does."""
     process, port = started(f"en-de={folder.parent / 'model'}", f"de-en={folder}")
