@@ -13,6 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from as_windows import AS_WINDOWS
 from combined import thinned_rows
 from imports import ROOT
 from serving import LINES, STREAM
@@ -102,6 +103,19 @@ def test_process(folder, text_model, tmp_path, number, status):
         assert process.wait(PATIENCE) == status
         said = process.stderr.read()
         assert "Traceback" not in said
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_system_without_posix_serves(folder, text_model):
+    process, port = started(folder, before=WITHOUT_MLX + AS_WINDOWS)
+    try:
+        assert json.loads(post(port, "/translate", {"text": LINES})[1]) == {"translations": text_model.translate(LINES)}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()
         process.wait()
