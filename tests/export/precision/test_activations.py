@@ -65,7 +65,7 @@ def levels(folder):
     return {attribute.i for attribute in found if attribute.name == "accuracy_level"}
 
 
-@pytest.mark.parametrize(("name", "target"), combined(CONFIGS, TARGETS))
+@pytest.mark.parametrize(("name", "target"), combined(CONFIGS, TARGETS, step=2))
 def test_float32_activations_keep_to_float32s_budget(name, target, tmp_path):
     """Against the network of the weights as they are stored: taps, embeddings bit for bit, caches and tokens."""
     checkpoint = saved(tmp_path, CONFIGS[name])
@@ -108,7 +108,9 @@ def test_a_session_that_rounds_activations_is_found_out(tmp_path, monkeypatch):
     assert not judged(checkpoint, folder, "int4").equal
 
 
-@pytest.mark.parametrize(("precision", "tied"), combined(["int4", "int8-weights"], ["none", "target-output", "all"]))
+@pytest.mark.parametrize(
+    ("precision", "tied"), combined(["int4", "int8-weights"], ["none", "target-output", "all"], step=2)
+)
 def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied, tmp_path):
     """Target web reads tables in blocks of 32; of a width of 48 it can't; what is looked up is what is multiplied."""
     config = dataclasses.replace(PAPER, d_model=48, tie_embeddings=tied)

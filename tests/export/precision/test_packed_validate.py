@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from combined import thinned_rows
+from combined import combined, thinned_rows
 from onnx import numpy_helper
 from quantized_models import NAMES, SCHEMES, wide
 from random_models import random_weights, write_model
@@ -54,8 +54,7 @@ def test_what_stays_in_its_exact_form(tmp_path):
     assert report.equal, (report.seed, report.failures())
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("part", ["blocks", "scales", "zeros"])
+@pytest.mark.parametrize(("part", "target"), combined(["blocks", "scales", "zeros"], ["portable", "cpu"]))
 def test_mistakes_are_found(part, target, tmp_path):
     """One number of one matrix, and by its name."""
     checkpoint, package = written(tmp_path, Scheme(32, 8), target)

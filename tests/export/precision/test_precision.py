@@ -112,7 +112,7 @@ def test_what_the_files_hold_is_what_numpy_quantises(precision, target, tmp_path
     assert found.keys() == {name for name, shape in shapes.items() if len(shape) == 2}
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", thinned([4, 8], 2))
 def test_another_scale_in_a_file_is_noticed(bits, tmp_path):
     precision = "int8" if bits == 8 else "int4"
     checkpoint, folder = written(PAPER, tmp_path, precision)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combined import thinned
 from command_line import caller, refused
 from copying_model import write_copying_model
 from ending_models import POST_NORM, PRE_NORM, made, rows
@@ -94,7 +95,7 @@ def copying(tmp_path_factory):
     return write_copying_model(tmp_path_factory.mktemp("copying"), onnx=False)
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("precision", thinned(["float32", "int8"], 2))
 def test_translate_aligns_with_it(call, copying, tmp_path, precision):
     one = tmp_path / "one.onnx"
     options = ["--search", "--attention", "--precision", precision, "--target", "cpu", "--accept-loss"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from combined import combined
+from combined import SLOW, combined, thinned
 from onnx import numpy_helper
 from quantized_models import wide
 from random_models import random_weights
@@ -41,9 +41,9 @@ def checkpoint_of(folder: Path, config, seed: int = 1) -> Path:
     [
         ("paper", "portable", {}),
         ("modern", "cpu", {}),
-        ("modern", "portable", {"external": True}),
         ("paper", "cpu", {"precision": "int8", "force": True}),
-        ("paper", "portable", {"precision": "float16", "force": True}),
+        pytest.param("modern", "portable", {"external": True}, marks=SLOW),
+        pytest.param("paper", "portable", {"precision": "float16", "force": True}, marks=SLOW),
     ],
 )
 def test_tokens_scores_and_weights(name, target, options, tmp_path):
@@ -77,7 +77,7 @@ def test_every_option(name, target, tmp_path):
     assert {t.search for t in report.tokens} == SEARCHES
 
 
-@pytest.mark.parametrize("precision", ["float32", "packed"])
+@pytest.mark.parametrize("precision", thinned(["packed", "float32"], 2))
 def test_quantised_by_mlx(precision, tmp_path):
     plain = checkpoint_of(tmp_path, wide())
     quantize_checkpoint(plain, tmp_path / "q", Scheme(32, 4))

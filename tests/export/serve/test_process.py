@@ -78,7 +78,7 @@ OnnxTransformer.generate = held
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), thinned_rows([(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)], 2)
+    ("number", "status"), thinned_rows([(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)], 3)
 )
 def test_process(folder, text_model, tmp_path, number, status):
     """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""

@@ -4,6 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from combined import thinned
 from ending_models import POST_NORM, made
 
 from export.graph.builder import GraphBuilder
@@ -88,7 +89,7 @@ def test_blocks_are_only_where_they_help():
     assert [block_size(width) for width in (32000, 37000, 58101)] == [64, 74, 107]
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_in_a_search_graph(tmp_path, target):
     model, checkpoint = made(tmp_path, **POST_NORM, vocab_size=16640)
     graph = SearchModel(export_search(checkpoint, tmp_path / "search.onnx", target=target), threads=1)

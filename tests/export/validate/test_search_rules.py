@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import thinned
 from ending_models import PRE_NORM, made
 from random_models import write_model
 from small_models import encoder_decoder
@@ -123,7 +124,7 @@ RULE_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["nothing", *RULE_NAMES])
+@pytest.mark.parametrize("rule", ["nothing", *thinned(RULE_NAMES, 2)])
 def test_a_runtime_that_forgets_a_rule_is_found(sharp: Path, rule: str) -> None:
     opened = open_checkpoint(sharp)
     config, weights = opened.config, dict(opened.tensors())

@@ -89,6 +89,7 @@ def test_a_student_of_a_teacher(folder: Path, tmp_path: Path, monkeypatch, capsy
     assert f"{marian}: as it was written\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_more_epochs_make_another_student_of_the_same_translations(folder: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "run"
     assert main("distil", folder / "model", *flags(folder, out)) == 0

@@ -10,6 +10,7 @@ import signal
 import sys
 
 import pytest
+from combined import thinned
 from command_line import LINES, PROGRESS, TEXT, both_models, caller, refused
 from tiny_run import COMMAND, start
 from waiting import PATIENCE
@@ -88,7 +89,7 @@ def test_scores_and_json(call, made):
         assert [f"{t['score']:.4f}" for t in row["translations"]] == [score for score in cells[1::2] if score]
 
 
-@pytest.mark.parametrize("inside", ["--search", "--text"])
+@pytest.mark.parametrize("inside", thinned(["--text", "--search"], 2))
 def test_one_file_with_the_search(call, made, tmp_path, inside):
     if inside == "--text":
         pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
