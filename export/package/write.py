@@ -49,6 +49,7 @@ from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.lazy import naming_extra
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.tensors import write_tensors
@@ -65,6 +66,7 @@ FORMAT = 1
 GRAPHS = "onnx"
 
 
+@naming_extra("export_onnx")
 def export_onnx(
     checkpoint: str | Path,
     out: str | Path,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
-from mlx_transformer.system.lazy import check_export, needs
+from mlx_transformer.system.lazy import check_export, naming_extra, needs
 
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
@@ -111,6 +111,7 @@ def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, st
     return facts
 
 
+@naming_extra("compare")
 def compare(
     a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
 ) -> Comparison:
@@ -122,6 +123,7 @@ def compare(
     return compare(opener(a), opener(b), source, reference, **options)
 
 
+@naming_extra("export")
 def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
     """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
     inside as `export_search` does; see there for the settings."""

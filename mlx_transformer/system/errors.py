@@ -20,8 +20,8 @@ LONGEST_NAME = 400  # characters, of which two hundred at either end say which o
 
 
 def shortened(text: str) -> str:
-    """A name or another word as a line can show it: of a long one both ends."""
-    half = LONGEST_NAME // 2
+    """A name or another word as a line can show it: of a long one both ends, of half a surrogate pair its number."""
+    half, text = LONGEST_NAME // 2, text.encode(errors="backslashreplace").decode()
     return text if len(text) <= LONGEST_NAME else f"{text[:half]}...{text[-half:]}"
 
 

@@ -134,13 +134,20 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, d
     return dataclasses.replace(before, **{n: value for n, value in changes.items() if n in ours}), others
 
 
+ELSEWHERE = {"num_beams": "beam", "beam_size": "beam", "num_return_sequences": "n_best", "do_sample": "sample"}
+ELSEWHERE |= {"max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "min_length": "min_new_tokens"}
+ELSEWHERE |= {"no_repeat_ngram_size": "no_repeat_ngram", "forced_bos_token_id": "forced_first", "lr": "learning_rate"}
+"""{what others call a field: its name here}, to be named where it is asked for."""
+
+
 def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:
-    """Every key that is no field, with the field whose name is nearest."""
+    """Every key that is no field, with the field that others call so, or whose name is nearest."""
     known = [field.name for field in dataclasses.fields(of)]
     problems = []
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
+            called = ELSEWHERE.get(str(key))
+            near = [called] if called in known else difflib.get_close_matches(str(key), known, n=1)
             problems.append(spelled.format(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
     return problems
 

@@ -179,8 +179,12 @@ class _Stream(RawIOBase):
 
 
 def check_name(path: str | Path) -> None:
-    """`UserError` for a name that the system can't look for, such as one of 5,000 characters; one that isn't there is
-    none."""
+    """`UserError` for what is no name, and for one that the system can't look for, such as one of 5,000 characters; one
+    that isn't there is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"expected a path or a name, found {type(path).__name__}")
+    if not str(path):
+        raise UserError("expected a path or a name, found nothing")
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import wraps
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from typing import Any
+    from typing import Any, ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -27,12 +31,7 @@ def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Cal
         module, _, other = homes[name].partition(":")
         if module.startswith("export"):
             check_export()
-        try:
-            return getattr(import_module(module, package), other or name)
-        except ModuleNotFoundError as error:
-            if missing := what_is_missing(error):
-                raise ModuleNotFoundError(f"{name} needs {missing}", name=error.name) from error
-            raise
+        return naming_extra(name)(lambda: getattr(import_module(module, package), other or name))()
 
     return get, lambda: sorted(homes), list(homes)
 
@@ -63,14 +62,15 @@ def needs(extra: str) -> str:
 
 EXTRA_OF = {
     "mlx": "train",
-    "sacrebleu": "train",
-    "babel": "train",
+    "sacrebleu": "export",
+    "babel": "export",
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
     "ml_dtypes": "export",
 }
-"""The extra that brings a package which is imported wherever it is needed. What is needed in one place is asked for
+"""The extra that brings a package which is imported wherever it is needed; of two, the one that installs
+everywhere. What is needed in one place is asked for
 there, by `needs`."""
 
 
@@ -78,6 +78,24 @@ def what_is_missing(error: ModuleNotFoundError) -> str | None:
     """Say which package of an extra could not be imported, and how to install it; None: it is of no extra."""
     package = (error.name or "").split(".")[0]
     return f"{package}: {needs(EXTRA_OF[package])}" if package in EXTRA_OF else None
+
+
+def naming_extra(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function say what the extra is called that it lacks; name: what the caller knows it by."""
+
+    def decorate(call: Callable[P, R]) -> Callable[P, R]:
+        @wraps(call)
+        def naming(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return call(*args, **kwargs)
+            except ModuleNotFoundError as error:
+                if missing := what_is_missing(error):
+                    raise ModuleNotFoundError(f"{name} needs {missing}", name=error.name) from error
+                raise
+
+        return naming
+
+    return decorate
 
 
 class OldNames:

@@ -1,7 +1,9 @@
 """`pip install mlx-transformer` without an extra: what it brings runs models, and what it doesn't is named."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -84,3 +86,24 @@ def test_a_command_names_its_extra(folders, arguments, extra):
 def test_a_name_of_the_package_names_its_extra(folders):
     done = run_script("import mlx_transformer\nmlx_transformer.load('model')", folders)
     assert "needs MLX, which is not installed; pip install 'mlx-transformer[train]'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("compare('onnx', 'onnx', ['a'])", "compare needs sacrebleu"),
+        ("export('model', 'other')", "export needs onnx"),
+        ("validate('model', 'onnx')", "validate needs onnx"),
+    ],
+)
+def test_a_function_names_its_extra(text_folder, call, message):
+    done = run_script(f"import mlx_transformer\nmlx_transformer.{call}", text_folder)
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {message}")
+    assert done.stderr.rstrip().endswith("pip install 'mlx-transformer[export]'")
+
+
+def test_what_installs_everywhere_brings_what_scores():
+    """Export's extra has no part that is for few systems alone, such as MLX: it scores and judges precisions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    brought = {re.split(r"[<>=\[; ]", line)[0] for line in project["optional-dependencies"]["export"]}
+    assert {name for name, extra in EXTRA_OF.items() if extra == "export"} == {n.replace("-", "_") for n in brought}

@@ -130,7 +130,7 @@ def test_load_takes_every_form(place):
     assert repr(models[1]).startswith(f"OnnxTransformer({str(place / 'onnx')!r}): encoder-decoder, ")
     assert repr(models[2]).startswith(f"SearchModel({str(file)!r}): encoder-decoder, ")
     for model in models:
-        with pytest.raises(UserError, match="there is no option 'num_beams'"):
+        with pytest.raises(UserError, match=r"there is no option 'num_beams' \(did you mean 'beam'\?\)"):
             model.translate("one", num_beams=2)
     with pytest.raises(UserError, match=r"no option 'beams' \(did you mean 'beam'\?\)"):
         models[1].stream("one", beams=2)

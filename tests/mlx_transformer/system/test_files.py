@@ -73,6 +73,19 @@ def test_names_that_the_system_does_not_take(name, reader):
     assert len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize("reader", [load, OnnxTransformer, is_onnx_folder])
+@pytest.mark.parametrize(("name", "found"), [("", "nothing"), (None, "NoneType"), (0, "int"), (b"model", "bytes")])
+def test_what_is_no_name(name, found, reader):
+    with pytest.raises(UserError, match=f"expected a path or a name, found {found}"):
+        reader(name)
+
+
+def test_a_name_that_is_no_text_can_be_printed():
+    with pytest.raises(UserError) as error:
+        load("a\ud800")
+    assert str(error.value).encode().startswith(rb"a\ud800: cannot be read")
+
+
 def test_json_that_is_none_or_has_no_end(tmp_path):
     (tmp_path / "deep").write_text("[" * 100_000)
     with pytest.raises(UserError, match="deep: damaged, or not JSON"):
