@@ -105,7 +105,7 @@ class Completions:
         return await streamed(self.batcher, begin, length=len(row), size=1, client=client, done=done), written
 
     async def _rows(self, request: CompletionRequest) -> list[list[int]]:
-        check_lengths(request.options, self.model.config.max_positions)
+        check_lengths({"max_tokens": request.options["max_new_tokens"]}, self.model.config.max_positions)
         check_stop(request.stop)
         count = len(request.prompts) * request.n
         if count > self.max_sentences:

@@ -73,11 +73,12 @@ class Aligned(Hypothesis):
     alignment: Alignment = field(kw_only=True)
 
 
-def check_lengths(options: Mapping[str, Any], most: int) -> None:
-    """Refuse more new tokens than the model has positions: without a table it would never stop."""
-    for name in ("min_new_tokens", "max_new_tokens"):
-        if (options.get(name) or 0) > most:
-            raise RequestError(400, f"{name}={options[name]}: this server takes at most {most}")
+def check_lengths(lengths: Mapping[str, int | None], most: int) -> None:
+    """Refuse more new tokens than the model has positions, without a table of which it would never stop. lengths: by
+    the names that the request has for them."""
+    for name, tokens in lengths.items():
+        if (tokens or 0) > most:
+            raise RequestError(400, f"{name}={tokens}: this server takes at most {most}")
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ class Service:
         return await asyncio.to_thread(self.translator.texts, len(request.lines), owners, hypotheses, *more)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
-        check_lengths(request.options, self.translator.config.max_positions)
+        lengths = {name: request.options.get(name) for name in ("min_new_tokens", "max_new_tokens")}
+        check_lengths(lengths, self.translator.config.max_positions)
         if len(request.lines) > self.max_sentences:
             raise self._too_many(len(request.lines))
         if sum(map(len, request.lines)) < SHORT_TEXT:

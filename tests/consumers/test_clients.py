@@ -16,8 +16,9 @@ from imports import ROOT
 from small_models import DECODER, write_text_model
 from waiting import PATIENCE
 
-from export import OnnxTransformer
-from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
+from export import OnnxTransformer, export_onnx
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding
+from mlx_transformer.system.tensors import write_tensors
 
 pytestmark = pytest.mark.consumers
 KEY = "secret-of-the-tests"
@@ -33,9 +34,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _encoder(folder: Path) -> Path:
+    """Which makes weights and vectors of tokens too."""
     write_text_model(folder, architecture="encoder", decoder_layers=0)
-    (folder / "onnx" / EMBEDDING).write_text(TextEmbedding(normalize=True).json())
-    return folder / "onnx"
+    random, shapes = np.random.default_rng(3), TextEmbedding(sparse=True, multi=5).shapes(32)
+    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    made = TextEmbedding(normalize=True, sparse=True, multi=5, weights=weights)
+    (folder / "model" / EMBEDDING).write_text(made.json())
+    write_tensors(folder / "model" / DENSE, weights)
+    return export_onnx(folder / "model", folder / "graphs")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +92,11 @@ def test_openai_gets_vectors(said: dict[str, Any], models: dict[str, Path]) -> N
     np.testing.assert_array_equal(np.array(found["texts"], np.float32), model.embed(texts))
     np.testing.assert_array_equal(np.array(found["floats"], np.float32), model.embed(texts, dimensions=5))
     np.testing.assert_array_equal(np.array(found["ids"], np.float32), model.embed(["one two"]))
+    assert [{int(id): np.float32(x) for id, x in each.items()} for each in found["sparse"]] == model.embed(
+        texts, kind="sparse"
+    )
+    for rows, expected in zip(found["multi"], model.embed(texts, kind="multi"), strict=True):
+        np.testing.assert_array_equal(np.array(rows, np.float32).reshape(-1, 5), expected)
     assert model.tokenizer is not None
     assert found["tokens"] == sum(map(len, model.tokenizer.encode_batch(texts)))
 

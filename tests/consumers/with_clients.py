@@ -30,6 +30,9 @@ def with_openai():
     vectors = client.embeddings.create(model="mini", input=texts)
     floats = client.embeddings.create(model="mini", input=texts, encoding_format="float", dimensions=5)
     of_ids = client.embeddings.create(model="mini", input=IDS)
+    sparse, multi = (
+        client.embeddings.create(model="mini", input=texts, extra_body={"kind": kind}) for kind in ("sparse", "multi")
+    )
     for name, wrong in (
         ("other model", lambda: client.completions.create(**{**ASKED, "model": "gpt"})),
         ("wrong value", lambda: client.completions.create(**{**ASKED, "top_p": 3})),
@@ -54,6 +57,8 @@ def with_openai():
             "texts": [each.embedding for each in vectors.data],
             "floats": [each.embedding for each in floats.data],
             "ids": [each.embedding for each in of_ids.data],
+            "sparse": [each.weights for each in sparse.data],
+            "multi": [each.embeddings for each in multi.data],
             "tokens": vectors.usage.total_tokens,
         },
         "errors": errors,

@@ -148,7 +148,7 @@ def test_models(shared):
         ({**GREEDY, "prompt": [5] * 99}, 400, "tokens"),
         ({**GREEDY, "prompt": []}, 400, "prompt: must hold at least one text, or one row of ids"),
         ({**GREEDY, "prompt": "x", "max_tokens": 0}, 400, "max_tokens: must be a whole number of at least 1"),
-        ({**GREEDY, "prompt": "x", "max_tokens": 61}, 400, "max_new_tokens=61: this server takes at most 60"),
+        ({**GREEDY, "prompt": "x", "max_tokens": 61}, 400, "max_tokens=61: this server takes at most 60"),
         ({**GREEDY, "prompt": "x " * 50}, 400, "tokens"),
         ({**GREEDY, "prompt": "x", "n": 65}, 400, "n: must be a whole number of at least 1, at most 64"),
         ({**GREEDY, "prompt": ["x"] * 30, "n": 2}, 413, "60 outputs, at most 48"),
