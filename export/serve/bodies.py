@@ -54,9 +54,22 @@ async def read(request: Request, seconds: float) -> bytes:
 
 def _json(body: bytes, example: str) -> Any:
     try:
-        return json.loads(body)
+        return json.loads(body, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"body: not JSON ({error}); send {example}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of an object, of which none may have two values: readers differ on which one counts."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _twice(next(name for name in names if names.count(name) > 1))
+    return values
+
+
+def _twice(name: str) -> RequestError:
+    return RequestError(400, f"{name[:50]}: is given twice; give it once")
 
 
 def _pairs(body: bytes) -> list[tuple[str, str]]:
@@ -97,7 +110,7 @@ def _fields(pairs: list[tuple[str, str]]) -> dict[str, Any]:
         elif name in ("q", "text"):
             values[name] = [*([values[name]] if isinstance(values[name], str) else values[name]), value]
         else:
-            raise RequestError(400, f"{name[:50]}: is given twice; give it once")
+            raise _twice(name)
     return values
 
 

@@ -36,9 +36,12 @@ SPARE_FILES = 128
 """Files that the process has open beside its connections."""
 
 
-def coded(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] | None:
-    """(status, message) for a body in a coding that nobody here undoes (RFC 9110, 8.4; RFC 9112, 6.1): what it
-    stands for is another text than its bytes."""
+def unfit(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] | None:
+    """(status, message) for a head that names no host, or several (RFC 9112, 3.2), and for a body in a coding that
+    nobody here undoes (RFC 9110, 8.4; RFC 9112, 6.1): what it stands for is another text than its bytes."""
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return 400, f"Host: must be given once, and is {hosts} times"
     named = {
         name: [v.strip().lower() for n, value in headers if n == name for v in value.split(b",")] for name in CODINGS
     }
@@ -85,7 +88,7 @@ class Connection(HttpToolsProtocol):
         self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
         self.held = 0
         self.url = b""  # of the request that came last
-        self.unfit: tuple[int, str] | None = None  # what is wrong with the coding of a request's body
+        self.unfit: tuple[int, str] | None = None  # what is wrong with a request's head
         self.answered: Any = None  # the request whose turn it is, of several that were sent at once
         self.waiting = b""  # bytes behind many requests: they are parsed when some of those are answered
         self.said_all = False  # the client sends nothing more
@@ -188,7 +191,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         assert self.parser is not None
-        if reason := coded(self.headers, self.parser.get_http_version()):
+        if reason := unfit(self.headers, self.parser.get_http_version()):
             self.unfit = reason
             raise ValueError(reason[1])  # the parser ends there, and `send_400_response` follows
         super().on_headers_complete()

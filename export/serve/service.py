@@ -193,7 +193,7 @@ class Service:
         return owners, rows
 
     def _too_many(self, count: int) -> RequestError:
-        return RequestError(413, f"text: {count} sentences, at most {self.max_sentences}; send it in parts")
+        return RequestError(413, f"{count} sentences, at most {self.max_sentences}; send it in parts")
 
     async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[str]:
         """The translation of its one line in pieces, once it is its turn. Errors are raised before the first."""

@@ -182,13 +182,15 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
             if not empty:
                 raise UserError(f"{what} row {i} is empty: it must hold at least one id (eos)")
             array = array.astype(np.int64)
+        if array.dtype.kind not in "iu" and all(type(id) is int for id in row):  # beyond 64 bits
+            array = np.array([min(max(id, -1), vocab_size) for id in row])
         if array.dtype.kind not in "iu":
             raise UserError(f"{what} row {i}: ids must be whole numbers, found {array.dtype}")
         if array.size and (array.min() < 0 or array.max() >= vocab_size):
-            bad = np.flatnonzero((array < 0) | (array >= vocab_size))
+            bad = np.flatnonzero((array < 0) | (array >= vocab_size))[0]
+            id = row[bad] if -(2**63) <= row[bad] < 2**64 else "of more than 64 bits"
             raise UserError(
-                f"{what} row {i}, position {bad[0]}: id {array[bad[0]]} is outside the vocabulary"
-                f" (0 to {vocab_size - 1})"
+                f"{what} row {i}, position {bad}: id {id} is outside the vocabulary (0 to {vocab_size - 1})"
             )
         rows.append(array.astype(np.int64))
     return rows

@@ -385,7 +385,7 @@ def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
         except UnicodeEncodeError as error:
             raise UserError(
                 f"text {number} holds a lone surrogate at character {error.start + 1}; "
-                'it is no Unicode text: read the file with errors="replace"'
+                'it is no Unicode text: leave it out, or read a file with errors="replace"'
             ) from None
         yield line
 

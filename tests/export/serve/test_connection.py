@@ -295,6 +295,18 @@ def test_a_coded_body_is_refused_not_read_as_it_is(port, version, fields, status
         assert (found, message in error) == (status, True)
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", 0, 400), ("1.1", 2, 400), ("1.0", 2, 400), ("1.1", 1, 200), ("1.0", 0, 200)],
+)
+def test_a_request_names_one_host(port, version, hosts, status):
+    with opened(port) as link:
+        found, said = sent(link, b"GET /health HTTP/%s\r\n%s\r\n" % (version.encode(), b"Host: x\r\n" * hosts))
+    assert found == status
+    if status == 400:
+        assert said == {"error": f"Host: must be given once, and is {hosts} times"}
+
+
 def test_who_has_said_all_still_reads_the_answer(port):
     """`nc`, and whatever closes its half of the connection behind the request."""
     body = json.dumps({"text": "one"}).encode()

@@ -158,6 +158,12 @@ def test_twenty_clients_at_once_get_what_each_would_alone(shared, encoder):
         ({"input": ["a", 3]}, 400, "input: must be a string or a list of strings"),
         ({"input": [[]]}, 400, "input: a row of ids must be a list of at least one whole number"),
         ({"input": [[4, 999]]}, 400, "input row 0, position 1: id 999 is outside the vocabulary"),
+        (
+            {"input": [[4], [5, 10**30]]},
+            400,
+            "input row 1, position 1: id of more than 64 bits is outside the vocabulary",
+        ),
+        ({"input": [2**63, -1]}, 400, "input row 0, position 0: id 9223372036854775808 is outside the vocabulary"),
         ({"input": [4] * 31}, 400, "input: 31 tokens, the model takes at most 30"),
         ({"input": ["a"] * 600}, 413, "input: 600 texts, at most 512; send it in parts"),
         ({"dimensions": 33}, 400, "dimensions=33: the model's vectors have 32"),

@@ -86,6 +86,8 @@ def shared(text_model):
         (b'{"text": "x", "bem": 4}', 400, "'bem': no such setting; there are beam"),
         (b'{"text": "x", "batch_tokens": 4}', 400, "no such setting"),
         (b'{"text": "x", "beam": 0}', 400, "beam=0 must be"),
+        (b'{"text": "x", "beam": 4, "text": "y"}', 400, "text: is given twice; give it once"),
+        (b'{"text": {"a": 1, "b": 2, "a": 3}}', 400, "a: is given twice; give it once"),
         (b'{"text": "x", "beam": 1.5}', 400, "beam=1.5 must be"),
         (b'{"text": "x", "beam": 65}', 400, "beam=65: this server takes 1 to 64"),
         (
