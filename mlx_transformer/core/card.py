@@ -184,7 +184,9 @@ def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
     }
     for path in sorted(folder.rglob("*")):
         if path.suffix in WEIGHTS and path.is_file():
-            rows[f"`{path.relative_to(folder).as_posix()}`"] = f"{path.stat().st_size / 1e6:,.1f} MB"
+            size = path.stat().st_size
+            shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+            rows[f"`{path.relative_to(folder).as_posix()}`"] = shown
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 

@@ -26,7 +26,9 @@ from .folder import GENERATION
 from .sentence_folder import HEADS, LIMITS, MODULES, PROMPTS
 from .weights import FORMS
 
-NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
+NO_NAME = re.compile(r"--|\.\.|\.git$")
+"""What the Hub refuses in a name that `NAME` fits."""
 GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
@@ -52,8 +54,12 @@ class Found(NamedTuple):
 
 def is_name(path: str | Path) -> bool:
     """Whether there is no such folder or file, and it is what a repository may be called."""
-    fits = NAME.fullmatch(str(path)) is not None and ".." not in str(path)
-    return fits and not Path(path).exists() and not previous(Path(path)).exists()
+    return may_be_called(str(path)) and not Path(path).exists() and not previous(Path(path)).exists()
+
+
+def may_be_called(name: str) -> bool:
+    """Whether the Hub takes a repository of that name."""
+    return NAME.fullmatch(name) is not None and NO_NAME.search(name) is None
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Found:

@@ -20,7 +20,7 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verif
 from mlx_transformer.system.version import __version__
 
 from .conversion import ORIGIN
-from .hub import NAME, one_line
+from .hub import may_be_called, one_line
 from .marian_files.conversion import ORIGIN as MARIAN
 from .marian_files.folder import holds_marian
 from .origin import named_alone
@@ -83,7 +83,7 @@ def _changed(folder: Path) -> dict[str, bytes]:
 
 def check_repository(name: str) -> None:
     """`UserError` for what can't be a repository's name, and where the Hub's library is missing or has no token."""
-    if NAME.fullmatch(name) is None or ".." in name:
+    if not may_be_called(name):
         raise UserError(f"{shortened(name)}: is no name on the Hugging Face Hub: give ORG/NAME, or your own USER/NAME")
     if _library().get_token() is None:
         raise UserError("the Hugging Face Hub wants to know who sends: hf auth login, or a token in HF_TOKEN")

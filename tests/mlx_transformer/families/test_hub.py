@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch_archives
 from hub_server import COMMIT, hub, nobody
+from huggingface_hub.utils import validate_repo_id
 from safetensors.numpy import load_file
 from waiting import PATIENCE
 
@@ -181,10 +182,24 @@ def test_without_the_library_the_message_names_the_extra(monkeypatch, tmp_path):
         find_model("org/tiny")
 
 
-@pytest.mark.parametrize("name", "tiny a/b/c /org/tiny org/ ./tiny ../tiny org/.. org/t@iny ~/x".split())
+REFUSED = "tiny a/b/c /org/tiny org/ ./tiny ../tiny org/.. org/t@iny ~/x org/t--y org/t..y org/t.git org/t. org/t- -o/t"
+TAKEN = "org/tiny o/t Org-1/t_2.b 1/2 org/_t a.b/c-d o_o/t.gi"
+
+
+@pytest.mark.parametrize("name", [*REFUSED.split(), "örg/t", "org/tö"])
 def test_what_is_no_name_is_a_path(name):
     assert not is_name(name)
     assert find_model(name).folder == Path(name)
+
+
+@pytest.mark.parametrize("name", [*REFUSED.split()[1:], *TAKEN.split()])
+def test_names_are_those_that_the_hub_takes(name):
+    try:
+        validate_repo_id(name)
+    except ValueError:
+        assert not is_name(name)
+    else:
+        assert is_name(name)
 
 
 def test_only_what_a_model_needs_is_chosen():
