@@ -34,7 +34,11 @@ def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify:
 
 
 def check(path: Path, settings: ServeSettings, open: Open) -> None:
-    """Raise `UserError` for what can be seen not to be served without loading it."""
+    """Raise `UserError` for what can be seen not to be served without loading it; a name on the Hub is fetched."""
+    if open is not open_onnx:
+        from mlx_transformer.families.hub import find_model
+
+        path = find_model(path).folder
     if path.is_file():
         check_file(path, settings.precision)
     elif open is open_onnx or not path.is_dir() or is_onnx_folder(path):

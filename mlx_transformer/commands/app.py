@@ -85,7 +85,7 @@ EARLIER = {
     "train": {"--rank": "--adapter-rank", "--alpha": "--adapter-alpha", "--targets": "--adapter-targets"}
     | {"--warmup-steps": "--warmup", "--start-from": "--from", "--checkpoint-seconds": "--save-every"},
     "launch": {"--backend": "--network"},
-    "validate": {"--runtime": "--runtimes", "--backend": "--runtimes"},
+    "validate": {"--runtime": "--runtimes", "--backend": "--runtimes", "--out": "--html", "-o": "--html"},
     "score": {"--target": "--reference"},
     "explain": {"--target": "--translation"},
     "export": {"--text": "--embed-tokenizer"},

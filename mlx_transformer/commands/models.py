@@ -106,7 +106,7 @@ def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, st
         from mlx_transformer.system.machine import versions
 
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
-        return {"model": fingerprint(model), **runs, **versions()}
+        return {"model": fingerprint(_found(model)), **runs, **versions()}
 
     return facts
 
@@ -161,7 +161,8 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
     opened: Any = open_model(model, **options)
     packages = versions()
     facts = {"model": str(model), "parameters": f"{parameter_count(opened.config):,}"}
-    if runs_onnx(model):
+    folder = _found(model)
+    if runs_onnx(folder):
         facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
         if model.is_file():
             from export.search.metadata import PRECISION
@@ -174,18 +175,23 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
         return Served(opened, facts, sum(file.stat().st_size for file in files if file.is_file()))
     import mlx.core as mx
 
-    from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
+    from mlx_transformer.core.checkpoint import WEIGHTS, is_published, open_checkpoint
     from mlx_transformer.device import device_record
+    from mlx_transformer.families.conversion import sources
 
     _ = opened.translator
-    checkpoint = open_checkpoint(model, verify=False)
-    facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
-    facts["precision"] = "integers, see info" if checkpoint.quantization else "float32"
+    facts["runs on"], facts["precision"] = f"MLX {packages.get('mlx')}, {device_record()}", "float32"
+    if is_published(folder):
+        return Served(opened, facts, sum(file.stat().st_size for file in sources(folder)), mx.get_peak_memory)
+    checkpoint = open_checkpoint(folder, verify=False)
+    if checkpoint.quantization:
+        facts["precision"] = "integers, see info"
     return Served(opened, facts, (checkpoint.folder / WEIGHTS).stat().st_size, mx.get_peak_memory)
 
 
 def runs_onnx(model: Path) -> bool:
     """Return whether ONNX Runtime runs a model where nothing else is asked for; `UserError` if it is none."""
+    model = _found(model)
     if model.is_file():
         return True
     if not is_onnx_folder(model) or (model / SPEC).is_file():
@@ -193,6 +199,15 @@ def runs_onnx(model: Path) -> bool:
     from mlx_transformer.core.checkpoint import is_published  # which most folders that run are not asked
 
     return not is_published(model)
+
+
+def _found(model: Path) -> Path:
+    """The file or folder of that name, else that of the name on the Hub, fetched."""
+    if model.exists():
+        return model
+    from mlx_transformer.families.hub import find_model
+
+    return find_model(model).folder
 
 
 def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:

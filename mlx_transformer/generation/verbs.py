@@ -295,7 +295,17 @@ class TextVerbs:
         return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb)
 
     @overload
-    def embed(self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Any) -> NDArray: ...
+    def embed(
+        self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Any
+    ) -> NDArray[np.float32]: ...
+    @overload
+    def embed(self, texts: str, *, kind: Literal["sparse"], **options: Any) -> dict[int, float]: ...  # type: ignore[overload-overlap]
+    @overload
+    def embed(self, texts: Sequence[str], *, kind: Literal["sparse"], **options: Any) -> list[dict[int, float]]: ...
+    @overload
+    def embed(self, texts: str, *, kind: Literal["multi"], **options: Any) -> NDArray[np.float32]: ...  # type: ignore[overload-overlap]
+    @overload
+    def embed(self, texts: Sequence[str], *, kind: Literal["multi"], **options: Any) -> list[NDArray[np.float32]]: ...
     @overload
     def embed(self, texts: str | Sequence[str], *, kind: str, **options: Any) -> Any: ...
     def embed(

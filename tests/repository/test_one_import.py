@@ -59,7 +59,9 @@ def test_type_checkers_see_no_any_in_a_users_file(tmp_path):
     """mypy, whose option finds every expression of type Any; pyright reads the file, strictly, in `make lint`."""
     pytest.importorskip("mypy")
     users = tmp_path / "users.py"
-    users.write_text(Path(ten_tasks.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    more = 'model = mt.load("run")[0]\n'
+    more += 'print(model.embed("x", kind="sparse").get(3), model.embed(["x"], kind="sparse")[0].get(3))\n'
+    users.write_text(Path(ten_tasks.__file__).read_text(encoding="utf-8") + more, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--disallow-any-expr", "--follow-imports=silent"]
     wrong = tmp_path / "wrong.py"  # read in the same process, which takes seconds for the libraries
     wrong.write_text("import mlx_transformer as mt\n\nprint(mt.load('run')[0].token_logits([[1]]))\n")

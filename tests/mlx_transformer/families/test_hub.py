@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import published_text
 import pytest
 import torch_archives
 from hub_server import COMMIT, hub, nobody
@@ -55,6 +56,19 @@ for command, *arguments in json.loads(sys.argv[1]):
                 status = done.code or 0
     print(json.dumps([status, out.getvalue(), err.getvalue()]))
 """
+
+
+CHECK = """
+import sys
+from pathlib import Path
+from export.serve.opening import check
+from export.settings import ServeSettings
+from mlx_transformer import open_model
+
+check(Path(sys.argv[1]), ServeSettings(), open_model)
+check(Path(sys.argv[1]), ServeSettings(workers=2), open_model)
+"""
+"""What `serve` looks at first: all but a second worker is right for MLX."""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +171,31 @@ def test_a_published_folder_is_opened_as_one_on_the_hub_is(tmp_path):
         (exported / name).unlink()
     assert isinstance(load(exported)[0], Transformer)
     assert isinstance(open_model(exported, runtime="onnx"), OnnxTransformer)
+
+
+def test_commands_take_a_published_folder_and_a_name(tmp_path):
+    """Whatever runs models: `translate --resume` digests it, `compare` opens it anew in a process of its own."""
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    own = published_text.trained(published_text.two_languages()[0], size=300, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    folder = published_text.write_model(
+        tmp_path / "theirs",
+        {"model_type": "t5", **published_text.T5, **ids, "vocab_size": 420},
+        spiece__model=own,
+        tokenizer_config__json={"extra_ids": 100, "pad_token": "<pad>"},
+    )
+    (tmp_path / "text").write_text("one two\nthree\n")
+    settings = "-i text --max-new-tokens 4"
+    commands = [f"translate {name} {settings} -o {out}" for name, out in (("theirs", "a"), ("org/t5", "b --resume"))]
+    commands += ["evaluate theirs --source text --reference text"]
+    commands += ["compare org/t5 theirs --source text --max-new-tokens 4 --json c.json --out c.html"]
+    with hub({"org/t5": folder}) as (address, _):
+        ended_with = ended(commands, tmp_path, HF_ENDPOINT=address)
+        serving = run(CHECK, tmp_path, "org/t5", HF_ENDPOINT=address)
+    assert [status for status, *_ in ended_with] == [0] * 4, ended_with
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() != b""
+    compared = json.loads((tmp_path / "c.json").read_text())
+    assert "0 of 2 lines differ" in ended_with[-1][1], compared
+    assert "a checkpoint, and MLX computes one batch at a time" in serving.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
