@@ -41,7 +41,11 @@ def like_a_gpu():
         return MlxArrays()
 
 
-@pytest.mark.parametrize(("arrays", "options"), combined([MlxArrays, like_a_gpu], REQUESTS), ids=str)
+@pytest.mark.parametrize(
+    ("arrays", "options"),
+    combined([MlxArrays, like_a_gpu], REQUESTS),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_numpy_and_mlx_decide_alike(options, arrays):
     prefix = [[3, 5][: i % 3] for i in range(24)]
     for vocab_size, bias in ((8, 1.0), (3000, 5.0)):
