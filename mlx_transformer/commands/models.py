@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +39,7 @@ def open_model(
     that `import` takes; all have the verbs of `generation.verbs.TextVerbs`.
 
     path: or where there is none of that name, a name on the Hugging Face Hub. runtime: what it must be for; a published
-    folder that has graphs beside its weights is for either, and for MLX where this isn't said. threads, precision: of
+    folder that has graphs beside its weights is for either, and for MLX where it is installed. threads, precision: of
     an ONNX model, as `OnnxTransformer` has them. verify: compare the files with the digests in their manifest.
     shortlist: a file that names the tokens which a translation may be made of, or "none"; default: as the model's
     settings say. `UserError` for anything else, and for damage.
@@ -198,6 +199,10 @@ def runs_onnx(model: Path) -> bool:
         return is_onnx_folder(model)
     from mlx_transformer.core.checkpoint import is_published  # which most folders that run are not asked
 
+    try:
+        import_module("mlx")
+    except ModuleNotFoundError:
+        return True
     return not is_published(model)
 
 

@@ -1,20 +1,24 @@
 """`pip install mlx-transformer` without an extra: what it brings runs models, and what it doesn't is named."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import marian_folders
 import pytest
 from combined import thinned_rows
 from small_models import encoder_decoder, random_weights
 from without_mlx import without
 
+import mlx_transformer
 from export import export_onnx
 from mlx_transformer import OnnxTransformer
 from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.folders import SPEC
 from mlx_transformer.system.lazy import EXTRA_OF
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,3 +111,19 @@ def test_what_installs_everywhere_brings_what_scores():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     brought = {re.split(r"[<>=\[; ]", line)[0] for line in project["optional-dependencies"]["export"]}
     assert {name for name, extra in EXTRA_OF.items() if extra == "export"} == {n.replace("-", "_") for n in brought}
+
+
+def test_graphs_beside_published_weights_run(tmp_path):
+    """As Optimum writes them; where MLX is, it computes the weights."""
+    theirs = marian_folders.written(tmp_path)
+    both = export_onnx(tmp_path / "ours", tmp_path / "both")
+    expected = OnnxTransformer(both, threads=1).generate(ROWS, max_new_tokens=8)
+    for name in (SPEC, "manifest.json"):
+        (both / name).unlink()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(theirs / name, both / name)
+    assert isinstance(mlx_transformer.open_model(both), mlx_transformer.Transformer)
+    opened = "mlx_transformer.open_model('both', threads=1)"
+    done = run_script(f"import mlx_transformer; print({opened}.generate({ROWS}, max_new_tokens=8))", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(expected)
