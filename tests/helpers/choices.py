@@ -9,6 +9,12 @@ from runtimes import mlx_gpu
 
 DEVICE_CHOICES = ["own"] if mlx_gpu() or "MLX_TRANSFORMER_DEVICE_CHOICES" in os.environ else ["own", "gpu"]
 both_choices = [pytest.mark.gpu_path, pytest.mark.usefixtures("device_choices")]
+# For the dearest tests of such a file: a GPU's choices in `make test-slow` alone.
+gpu_in_slow = pytest.mark.parametrize(
+    "device_choices",
+    [pytest.param(choice, marks=SLOW if choice == "gpu" else []) for choice in DEVICE_CHOICES],
+    indirect=True,
+)
 
 
 def thin(items: list[pytest.Item]) -> None:

@@ -229,6 +229,7 @@ def test_slopes_are_those_of_powers():
     np.testing.assert_allclose(last, [2, 1, 1.5])
 
 
+@pytest.mark.slow
 def test_attention_grows_with_the_square_of_the_length(monkeypatch, capsys):
     """Measured, by the benchmark's own table: stored weights of (H, n, n), on a CPU in the fused form too. How time
     grows is for the benchmark to say: on a busy machine a test would measure the machine."""

@@ -50,6 +50,7 @@ def exports(folder: Path) -> list[Export]:
     ]
 
 
+@pytest.mark.slow
 def test_equal_files_are_equal_and_what_no_revision_exports_is_told(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "tree")
     package, search, refused = (

@@ -58,6 +58,7 @@ def test_when_a_connection_may_break(tmp_path):
     assert [server.excused(moment) for moment in (990.0, 999.0, 1003.0, 1006.0, 1010.0)] == [0, 1, 1, 1, 0]
 
 
+@pytest.mark.slow
 def test_requests_have_right_answers_and_odd_ones_are_odd(text_model, tmp_path):
     served = mix.models(tmp_path, Path(text_model.where))
     opened = {name: OnnxTransformer(path, threads=1) for name, path in served.items()}

@@ -47,7 +47,7 @@ def test_every_kind_of_model(name, architecture, tmp_path):
     assert min(searches.values()) > 10
 
 
-@pytest.mark.parametrize("runtime", ["evaluator", "onnxruntime:cpu:none"])
+@pytest.mark.parametrize("runtime", thinned(["onnxruntime:cpu:none", "evaluator"], 2))
 def test_other_runtimes_and_a_single_row(runtime, tmp_path):
     """Padding on either side is taken out, rows are portions of the graph's one."""
     config = config_of("modern", "encoder-decoder")

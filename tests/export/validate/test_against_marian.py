@@ -37,10 +37,10 @@ def imported(folder: Path, options: dict[str, Any], integers: bool, **export: An
     return original, folder / "model", export_onnx(folder / "model", folder / "onnx", **export)
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("pre-norm", "untied")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("two vocabularies", "pre-norm", "untied")]
 
 
-@pytest.mark.parametrize("kind", ["student", "two vocabularies", *SLOW])
+@pytest.mark.parametrize("kind", ["student", *SLOW])
 def test_what_was_imported_is_the_original(kind: str, tmp_path: Path) -> None:
     original, checkpoint, package = imported(tmp_path, KINDS[kind], integers=kind == "student")
     report = compare(checkpoint, package, seed=1, threads=1, longest=12, against="marian")

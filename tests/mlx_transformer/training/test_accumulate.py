@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from choices import both_choices
+from choices import both_choices, gpu_in_slow
 from mlx.utils import tree_flatten
 from tiny_step import BETAS, V, batch, model, run, step_with
 
@@ -159,6 +159,7 @@ def test_checkpointed_layers_are_others_with_the_same_parts():
     assert not made.eval().encoder.layers[0].training
 
 
+@gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_checkpointed_layers_take_less_than_half_of_the_memory():
     """Of a deep stack: what is left is a layer's insides, every layer's input, and the parameters four times."""

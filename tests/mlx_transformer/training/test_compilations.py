@@ -14,7 +14,7 @@ from mlx_transformer.training.trainer import Trainer
 EPOCHS = 4
 
 
-@pytest.mark.parametrize(("objective", "accumulate"), combined(["translation", *tiny_text.LAYERS], [1, 2]))
+@pytest.mark.parametrize(("objective", "accumulate"), combined(["translation", *tiny_text.LAYERS], [1, 2], step=2))
 def test_none_follows_the_first_epoch(objective, accumulate, tmp_path):
     given = {"epochs": EPOCHS, "steps": None, "accumulate": accumulate}
     with deciding_as("gpu"):

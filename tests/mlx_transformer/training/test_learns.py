@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from choices import both_choices
+from choices import both_choices, gpu_in_slow
 from combined import thinned
 from tiny_run import metrics, write_pairs
 
@@ -15,6 +15,7 @@ from mlx_transformer.training.trainer import Trainer
 pytestmark = both_choices
 
 
+@gpu_in_slow
 @pytest.mark.parametrize("kind", thinned(["attention", "ssru"], 2))
 def test_a_small_model_learns_to_copy(kind, tmp_path):
     """1+1 layers, digits to the same digits; held-out lines, greedy.

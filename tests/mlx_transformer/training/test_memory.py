@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from choices import both_choices
+from choices import both_choices, gpu_in_slow
 from tiny_run import metrics, recipe, write_pairs
 
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -42,6 +42,7 @@ def peak(folder):
     return max(entry["peak_memory_mb"] for entry in metrics(folder, "train"))
 
 
+@gpu_in_slow
 def test_a_step_is_cut_until_it_fits(tmp_path, capsys):
     """Its tokens stay what they are; the less memory, the more parts, then checkpointed layers; none takes more."""
     whole = peak(trainer(tmp_path, "free").run().model.parent)

@@ -149,13 +149,14 @@ def test_kill_9_and_resume(tmp_path):
     kill_and_resume(tmp_path, kills=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_cpu")
 def test_kill_9_of_a_run_by_the_clock(tmp_path):
     """Its rates depend on the time, and still each step that is computed again gives the same loss."""
     options = {"steps": None, "minutes": 2.0, "warmup_steps": None, "cooldown": 1.0, "checkpoint_seconds": 0.5}
     recipe, run = write_recipe(tmp_path, **options), tmp_path / "run"
     earlier: dict[int, tuple[float, float]] = {}
-    for attempt in range(2):
+    for attempt in range(3):
         least_steps = len(earlier) + 5
         with start("train", recipe, "--out", run) if attempt == 0 else start("train", "--resume", run) as process:
             until(lambda least=least_steps: trained_steps(run) > least and newest_step(run) > 0, process)
