@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combined import combined, thinned
 from rich.console import Console
 from word_pieces import SPECIAL
 
@@ -76,7 +77,7 @@ def in_float32(folder: Path) -> set[str]:
     return {tensor.name for tensor in graph.initializer} & quantizable_shapes(config).keys()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, 4))
 def test_each_layer_is_measured_as_a_package_with_it_alone_would_be(name: str, text: Path, tmp_path: Path) -> None:
     model = checkpoint(name, tmp_path, told=MODELS[name])
     folder = export_onnx(model, tmp_path / "onnx", gate_source=text, **ACCEPTED)
@@ -100,8 +101,7 @@ def test_each_layer_is_measured_as_a_package_with_it_alone_would_be(name: str, t
     assert "| `all of them` |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("target", ["portable", "cpu", "web"])
+@pytest.mark.parametrize(("name", "target"), combined(MODELS, ["portable", "cpu", "web"]))
 def test_the_layer_that_suffers_stays_in_float32(name: str, target: str, text: Path, tmp_path: Path) -> None:
     model = checkpoint(name, tmp_path, told=MODELS[name], sensitive=True)
     told: list[str] = []
