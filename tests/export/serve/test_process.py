@@ -42,6 +42,18 @@ def started(*arguments, before="", said=None):
     return process, port_of(process, said)
 
 
+@contextlib.contextmanager
+def running(*arguments, **options):
+    """The same for a block, after which it has ended."""
+    process, port = started(*arguments, **options)
+    try:
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def post(port, path, body=None):
     """-> status, text; without a body it is a GET."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
@@ -83,8 +95,7 @@ OnnxTransformer.generate = held
 def test_process(folder, text_model, tmp_path, number, status):
     """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
     hold = tmp_path / "hold"
-    process, port = started(folder, before=WITHOUT_MLX + HELD.format(file=str(hold)))
-    try:
+    with running(folder, before=WITHOUT_MLX + HELD.format(file=str(hold))) as (process, port):
         assert post(port, STREAM, {"text": "x"})[1].count("event: done") == 1
         code, text = post(port, "/translate", {"text": LINES, "beam": 2})
         assert code == 200
@@ -103,32 +114,22 @@ def test_process(folder, text_model, tmp_path, number, status):
         assert process.wait(PATIENCE) == status
         said = process.stderr.read()
         assert "Traceback" not in said
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 def test_a_system_without_posix_serves(folder, text_model):
-    process, port = started(folder, before=WITHOUT_MLX + AS_WINDOWS)
-    try:
+    with running(folder, before=WITHOUT_MLX + AS_WINDOWS) as (process, port):
         assert json.loads(post(port, "/translate", {"text": LINES})[1]) == {"translations": text_model.translate(LINES)}
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 @pytest.mark.parametrize(("number", "status"), thinned_rows([(signal.SIGINT, 130), (signal.SIGTERM, 0)], 2))
 def test_told_again_it_gives_up(folder, tmp_path, number, status):
     """Three times in all: who waits for an answer or a stream is told so, and the log has no traceback."""
     hold = tmp_path / "hold"
-    process, port = started(folder, before=HELD.format(file=str(hold)))
-    hold.touch()
-    try:
+    with running(folder, before=HELD.format(file=str(hold))) as (process, port):
+        hold.touch()
         with ThreadPoolExecutor(3) as pool, socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
             asked = [pool.submit(post, port, "/translate", {"text": "x"})]
@@ -147,10 +148,6 @@ def test_told_again_it_gives_up(folder, tmp_path, number, status):
         said = process.stderr.read()
         assert "Traceback" not in said
         assert said.count("\n") <= 2, said
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 TOLD_FIRST = """
@@ -175,8 +172,7 @@ def test_told_to_end_before_it_listens_to_signals(folder):
 
 def test_several_models_of_both_runtimes(folder):
     """A checkpoint, which MLX runs, beside a folder, which ONNX Runtime does."""
-    process, port = started(f"en-de={folder.parent / 'model'}", f"de-en={folder}")
-    try:
+    with running(f"en-de={folder.parent / 'model'}", f"de-en={folder}") as (process, port):
         for source, target in (("en", "de"), ("de", "en")):
             status, text = post(port, "/translate", {"q": "one two", "source": source, "target": target})
             assert (status, list(json.loads(text))) == (200, ["translatedText"])
@@ -184,24 +180,15 @@ def test_several_models_of_both_runtimes(folder):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 def test_a_uvicorn_whose_methods_are_called_otherwise_serves_and_says_so(folder):
     before = "from export.serve import connections\nconnections.OVERRIDDEN += ('_renamed',)"
-    process, port = started(folder, before=before, said=(said := []))
-    try:
+    with running(folder, before=before, said=(said := [])) as (process, port):
         assert post(port, "/translate", {"text": "x"})[0] == 200
         assert any("has no _renamed: connections have its bounds, not this server's" in line for line in said)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 def test_settings_reach_the_queue(folder, monkeypatch):
