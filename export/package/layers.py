@@ -120,12 +120,14 @@ def measured(
 
     done(0)
     others = [[other for other in ours if other != layer] for layer in ours]
-    *alone, together = Encoders(plan, lines, ours).moved([*others, []], done)
+    encoders = Encoders(plan, lines, ours)
+    *alone, together = encoders.moved([*others, []], done)
     found = Layers(text.origin, len(lines), dict(zip(ours, alone, strict=True)), together)
     told(str(found))
     if least is None:
         return plan, found
-    encoders = Encoders(plan, text.source, ours)
+    if len(lines) < len(text.source):
+        encoders = Encoders(plan, text.source, ours)
     left, moved = _left(encoders, found.order(plan.config), least, lambda tried: done(len(ours) + 2 + tried))
     said = ", ".join(left) if left else "no layer"
     told(f"int8: float32 stays in {said}: {moved.neighbours:.2%} of the ten nearest neighbours are kept")

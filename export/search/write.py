@@ -26,7 +26,8 @@ from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.core.checkpoint import digests, open_checkpoint
+from mlx_transformer.core.checkpoint import digests
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -83,7 +84,7 @@ def export_search(
     if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, told) is None:
         plan = settled(plan, settings, write_package, told, watch)
     else:
-        plan = replace(plan, int8_scales=_judged_scales(checkpoint, out, settings, told, watch))
+        plan = replace(plan, int8_scales=_judged_scales(checkpoint, plan.config, out, settings, told, watch))
     request, inside = replace(plan.request, text=text), tokenizer if text else None
     generation = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
     named = {} if text else {f"{out.stem}.{name}": file for name, file in plan.named.items()}
@@ -170,7 +171,12 @@ def _source(file: Path) -> str | None:
 
 
 def _judged_scales(
-    checkpoint: str | Path, out: Path, settings: ExportSettings, told: Callable[[str], None], watch: Watch
+    checkpoint: str | Path,
+    config: TransformerConfig,
+    out: Path,
+    settings: ExportSettings,
+    told: Callable[[str], None],
+    watch: Watch,
 ) -> Int8Scales:
     """Return what int8 is like in a package of this precision. `UserError` if that would be refused."""
     judged = replace(settings, target="portable", attention=False, attention_layer=None, force=False)
@@ -180,4 +186,4 @@ def _judged_scales(
             export_onnx(checkpoint, package, judged, told=told, watch=watch)
         except UserError as error:
             raise UserError(str(error).replace(str(package), str(out))) from None
-        return read_int8_scales(package, open_checkpoint(checkpoint).config) or BY_ROW
+        return read_int8_scales(package, config) or BY_ROW
