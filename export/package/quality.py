@@ -144,7 +144,11 @@ def gate_text(
         text = read_parallel(source, reference)
         return Text(list(text.source), list(text.target), str(source))
     if source is not None:
-        return Text([line for line in read_lines(source) if line.strip()], None, str(source))
+        lines = [line for line in read_lines(source) if line.strip()]
+        if not lines or (embeds and len(lines) == 1):  # one text has no neighbours
+            least = "two lines or more" if embeds else "lines"
+            raise UserError(f"{source}: the quality gate compares texts: give {least} that aren't blank")
+        return Text(lines, None, str(source))
     if reference is not None:
         raise UserError("a reference for the quality gate needs its source")
     drawn = _corpus(checkpoint.folder.parent / "run.json")

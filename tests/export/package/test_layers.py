@@ -233,6 +233,14 @@ def test_a_share_that_no_layer_can_keep_is_refused(text: Path, tmp_path: Path) -
         export_onnx(model, tmp_path / "onnx", least_neighbours=1.0, gate_source=text, **ACCEPTED)
 
 
+@pytest.mark.parametrize("lines", ["", "\n \n", "w1 w2\n"])
+def test_a_text_without_neighbours_is_refused(lines: str, tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text(lines)
+    with pytest.raises(UserError, match=r"few\.txt: the quality gate compares texts: give two lines or more"):
+        export_onnx(checkpoint("bert-words", tmp_path), tmp_path / "onnx", gate_source=few, **ACCEPTED)
+
+
 def test_a_long_text_is_measured_in_parts(tmp_path: Path) -> None:
     model = checkpoint("roberta", tmp_path)
     many = tmp_path / "many.txt"
