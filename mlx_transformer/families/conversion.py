@@ -66,12 +66,15 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if model_type not in list(FAMILIES):
         what = "names no model_type" if model_type is None else f"model_type is {model_type!r}"
         raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
-    config, weights = imported(FAMILIES[model_type], source)
+    family = FAMILIES[model_type]
+    config, weights = imported(family, source)
+    heads = family.left(config, source.tensors)
     weights = {n: x.astype(np.float32) if is_unbounded(n, config) else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
     where = folder / (GENERATION if source.generation else CONFIG)
+    notes += [f"config.json names no such head: left behind are {', '.join(sorted(heads))}"] if heads else []
     if not config.has_decoder:
         return _encoder(config, weights, tokenizer, notes, sentences)
     settings, left = settings_of(source.config, source.generation, config, str(where))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.positions import sinusoids
+from mlx_transformer.core.positions import channels, reordered, sinusoids
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.fields import kinds_of
 
@@ -28,8 +28,6 @@ from .keys import Given, Line, Values
 
 Tensors = Mapping[str, Any]
 """Arrays by name; those of a folder are read where NumPy needs their numbers, and may be larger than memory."""
-WRITES = ("_attention.output_proj", ".down_proj")
-"""Ends of modules whose result is d_model wide; other matrices read such a vector, and norms have one."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,8 @@ class Family:
     """Tensors that hold the table of its positions: read, compared and left behind."""
     ignored: tuple[str, ...] = ()
     """Tensors that mean nothing."""
+    heads: tuple[str, ...] = ()
+    """Tensors of heads: those of another head than config.json names are left behind."""
 
     def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
         """Fields of our config from config.json and generation_config.json, and everything that is wrong with them."""
@@ -156,13 +156,20 @@ class Family:
                 array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
             weights[name] = array[at.unread :] if at.unread else array
         for name, array in tensors.items():
-            if name in used or _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored):
+            if name in used or _is_any(name, self.heads):
+                continue
+            if _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored):
                 continue
             if not _is_any(name, self.sinusoids):
                 problems.append(f"unknown {name} {array.shape}")
             elif not _holds_sinusoids(array, config):
                 problems.append(f"{name} holds no sinusoids: its positions are not {self.name}'s")
         return weights, problems
+
+    def left(self, config: TransformerConfig, tensors: Tensors) -> list[str]:
+        """Return the names of those tensors that belong to heads which the model hasn't."""
+        known = {name for names, _ in self.places(config).values() for name in names}
+        return [name for name in tensors if name not in known and _is_any(name, self.heads)]
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
         """Their tensors of our parameters, under the first of their names or under each."""
@@ -374,25 +381,3 @@ def _filled(theirs: str, ours: str, match: re.Match[str]) -> str:
         return HOLE.sub(fill, theirs) + match.groups()[-1]
     except (IndexError, StopIteration):
         raise LookupError(f"{theirs!r} has other choices or numbers than {ours!r}") from None
-
-
-def channels(d_model: int) -> NDArray[np.intp]:
-    """CHANNELS: which channel of pairs each one of halves is (d_model,).
-
-    Models trained here hold sines and cosines in pairs, published ones all sines first. With the paper's own
-    frequencies `sinusoidal` is a permutation of `sinusoidal_halves`: the weights of the one, with
-    `halves[j] = pairs[CHANNELS[j]]` on every axis of width d_model, are those of the other.
-    """
-    return np.r_[0:d_model:2, 1:d_model:2]
-
-
-def reordered(weights: Mapping[str, NDArray], order: NDArray[np.intp]) -> dict[str, NDArray]:
-    """The weights of the same model with its d_model channels in another order."""
-    return {name: _reordered(name, array, order) for name, array in weights.items()}
-
-
-def _reordered(name: str, array: NDArray, order: NDArray[np.intp]) -> NDArray:
-    module = name.rpartition(".")[0]
-    if module.endswith(WRITES) or (module.endswith("norm") and not module.endswith(("query_norm", "key_norm"))):
-        return array[order]
-    return array[:, order] if array.ndim == 2 else array

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 Values = dict[str, Any]
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
-ACTIVATIONS |= {"swish": "silu", "gelu_new": "gelu_tanh"}
+ACTIVATIONS |= {"swish": "silu", "gelu_python": "gelu"}
+ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh")
 """{their word: ours}; of several for one of ours the first is written."""
 
 
@@ -234,13 +235,14 @@ class ScaledTie:
 
 @dataclass(frozen=True)
 class Special(Key):
-    """The id of a token that config.json need not have, read after vocab_size and pad_token_id: a vocabulary without
-    the usual one has it nowhere, and the first token but padding stands for it."""
+    """The id of a token that config.json need not have, read after vocab_size and pad_token_id: where it is beyond a
+    vocabulary without the usual one, or padding's, the first token but padding stands for it."""
 
     def read(self, given: Given, fields: Values) -> list[str]:
         problems, ours = super().read(given, fields), str(self.ours)
         size, pad = fields.get("vocab_size"), fields.get("pad_id")
-        if isinstance(size, int) and fields.get(ours) == self.default and self.default >= size:
+        beyond = isinstance(size, int) and fields.get(ours) == self.default and self.default >= size
+        if isinstance(pad, int) and (beyond or fields.get(ours) == pad):
             fields[ours] = next(id for id in (0, 1) if id != pad)
         return problems
 
@@ -276,6 +278,7 @@ class PositionRows(Key):
 
 PROBLEMS = {"several": "multi_label_classification", "scores": "regression"}
 """{field of our head: the problem_type that says so}; without one a text is in one class."""
+MOST_LABELS = 2**20
 
 
 @dataclass(frozen=True)
@@ -290,12 +293,16 @@ class Architectures:
 
     @property
     def defaults(self) -> Values:
-        labels = dict(id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={})
+        labels = dict(id2label=None, label2id={}, num_labels=2)
         return {"architectures": [next(iter(self.heads))], "add_pooling_layer": True, "problem_type": None, **labels}
 
     def read(self, given: Given, fields: Values) -> list[str]:
         values = {key: given.value(key, default) for key, default in self.defaults.items()}
-        classes, labels = values["architectures"], values["id2label"]
+        classes, labels, count = values["architectures"], values["id2label"], values["num_labels"]
+        if labels is None:
+            if given.mistyped("num_labels", 2) or not 1 <= count <= MOST_LABELS:
+                return [f"num_labels={count!r:.60} must be a whole number from 1 to {MOST_LABELS}"]
+            labels = {str(i): f"LABEL_{i}" for i in range(count)}
         name = classes[0] if isinstance(classes, list) and len(classes) == 1 else classes
         if name not in list(self.heads):
             return [f"architectures={classes!r:.80} is not one of {', '.join(self.heads)}"]

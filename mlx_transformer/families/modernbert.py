@@ -75,4 +75,5 @@ MODERNBERT = Family(
     names=names,
     counts_tokens=True,
     prefix="model.",
+    heads=("head.(dense|norm)", "decoder", "classifier"),
 )

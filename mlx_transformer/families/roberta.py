@@ -11,7 +11,7 @@ from typing import Any
 from .bert import BERT, OUTPUTS, SIZES
 from .bert import names as bert_names
 from .engine import At
-from .keys import Architectures, Key, PositionRows
+from .keys import Architectures, Key, PositionRows, Special
 
 WORDS = dict(activation="gelu", norm=True)
 """The masked-LM head, whatever the model's own activation is."""
@@ -53,7 +53,7 @@ KEYS = (
     Key("pad_token_id", "pad_id", 1),
     PositionRows("max_position_embeddings", "max_positions", 512),
     Key("bos_token_id", "bos_id", 0),
-    Key("eos_token_id", "eos_id", 2),
+    Special("eos_token_id", "eos_id", 2),
 )
 ROBERTA = replace(
     BERT,
@@ -65,6 +65,10 @@ ROBERTA = replace(
     counts_tokens=True,
     prefix="roberta.",
     ignored=("roberta.embeddings.position_ids", "roberta.pooler.dense"),
+    heads=(
+        *("lm_head.(bias|decoder|dense|layer_norm)", "lm_head.layer_norm.(gamma|beta)"),
+        *("classifier", "classifier.(dense|out_proj)", "qa_outputs"),
+    ),
 )
 XLM_ROBERTA = replace(
     ROBERTA,
