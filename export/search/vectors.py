@@ -30,10 +30,11 @@ def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> 
     tokenizer: the text of a tokenizer.json. embedding: how a vector is made; its default prompt stands before each
     text. `UserError` for what the graph can't do as the folder says.
     """
-    if request.embedding is None or embedding.lower_case:
-        what = "lower-cases text beforehand" if embedding.lower_case else "makes vectors as no graph does"
+    left_out = embedding.prompt() and not embedding.prompt_counts
+    if left_out or embedding.lower_case:
+        what = "leaves the tokens of its prompt out" if left_out else "lower-cases text beforehand"
         raise UserError(f"{EMBEDDING}: {what}: a file that takes text can't; export a folder")
-    request = replace(request, embedding=replace(request.embedding, sparse=False, multi=None))
+    request = replace(request, embedding=replace(embedding.arithmetic, sparse=False, multi=None))
     g = GraphBuilder.declared(TEXT_VECTORS, request)
     g.graph.opset_imports.update(OPSETS)
     most = min(embedding.max_length or request.config.max_positions, request.config.max_positions)

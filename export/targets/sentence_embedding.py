@@ -28,14 +28,15 @@ Weights = Callable[[Op, ir.Value, str], ir.Value]
 
 
 LANES = 16
-"""Numbers in a register. Where a dense layer's width is no multiple of it, a row's last numbers are computed otherwise
-than those of the row after it, and a vector would depend on its neighbours."""
+"""Numbers in a register. Were a dense layer's width no multiple of it, a row's last numbers would be computed otherwise
+than those of the row after it, and a vector depend on its neighbours: zeros are computed behind the numbers of others,
+which all activations leave zero."""
 
 
 def fits_graphs(embedding: TextEmbedding) -> bool:
     """Return whether a graph can make such vectors: it doesn't know which tokens are a prompt's, where those aren't
     pooled."""
-    return embedding.prompt_counts and all(layer.width % LANES == 0 for layer in embedding.dense)
+    return embedding.prompt_counts
 
 
 def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
@@ -96,9 +97,10 @@ def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value
         ]
         x = op.Concat(*parts, axis=2) if len(parts) > 1 else parts[0]
         x = op.Gather(_through_dense(op, embedding, x), 0, axis=1)
-        if not embedding.normalize:
-            return x
-        return _of_unit_length(op, x, 1, embedding.width(extent(memory, 2)))
+        if embedding.normalize:
+            x = _of_unit_length(op, x, 1, extent(x, 1))
+        width = embedding.width(extent(memory, 2))
+        return x if width == extent(x, 1) else op.Slice(x, [0], [width], [1])
 
 
 def _of_unit_length(op: Op, x: ir.Value, axis: int, width: int) -> ir.Value:
@@ -114,24 +116,31 @@ def _largest(op: Op, memory: ir.Value, tokens: ir.Value) -> ir.Value:
 
 
 def _through_dense(op: Op, embedding: TextEmbedding, x: ir.Value) -> ir.Value:
-    """(B, 1, P D) -> (B, 1 or 2, W), equal rows."""
+    """(B, 1, P D) -> (B, 1 or 2, W), equal rows, with zeros behind them up to a multiple of `LANES`."""
     if embedding.dense:  # a product with a single row is summed in another order than one of a batch
         x = op.Concat(x, x, axis=1)
     for i, layer in enumerate(embedding.dense):
-        x = _linear(op, embedding, f"dense.{i}", x, layer.bias)
+        x = _linear(op, embedding, f"dense.{i}", x, layer.bias, LANES)
         x = x if layer.activation == "identity" else ACTIVATIONS[layer.activation](op, x)
     return x
 
 
-def _linear(op: Op, embedding: TextEmbedding, layer: str, x: ir.Value, has_bias: bool = True) -> ir.Value:
+def _linear(
+    op: Op, embedding: TextEmbedding, layer: str, x: ir.Value, has_bias: bool = True, lanes: int = 1
+) -> ir.Value:
+    """W x + b, with zeros up to a multiple of `lanes` behind it; x may end in zeros."""
+    width = extent(x, 2)
     weight, *bias = (
-        table(op, f"{SENTENCE_EMBEDDING}.{name}", lambda name=name: _as_multiplied(embedding.weights[name]))
+        table(
+            op, f"{SENTENCE_EMBEDDING}.{name}", lambda name=name: _as_multiplied(embedding.weights[name], width, lanes)
+        )
         for name in (f"{layer}.weight", f"{layer}.bias")[: 1 + has_bias]
     )
     x = op.MatMul(x, weight)
     return op.Add(x, *bias) if bias else x
 
 
-def _as_multiplied(array: NDArray) -> NDArray:
-    """A bias as it is, a matrix (W, P D) transposed."""
-    return np.ascontiguousarray(array.T)
+def _as_multiplied(array: NDArray, width: int, lanes: int) -> NDArray:
+    """A bias (W,), a matrix (W, up to `width`) transposed, each with zeros behind it."""
+    behind = [(0, -len(array) % lanes), *((0, width - columns) for columns in array.shape[1:])]
+    return np.ascontiguousarray(np.pad(array, behind).T)

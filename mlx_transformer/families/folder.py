@@ -129,14 +129,17 @@ def tokenizer_config(
 ) -> dict[str, Any]:
     """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is. embedding:
     of a model whose texts end where that says."""
-    contents = {entry["id"]: entry["content"] for entry in json.loads(tokenizer).get("added_tokens", [])}
-    known, told = {content: id for id, content in contents.items()}, roles_of(json.loads(tokenizer))
+    specification = json.loads(tokenizer)
+    contents = {entry["id"]: entry["content"] for entry in specification.get("added_tokens", [])}
+    known, told = {content: id for id, content in contents.items()}, roles_of(specification)
     roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
     if config.architecture == "encoder":
         roles |= {"cls_token": config.bos_id, "sep_token": config.eos_id}
     roles |= {"unk_token": told.get("unk", known.get("<unk>")), "mask_token": told.get("mask", known.get("<mask>"))}
     special = {role: contents[id] for role, id in roles.items() if id in contents}
     masks = "mask_token" in special
+    # Where this is silent, transformers takes the space from a tokenizer.json that has it.
+    spaced = (specification.get("pre_tokenizer") or {}).get("add_prefix_space")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -144,6 +147,7 @@ def tokenizer_config(
         "model_max_length": min(config.max_positions, (embedding and embedding.max_length) or config.max_positions),
         "padding_side": "left" if config.architecture == "decoder" else "right",
         "clean_up_tokenization_spaces": False,
+        **({"add_prefix_space": True} if spaced else {}),
         # "</s>" in a text is text, but <mask> is what an encoder is to fill in.
         "split_special_tokens": not (masks and config.architecture == "encoder"),
     }

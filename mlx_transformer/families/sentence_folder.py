@@ -88,9 +88,16 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
     prompts, default, similarity = (more.get(k) for k in ("prompts", "default_prompt_name", "similarity_fn_name"))
     known = list(prompts) if isinstance(prompts, dict) else []
     limits, notes = _limits(network), []
+    _check_rows(limits, network)
+    ways = _ways(pooled, pooling / "config.json")
+    if "cls" in ways and pooled.get("include_prompt") is False:
+        raise UserError(
+            f"{pooling / 'config.json'}: include_prompt is off; which token is the first then, sentence-transformers 5"
+            " and 6 say differently"
+        )
     try:
         embedding = TextEmbedding(
-            pooling=_ways(pooled, pooling / "config.json"),
+            pooling=ways,
             dense=layers,
             normalize="Normalize" in kinds,
             max_length=_longest(limits, network),
@@ -118,7 +125,10 @@ def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -
     """{name: values} of the JSON files of such a folder; the encoder's stand beside them."""
     width = len(embedding.pooling) * d_model
     pooling: dict[str, Any] = {"word_embedding_dimension": d_model}
-    pooling |= {flag: way in embedding.pooling for way, (flag, _) in FLAGS.items()}
+    if list(embedding.pooling) == [way for way in FLAGS if way in embedding.pooling]:
+        pooling |= {flag: way in embedding.pooling for way, (flag, _) in FLAGS.items()}
+    else:  # newer files alone tell of an order
+        pooling["pooling_mode"] = [FLAGS[way][1] for way in embedding.pooling]
     kinds = ["Transformer", "Pooling", *["Dense"] * len(embedding.dense), *["Normalize"] * embedding.normalize]
     places = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     files: dict[str, Any] = {
@@ -127,7 +137,8 @@ def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -
             for i, (kind, place) in enumerate(zip(kinds, places, strict=True))
         ],
         f"{places[1]}/config.json": {**pooling, "include_prompt": embedding.prompt_counts},
-        LIMITS: {"max_seq_length": embedding.max_length or max_positions, "do_lower_case": embedding.lower_case},
+        LIMITS: {"max_seq_length": min(embedding.max_length or max_positions, max_positions)}
+        | {"do_lower_case": embedding.lower_case},
         PROMPTS: {
             "prompts": dict(embedding.prompts),
             "default_prompt_name": embedding.default_prompt,
@@ -179,7 +190,7 @@ def _ways(pooled: Mapping[str, Any], file: Path) -> list[Pooling]:
         known: dict[str, Pooling] = {theirs: ours for ours, (_, theirs) in FLAGS.items()}
         if unknown := [name for name in names if name not in known]:
             raise UserError(f"{file}: pooling_mode {unknown[0]!r:.60} is not one of {', '.join(known)}")
-        return [ours for theirs, ours in known.items() if theirs in names]
+        return [known[name] for name in names]
     return [way for way, (flag, _) in FLAGS.items() if pooled.get(flag, way == "mean")]
 
 
@@ -190,6 +201,8 @@ def _dense(folder: Path) -> tuple[Dense, dict[str, NDArray]]:
     for key in ("module_input_name", "module_output_name"):
         if (other := values.get(key)) not in (None, "sentence_embedding"):
             raise UserError(f"{folder}: {key} is {other!r:.60}; read are layers of the pooled vector alone")
+    if values.get("use_residual"):
+        raise UserError(f"{folder}: use_residual is on; read are layers whose input isn't added to what they give")
     if name not in known:
         raise UserError(f"{folder}: activation_function {name[:80]!r} is not one of {', '.join(known)}")
     arrays = {
@@ -208,6 +221,21 @@ def _rows(weight: NDArray | None, unknown: int = 1) -> int:
 def _limits(network: Path) -> dict[str, Any]:
     names = (f"sentence_{kind}_config.json" for kind in KINDS)
     return next((read_object(network / name) for name in names if (network / name).is_file()), {})
+
+
+def _check_rows(limits: Mapping[str, Any], network: Path) -> None:
+    """`UserError` unless what is pooled is the encoder's last layer, of texts that nothing else has changed."""
+    task, told = limits.get("transformer_task"), limits.get("modality_config")
+    text = told.get("text") if isinstance(told, dict) else None
+    given = [task] * (task != "feature-extraction")
+    given += [text.get("method_output_name")] if isinstance(text, dict) else []
+    given += [limits.get("module_output_name")]
+    for name in given:
+        if name not in (None, "last_hidden_state", "token_embeddings"):
+            raise UserError(f"{network / LIMITS}: gives {name!r:.60}; read are folders that pool the last layer's rows")
+    for key in ("processing_kwargs", "query_length", "document_length", "query_expansion"):
+        if limits.get(key):
+            raise UserError(f"{network / LIMITS}: {key} is {limits[key]!r:.60}, which isn't read")
 
 
 def _longest(limits: Mapping[str, Any], network: Path) -> int | None:

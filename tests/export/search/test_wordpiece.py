@@ -22,7 +22,7 @@ from export.search import open_file
 from export.search.wordpiece import OPSETS, WordPieceOps
 from export.serve.opening import warmed
 from mlx_transformer import cli
-from mlx_transformer.core.text_embedding import Dense, TextEmbedding
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
@@ -168,8 +168,8 @@ def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
     refused("has no tokenizer.json", None, plain)
     refused("has no embedding.json, which says how a text's vector is made", text)
     refused("lower-cases text beforehand", text, TextEmbedding(lower_case=True))
-    dense = TextEmbedding(dense=(Dense(width=7, bias=False),), weights={"dense.0.weight": np.ones((7, 32), np.float32)})
-    refused("makes vectors as no graph does", text, dense)
+    prompted = dict(prompts={"query": "q: "}, default_prompt="query", prompt_counts=False)
+    refused("leaves the tokens of its prompt out: a file that takes text can't", text, TextEmbedding(**prompted))
     ours = Tokenizer.train(["a b"], 300).to_json()
     refused("needs BertNormalizer, BertPreTokenizer, WordPiece, and this one has None, Sequence, BPE", ours, plain)
     added = json.loads(text)

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.encoder_text import wordpiece
+from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.text import read_text_files, with_ends
 from mlx_transformer.generation.tag import trimmed
 from mlx_transformer.system.errors import UserError
@@ -150,6 +151,16 @@ def test_a_vocab_txt_becomes_the_same(tmp_path, settings):
     ours = Tokenizer(wordpiece(tmp_path, settings))
     for kind in ("names", "taken apart", "anything", "spaces"):
         assert ours.encode_batch(LINES[kind][:800]) == [each.ids for each in theirs.encode_batch(LINES[kind][:800])]
+
+
+@pytest.mark.parametrize("space", [False, True])
+def test_the_space_before_a_text_is_told(tmp_path, space):
+    """Fast tokenizers of transformers change a tokenizer.json to what tokenizer_config.json says, or doesn't say."""
+    backend = _roberta(tmp_path)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    sizes = dict(vocab_size=backend.get_vocab_size(), d_model=8, pad_id=1)
+    config = TransformerConfig(architecture="encoder", decoder_layers=0, **sizes)
+    assert tokenizer_config(config, backend.to_str()).get("add_prefix_space", False) == space
 
 
 def test_a_vocab_txt_without_its_special_tokens(tmp_path):

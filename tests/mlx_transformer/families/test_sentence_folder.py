@@ -72,6 +72,7 @@ def test_several_ways_have_an_order_and_the_mean_is_one_where_nothing_is_said_of
     both = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}
     assert list(read(tmp_path, **both).pooling) == ["cls", "mean", "last"]
     assert list(read(tmp_path, word_embedding_dimension=6).pooling) == ["mean"]
+    assert list(read(tmp_path, pooling_mode=["mean", "cls"]).pooling) == ["mean", "cls"]
     assert not read(tmp_path, include_prompt=False).prompt_counts
 
 
@@ -89,7 +90,8 @@ def test_prompts_limits_and_lower_casing(tmp_path):
     assert read_sentence_folder(tmp_path).embedding.max_length == 512
 
 
-def test_what_is_written_is_read_again(tmp_path):
+@pytest.mark.parametrize("ways", [["max", "mean"], ["last", "max"]])
+def test_what_is_written_is_read_again(tmp_path, ways):
     random = np.random.default_rng(0)
     widths, layers, weights = [2 * D, 5, 4], [], {}
     for i, (before, width) in enumerate(itertools.pairwise(widths)):
@@ -97,7 +99,7 @@ def test_what_is_written_is_read_again(tmp_path):
         weights[f"dense.{i}.weight"] = random.standard_normal((width, before)).astype(np.float32)
     weights["dense.0.bias"] = random.standard_normal(5).astype(np.float32)
     told = TextEmbedding(
-        **dict(pooling=["cls", "mean"], dense=layers, normalize=True, max_length=20, lower_case=True),
+        **dict(pooling=ways, dense=layers, normalize=True, max_length=20, lower_case=True),
         **dict(prompts={"q": "q: "}, default_prompt="q", prompt_counts=False, similarity="cosine", weights=weights),
     )
     write(tmp_path, sentence_files(told, D, 40))
@@ -110,6 +112,11 @@ def test_what_is_written_is_read_again(tmp_path):
     np.testing.assert_array_equal(found.vectors(rows, mask), told.vectors(rows, mask))
 
 
+def test_no_text_is_longer_than_the_encoder_takes():
+    limits = [sentence_files(TextEmbedding(max_length=n), D, 40)["sentence_bert_config.json"] for n in (None, 20, 99)]
+    assert [each["max_seq_length"] for each in limits] == [40, 20, 40]
+
+
 def test_a_layer_without_a_word_on_it_has_a_hyperbolic_tangent(tmp_path):
     modules = [*MINILM["modules.json"][:2], {"idx": 2, "name": "2", "path": "2_Dense", "type": f"{MODELS}Dense"}]
     write(tmp_path, {**MINILM, "modules.json": modules, "2_Dense/config.json": {"in_features": D, "out_features": 3}})
@@ -118,6 +125,9 @@ def test_a_layer_without_a_word_on_it_has_a_hyperbolic_tangent(tmp_path):
     assert list(embedding.dense) == [Dense(width=3, activation="tanh", bias=False)]
     write(tmp_path, {"2_Dense/config.json": {"activation_function": "torch.nn.modules.activation.ELU"}})
     with pytest.raises(UserError, match=r"'torch.nn.modules.activation.ELU' is not one of"):
+        read_sentence_folder(tmp_path)
+    write(tmp_path, {"2_Dense/config.json": {"activation_function": CLASSES["tanh"], "use_residual": True}})
+    with pytest.raises(UserError, match="use_residual is on; read are layers whose input isn't added"):
         read_sentence_folder(tmp_path)
     named = {"activation_function": CLASSES["tanh"], "module_input_name": "token_embeddings"}
     write(tmp_path, {"2_Dense/config.json": named})
@@ -148,6 +158,23 @@ def test_other_parts_are_refused_by_name(tmp_path, parts, message):
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode 'median' is not one of cls, max"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "pooling must be a list of at least one way"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_length='long' must be a whole number"),
+        (
+            "sentence_bert_config.json",
+            {"transformer_task": "fill-mask"},
+            "gives 'fill-mask'; read are folders that pool",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
+            "gives 'pooler_output'; read are",
+        ),
+        ("sentence_bert_config.json", {"module_output_name": ["x"]}, r"gives \['x'\]; read are folders that pool"),
+        ("sentence_bert_config.json", {"query_length": 32}, "query_length is 32, which isn't read"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "cls", "include_prompt": False},
+            "include_prompt is off; which token is the first then",
+        ),
         ("config_sentence_transformers.json", {"prompts": 5}, "prompts must be an object of texts"),
         ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "prompts must be an object of texts"),
     ],
