@@ -77,8 +77,4 @@ BERT = Family(
     prefix="bert.",
     spellings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     ignored=("bert.embeddings.position_ids", "bert.pooler.dense", "cls.seq_relationship"),
-    heads=(
-        *("cls.predictions.(bias|decoder)", "cls.predictions.transform.(dense|LayerNorm)"),
-        *("cls.predictions.transform.LayerNorm.(gamma|beta)", "classifier", "qa_outputs"),
-    ),
 )

@@ -68,13 +68,13 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
     family = FAMILIES[model_type]
     config, weights = imported(family, source)
-    heads = family.left(config, source.tensors)
+    heads = family.other_heads(config, source.tensors)
     weights = {n: x.astype(np.float32) if is_unbounded(n, config) else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
     where = folder / (GENERATION if source.generation else CONFIG)
-    notes += [f"config.json names no such head: left behind are {', '.join(sorted(heads))}"] if heads else []
+    notes += [f"config.json names no such head: left behind are {', '.join(heads)}"] if heads else []
     if not config.has_decoder:
         return _encoder(config, weights, tokenizer, notes, sentences)
     settings, left = settings_of(source.config, source.generation, config, str(where))

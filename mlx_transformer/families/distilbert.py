@@ -66,5 +66,4 @@ DISTILBERT = replace(
     names=names,
     prefix="distilbert.",
     ignored=("distilbert.embeddings.position_ids",),
-    heads=("vocab_(transform|layer_norm|projector)", "pre_classifier", "classifier", "qa_outputs"),
 )

@@ -103,8 +103,6 @@ class Family:
     """Tensors that hold the table of its positions: read, compared and left behind."""
     ignored: tuple[str, ...] = ()
     """Tensors that mean nothing."""
-    heads: tuple[str, ...] = ()
-    """Tensors of heads: those of another head than config.json names are left behind."""
 
     def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
         """Fields of our config from config.json and generation_config.json, and everything that is wrong with them."""
@@ -133,7 +131,7 @@ class Family:
         weights: dict[str, Any] = {}
         problems: list[str] = []
         used: set[str] = set()
-        places = self.places(config)
+        places, heads = self.places(config), self.other_heads(config, tensors)
         for name, shape in parameter_shapes(config).items():
             names, at = places[name]
             present = [n for n in names if n in tensors]
@@ -156,9 +154,7 @@ class Family:
                 array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
             weights[name] = array[at.unread :] if at.unread else array
         for name, array in tensors.items():
-            if name in used or _is_any(name, self.heads):
-                continue
-            if _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored):
+            if name in used or name in heads or any(_is_any(n, self.ignored) for n in (name, self.prefix + name)):
                 continue
             if not _is_any(name, self.sinusoids):
                 problems.append(f"unknown {name} {array.shape}")
@@ -166,10 +162,15 @@ class Family:
                 problems.append(f"{name} holds no sinusoids: its positions are not {self.name}'s")
         return weights, problems
 
-    def left(self, config: TransformerConfig, tensors: Tensors) -> list[str]:
-        """Return the names of those tensors that belong to heads which the model hasn't."""
-        known = {name for names, _ in self.places(config).values() for name in names}
-        return [name for name in tensors if name not in known and _is_any(name, self.heads)]
+    def other_heads(self, config: TransformerConfig, tensors: Tensors) -> list[str]:
+        """Return which tensors are of heads that the model hasn't: its encoder is the same without them."""
+        if config.architecture != "encoder":
+            return []
+        each = (dataclasses.replace(config, head=head, output_bias=True, tie_embeddings="all") for head in HEADS)
+        own, of_all = (
+            {n for c in cs for names, _ in self.places(c).values() for n in names} for cs in ([config], each)
+        )
+        return sorted(name for name in tensors if name in of_all - own)
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
         """Their tensors of our parameters, under the first of their names or under each."""
@@ -280,6 +281,12 @@ TRAINING = ("attention_dropout", "activation_dropout")
 """What a model computes doesn't depend on; a family that has no keys for them has one rate for all."""
 BARE = ("hidden", "pooled")
 """Kinds of heads that a bare encoder has."""
+HEADS = (
+    Head(activation="gelu", norm=True),
+    *(Head(kind=kind, activation="gelu", labels=("one",)) for kind in ("classes", "token-classes")),
+    Head(kind="spans", activation="gelu"),
+)
+"""One of each kind that classifies, with all parts."""
 EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 TIES = ("all", "source-target", "target-output", "none")
 

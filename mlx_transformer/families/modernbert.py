@@ -75,5 +75,4 @@ MODERNBERT = Family(
     names=names,
     counts_tokens=True,
     prefix="model.",
-    heads=("head.(dense|norm)", "decoder", "classifier"),
 )

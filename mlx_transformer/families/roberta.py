@@ -65,10 +65,6 @@ ROBERTA = replace(
     counts_tokens=True,
     prefix="roberta.",
     ignored=("roberta.embeddings.position_ids", "roberta.pooler.dense"),
-    heads=(
-        *("lm_head.(bias|decoder|dense|layer_norm)", "lm_head.layer_norm.(gamma|beta)"),
-        *("classifier", "classifier.(dense|out_proj)", "qa_outputs"),
-    ),
 )
 XLM_ROBERTA = replace(
     ROBERTA,
