@@ -154,7 +154,7 @@ class Family:
                 array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
             weights[name] = array[at.unread :] if at.unread else array
         for name, array in tensors.items():
-            if name in used or name in heads or any(_is_any(n, self.ignored) for n in (name, self.prefix + name)):
+            if name in used or name in heads or self._means_nothing(name):
                 continue
             if not _is_any(name, self.sinusoids):
                 problems.append(f"unknown {name} {array.shape}")
@@ -170,7 +170,10 @@ class Family:
         own, of_all = (
             {n for c in cs for names, _ in self.places(c).values() for n in names} for cs in ([config], each)
         )
-        return sorted(name for name in tensors if name in of_all - own)
+        return sorted(name for name in tensors if name in of_all - own and not self._means_nothing(name))
+
+    def _means_nothing(self, name: str) -> bool:
+        return _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored)
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
         """Their tensors of our parameters, under the first of their names or under each."""
