@@ -217,16 +217,17 @@ def svg(figure: Any) -> str:
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
-def both_palettes(figure: Any, label: str) -> str:
-    """An SVG file by itself in the page's colours, light or dark as the reader has it; the same bytes each time."""
+def both_palettes(inline: str) -> str:
+    """What `inline_svg` gives as a file by itself, in the page's colours, light or dark as the reader has it."""
     colours = kit.texts_beside(kit.__file__, "page.css").partition("\n* {")[0]
     look = f"<style>\n{colours}\ntext {{ font-family: system-ui, sans-serif; }}\n</style>"
-    head, _, rest = inline_svg(figure, "f", label).partition(">")
+    head, _, rest = inline.partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg">\n{look}{rest}\n'
 
 
 def inline_svg(figure: Any, name: str, label: str) -> str:
-    """For a page: its colours, its fonts, names that no other figure has, and `label` for who can't see it."""
+    """For a page: its colours, its fonts, names that no other figure has, and `label` for who can't see it; the same
+    bytes each time."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
     text = buffer.getvalue()

@@ -61,7 +61,8 @@ def picture(number: int, label: str) -> str:
     assert row.shown is not None
     with drawing.style():
         made = called(row.shown)
-        return drawing.both_palettes(drawing.as_figure(made) if isinstance(made, drawing.Table) else made, label)
+        figure = drawing.as_figure(made) if isinstance(made, drawing.Table) else made
+        return drawing.both_palettes(drawing.inline_svg(figure, "f", label))
 
 
 if __name__ == "__main__":

@@ -29,36 +29,47 @@ COMPUTED = [
 DRAWN = [pytest.param(name, marks=pytest.mark.slow if row.slow else ()) for name, row in SHOWN.items()]
 
 
+@cache
+def found(number: int) -> dict[str, tuple[float, ...]]:
+    return table.computed(table.ROWS[number])
+
+
 @pytest.mark.parametrize("number", COMPUTED)
 def test_the_numbers_hold(number: int) -> None:
-    row = table.ROWS[number]
-    found = table.computed(row)
-    assert found.keys() == row.numbers.keys()
+    row, numbers = table.ROWS[number], found(number)
+    assert numbers.keys() == row.numbers.keys()
     for name, claimed in row.numbers.items():
-        assert claimed.holds(found[name]), f"{name}: claimed {claimed.text()}, found {found[name]}"
+        assert claimed.holds(numbers[name]), f"{name}: claimed {claimed.text()}, found {numbers[name]}"
 
 
-def made(name: str, model) -> Any:
-    """The figure or the table of this name; made within the style of the figures."""
-    row = SHOWN[name]
-    assert row.shown is not None
-    return table.called(row.shown, *([model] if row.trained else []))
+@pytest.fixture(scope="module")
+def made(model) -> Callable[[str], Any]:
+    """made(name): the figure or the table of this name, made once, in the style of the figures."""
+
+    @cache
+    def shown(name: str) -> Any:
+        row = SHOWN[name]
+        assert row.shown is not None
+        with drawing.style():
+            return table.called(row.shown, *([model] if row.trained else []))
+
+    return shown
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_figure(name: str, model) -> None:
+def test_every_figure(name: str, made) -> None:
     """In this file because some take a training that the numbers take as well."""
+    figure = made(name)
     with drawing.style():
-        figure = made(name, model)
         assert isinstance(figure, drawing.Table) == (SHOWN[name].figure is None)
         if isinstance(figure, drawing.Table):
             assert {len(row) for row in figure.rows} == {len(figure.head)}
             figure = drawing.as_figure(figure)
-        for number, label in PICTURED.items():
-            if table.ROWS[number].picture == name:
-                committed = (index.PICTURES / f"{number:02}.svg").read_text(encoding="utf-8")
-                assert moved(committed, drawing.both_palettes(figure, label)) <= TOLERANCE  # first: drawing moves axes
         text = drawing.inline_svg(figure, "f1", "a < b")
+    for number in PICTURED:
+        if table.ROWS[number].picture == name:
+            committed = (index.PICTURES / f"{number:02}.svg").read_text(encoding="utf-8")
+            assert moved(committed, drawing.both_palettes(text)) <= TOLERANCE
     root = ElementTree.fromstring(text)
     assert root.get("role") == "img"
     assert root.get("aria-label") == "a < b"
@@ -109,11 +120,6 @@ def test_every_picture_is_shown_and_no_other() -> None:
     assert sorted(int(path.stem) for path in index.PICTURES.glob("*.svg")) == sorted(PICTURED)
 
 
-@cache
-def found(number: int) -> dict[str, tuple[float, ...]]:
-    return table.computed(table.ROWS[number])
-
-
 def seen(check: Callable[..., None], *shown: Any) -> bool:
     """Whether the check passes."""
     try:
@@ -124,10 +130,9 @@ def seen(check: Callable[..., None], *shown: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_figure_shows_the_numbers_of_its_rows(name: str, model, on_cpu) -> None:
+def test_a_figure_shows_the_numbers_of_its_rows(name: str, made, model, on_cpu) -> None:
     """And would be seen to show others, if any two of its labels changed places."""
-    with drawing.style():
-        figure = made(name, model)
+    figure = made(name)
     if isinstance(figure, drawing.Table):
         TABLES[name](figure.head, figure.rows, found)
         missed = [
