@@ -38,6 +38,7 @@ os.environ.pop("FORCE_COLOR", None)
 # Equality is judged: a GPU's products are float32's, in subprocesses too. MLX reads this when it first multiplies.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
+import onnxruntime  # noqa: E402
 import pytest  # noqa: E402
 import runtimes  # noqa: E402
 from choices import DEVICE_CHOICES, thin  # noqa: E402
@@ -90,6 +91,21 @@ def one_stream():
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mlx_transformer.device.fast_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sessions_that_wait_asleep():
+    """The same for ONNX Runtime, whose idle threads look for work without a pause while a session is opened and run:
+    half of the processor's time that sessions took. As many threads compute the same."""
+
+    class Asleep(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", Asleep)
         yield
 
 
