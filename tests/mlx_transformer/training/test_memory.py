@@ -66,6 +66,7 @@ def test_a_step_is_cut_until_it_fits(tmp_path, capsys):
     assert found[2][0] or found[2] > found[1]
 
 
+@gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path):
     trainer(tmp_path, "parts", memory=0.05).run()
