@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from engines import DEFAULTS, Spec, parse, tables
+from engines import DEFAULTS, EngineName, parse, tables
 from engines.floor import BYTES, Shape
 from engines.measure import Cell, Measured, Task, measure, teach
 from engines.models import Preparation, PreparationError
@@ -45,7 +45,7 @@ LENGTH = 32
 def main() -> int:
     options = arguments()
     try:
-        specs = {text: parse(text) for text in options.engines}
+        engine_names = {text: parse(text) for text in options.engines}
         cells = [Cell.parse(text) for text in options.cells]
     except ValueError as error:
         print(f"translate.py: {error}", file=sys.stderr)
@@ -53,11 +53,11 @@ def main() -> int:
     print(f"\n## Translation\n\n{described(options)}\n")
     complete = True
     for name in ["trained"] if options.trained else options.sizes:
-        complete &= compare(name, specs, cells, options)
+        complete &= compare(name, engine_names, cells, options)
     return 0 if complete else 1
 
 
-def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argparse.Namespace) -> bool:
+def compare(size: str, engine_names: dict[str, EngineName], cells: list[Cell], options: argparse.Namespace) -> bool:
     """Measure and print one model; false if an engine could not be."""
     preparation = Preparation(options.models / size, options.peers_python)
     text = None
@@ -71,18 +71,18 @@ def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argpa
     workers: dict[str, Worker] = {}
     failed: dict[str, str] = {}
     try:
-        for name, spec in specs.items():
+        for name, engine_name in engine_names.items():
             try:
-                folder = preparation.folder(spec)
-                python = options.peers_python if spec.is_peer else sys.executable
-                workers[name] = Worker(spec, python, folder, options.threads, options.clock)
+                folder = preparation.folder(engine_name)
+                python = options.peers_python if engine_name.is_peer else sys.executable
+                workers[name] = Worker(engine_name, python, folder, options.threads, options.clock)
             except (EngineError, PreparationError) as error:
                 failed[name] = str(error)
         results, broken = measure(workers, task, cells, options.rounds)
         failed |= broken
-        reference = next((n for n in ["torch:float32", "ct2:float32", *specs] if n in results), None)
+        reference = next((n for n in ["torch:float32", "ct2:float32", *engine_names] if n in results), None)
         if reference and task.length:
-            inexact = [name for name in results if specs[name].precision != "float32"]
+            inexact = [name for name in results if engine_names[name].precision != "float32"]
             for name, share in teach(workers, reference, inexact, task).items():
                 results[name].taught = share
     finally:
@@ -90,7 +90,7 @@ def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argpa
             worker.close()
     print(f"### {size}\n")
     if reference:
-        report(results, reference, cells, specs, preparation, task, text, options)
+        report(results, reference, cells, engine_names, preparation, task, text, options)
     for name, reason in failed.items():
         print(f"Not measured: {name}: {reason}\n")
     if options.json:
@@ -99,18 +99,18 @@ def compare(size: str, specs: dict[str, Spec], cells: list[Cell], options: argpa
     return not failed
 
 
-def report(results, reference, cells, specs, preparation, task, text, options) -> None:  # type: ignore[no-untyped-def]
+def report(results, reference, cells, engine_names, preparation, task, text, options) -> None:  # type: ignore[no-untyped-def]
     shape = Shape.of(preparation.published)
-    precisions = sorted({specs[name].precision for name in results} & set(BYTES))
+    precisions = sorted({engine_names[name].precision for name in results} & set(BYTES))
     rates = {precision: floor_rates(preparation.published, options.threads, precision) for precision in precisions}
     bleu = (
         {name: text.bleu(result, cells, task) for name, result in results.items()} if text and text.references else None
     )
     parts = [
         tables.speeds(results, cells, task),
-        tables.ratios(results, cells, specs),
+        tables.ratios(results, cells, engine_names),
         tables.properties(results, cells, reference, bleu),
-        tables.floors(results, cells, specs, shape, rates, task),
+        tables.floors(results, cells, engine_names, shape, rates, task),
     ]
     print("\n\n".join("\n".join(part) for part in parts if part), end="\n\n")
     for precision, rate in rates.items():

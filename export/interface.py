@@ -338,8 +338,8 @@ def search(r: Request) -> Ports:
         return Ports((text, *settings), (translations, scores))
     sequences = Port("sequences", "sequences", "int64", (*rows, "length"))
     lengths = Port("lengths", "lengths", "int64", rows)
-    shown = attention(r, *rows, "length", LENGTH)
-    return Ports((*source(r, BATCH, LENGTH), *settings), (sequences, lengths, scores, *shown))
+    attended = attention(r, *rows, "length", LENGTH)
+    return Ports((*source(r, BATCH, LENGTH), *settings), (sequences, lengths, scores, *attended))
 
 
 def vectors(r: Request) -> Ports:

@@ -67,9 +67,9 @@ class Request:
         made = values.get(SENTENCE_EMBEDDING)
         embedding = None if made is None else _embedding(**made)
         by_token = values.get(BY_TOKEN) is True
-        asked = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
-        asked |= {"dimensions": values.get(DIMENSIONS)}
-        return cls(config=config, shape=shape, **asked)
+        fields = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
+        fields |= {"dimensions": values.get(DIMENSIONS)}
+        return cls(config=config, shape=shape, **fields)
 
     def written(self) -> dict[str, Any]:
         """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""

@@ -72,16 +72,16 @@ def _openblas() -> ctypes.CDLL | None:
 
 def _loaded(library: str) -> tuple[int, int] | None:
     """(base address, address of the dynamic section) of a library of this process, from the linker's own list."""
-    found = ctypes.c_void_p()
+    address = ctypes.c_void_p()
     try:
         handle = ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)._handle
-        failed = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), 2, ctypes.byref(found))  # RTLD_DI_LINKMAP
+        failed = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), 2, ctypes.byref(address))  # RTLD_DI_LINKMAP
     except (OSError, AttributeError):  # it isn't loaded, or another C library
         return None
-    if failed or found.value is None:
+    if failed or address.value is None:
         return None
     # struct link_map: l_addr at 0, l_name at 8, l_ld at 16.
-    base, dynamic = (ctypes.c_uint64.from_address(found.value + at).value for at in (0, 16))
+    base, dynamic = (ctypes.c_uint64.from_address(address.value + at).value for at in (0, 16))
     return base, dynamic
 
 

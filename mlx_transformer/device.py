@@ -1,7 +1,7 @@
 """What differs between MLX's devices, decided in one place: what is compiled, how batches are cut, when the host asks.
 
-`choices()` follows MLX's default device, and with it `mx.stream(mx.cpu)`. Where there is no GPU its choices can be
-rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_CHOICES=gpu, for a block by `deciding_as("gpu")`.
+`tuning()` follows MLX's default device, and with it `mx.stream(mx.cpu)`. Where there is no GPU its choices can be
+rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_TUNINGS=gpu, for a block by `deciding_as("gpu")`.
 MLX_TRANSFORMER_DEVICE=cpu takes the CPU of a machine that has a GPU.
 """
 
@@ -21,11 +21,11 @@ from .system.errors import UserError
 from .system.machine import fast_cores
 
 DEVICE = "MLX_TRANSFORMER_DEVICE"
-VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"
+VARIABLE = "MLX_TRANSFORMER_DEVICE_TUNINGS"
 
 
 @dataclass(frozen=True)
-class Choices:
+class Tuning:
     """How to use one kind of device."""
 
     compiles: bool
@@ -49,13 +49,13 @@ class Choices:
     fast as numbers."""
 
 
-CPU = Choices(
+CPU = Tuning(
     compiles=False, few_shapes=False, shortest=1, exp_as_power=True, check_every=1, drop_below=0.75, unpack_from=4
 )
-GPU = Choices(
+GPU = Tuning(
     compiles=True, few_shapes=True, shortest=16, exp_as_power=False, check_every=8, drop_below=0.5, unpack_from=math.inf
 )
-_CHOICES = {"cpu": CPU, "gpu": GPU}
+_TUNINGS = {"cpu": CPU, "gpu": GPU}
 
 _overrides: list[str] = []
 _tf32: list[bool] = []
@@ -64,7 +64,7 @@ _tf32: list[bool] = []
 def _use_device() -> None:
     """What the variable names, before anything is computed."""
     named = os.environ.get(DEVICE, "")
-    if named not in ("", *_CHOICES):
+    if named not in ("", *_TUNINGS):
         raise UserError(f"{DEVICE}={named}: choose cpu or gpu, or unset it")
     if named:
         device = mx.Device(mx.cpu if named == "cpu" else mx.gpu)
@@ -85,14 +85,14 @@ _use_device()
 _fill_cpu_streams()
 
 
-def choices() -> Choices:
+def tuning() -> Tuning:
     """The choices of MLX's default device, unless overridden. `UserError` if the variable names no device."""
     kind = _overrides[-1] if _overrides else os.environ.get(VARIABLE, "")
-    if kind and kind not in _CHOICES:
+    if kind and kind not in _TUNINGS:
         raise UserError(f"{VARIABLE}={kind}: choose cpu or gpu, or unset it")
     if kind == "gpu" and not _on_gpu() and not _overrides:
         _set_fusing(False)
-    return _CHOICES[kind or ("gpu" if _on_gpu() else "cpu")]
+    return _TUNINGS[kind or ("gpu" if _on_gpu() else "cpu")]
 
 
 @contextmanager
@@ -119,14 +119,14 @@ def device_kind() -> str:
 
 def device_record() -> str:
     """The device as a run's record has it: with another one's choices it is another one."""
-    device_choices = GPU if _on_gpu() else CPU
-    kind = next(kind for kind, one in _CHOICES.items() if one == choices())
-    return device_kind() if choices() == device_choices else f"{device_kind()}, deciding as a {kind}"
+    device_tuning = GPU if _on_gpu() else CPU
+    kind = next(kind for kind, one in _TUNINGS.items() if one == tuning())
+    return device_kind() if tuning() == device_tuning else f"{device_kind()}, deciding as a {kind}"
 
 
 def gradient_device(queries: int) -> mx.Device:
     """Where attention over sequences of this length has a gradient: MLX's default device, or else the CPU."""
-    return mx.default_device() if queries >= choices().shortest else mx.Device(mx.cpu)
+    return mx.default_device() if queries >= tuning().shortest else mx.Device(mx.cpu)
 
 
 def cpu_streams() -> list[mx.Stream]:

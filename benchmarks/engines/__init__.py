@@ -1,4 +1,4 @@
-"""The engines that `translate.py` compares, each named by a spec of parts joined by colons.
+"""The engines that `translate.py` compares, each named by parts joined by colons.
 
     ours:TARGET:PRECISION[:CHOICE]
                                  this project's export of that target and precision, run by `export.OnnxTransformer`;
@@ -56,7 +56,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Spec:
+class EngineName:
     text: str
     parts: list[str]
 
@@ -85,12 +85,12 @@ class Spec:
 
 
 def layout(parts: list[str]) -> str:
-    """Of a CTranslate2 spec."""
+    """The settings of CTranslate2."""
     return parts[2] if len(parts) > 2 else "1x2"
 
 
-def parse(text: str) -> Spec:
-    """Raises ValueError for what is no spec."""
+def parse(text: str) -> EngineName:
+    """Raises ValueError for what is no name of one."""
     parts = text.split(":")
     needed = {"ours": (3, 4), "loop": (3, 4), "ct2": (2, 3)}.get(parts[0], (2, 2))
     if parts[0] not in CLASSES or not all(parts) or not needed[0] <= len(parts) <= needed[1]:
@@ -100,10 +100,10 @@ def parse(text: str) -> Spec:
         )
     if parts[0] == "ct2" and layout(parts) not in ("1x1", "1x2", "1x2-unbound", "2x1"):
         raise ValueError(f"engine {text!r}: the layout must be 1x1, 1x2, 1x2-unbound or 2x1")
-    return Spec(text, parts)
+    return EngineName(text, parts)
 
 
-def engine_class(spec: Spec) -> Any:
-    """The class of a spec's engine; imports what it needs."""
-    module, name = CLASSES[spec.family]
+def engine_class(engine_name: EngineName) -> Any:
+    """The class of an engine; imports what it needs."""
+    module, name = CLASSES[engine_name.family]
     return getattr(import_module(f"engines.{module}"), name)

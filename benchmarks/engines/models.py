@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import Spec
+from . import EngineName
 from .process import BENCHMARKS, last_line
 
 
@@ -48,35 +48,37 @@ class Preparation:
         (self.published / "tokenizer.json").unlink(missing_ok=True)  # no peer needs it
         self.checkpoint = checkpoint
 
-    def folder(self, spec: Spec) -> Path:
-        """What a spec's engine loads. Raises `PreparationError`."""
-        folder = spec.folder(self.models)
-        if not spec.is_peer:
-            self._export(spec, folder)
+    def folder(self, engine_name: EngineName) -> Path:
+        """What an engine loads. Raises `PreparationError`."""
+        folder = engine_name.folder(self.models)
+        if not engine_name.is_peer:
+            self._export(engine_name, folder)
         elif not folder.exists():
-            if spec.family == "ct2":
-                self._peers("ct2", self.published, folder, spec.precision)
-            elif spec.precision == "float32":
+            if engine_name.family == "ct2":
+                self._peers("ct2", self.published, folder, engine_name.precision)
+            elif engine_name.precision == "float32":
                 self._peers("optimum", self.published, folder)
             else:
-                exported = self.folder(Spec("", ["optimum", "float32"]))
+                exported = self.folder(EngineName("", ["optimum", "float32"]))
                 self._peers("quantise", exported, folder)
         return folder
 
-    def _export(self, spec: Spec, folder: Path) -> None:
+    def _export(self, engine_name: EngineName, folder: Path) -> None:
         """In a process of its own, from the repository's root."""
-        function, out = ("export_onnx", folder) if spec.family == "ours" else ("export_search", folder / "search.onnx")
+        function, out = (
+            ("export_onnx", folder) if engine_name.family == "ours" else ("export_search", folder / "search.onnx")
+        )
         code = (
             "import sys, export; _, checkpoint, out, target, precision, *choice = sys.argv;"
             " choices = {'int8_scales' if precision == 'int8' else 'activations': choice[0]} if choice else {};"
             f" export.{function}(checkpoint, out, target=target, precision=precision, force=True, accept_loss=True,"
             " **choices)"
         )
-        if spec.family == "loop":
+        if engine_name.family == "loop":
             folder.mkdir(exist_ok=True)
         paths = [str(path.absolute()) for path in (self.checkpoint, out)]
         done = subprocess.run(
-            [sys.executable, "-c", code, *paths, *spec.parts[1:]],
+            [sys.executable, "-c", code, *paths, *engine_name.parts[1:]],
             cwd=BENCHMARKS.parent,
             capture_output=True,
             text=True,

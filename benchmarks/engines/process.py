@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import Rows, Spec
+from . import EngineName, Rows
 
 BENCHMARKS = Path(__file__).parent.parent
 
@@ -22,13 +22,13 @@ class EngineError(Exception):
 class Worker:
     """One engine's process. Between requests it is stopped (SIGSTOP), so no thread of it can spin beside another's."""
 
-    def __init__(self, spec: Spec, python: str, folder: Path, threads: int, clock: str = "perf_counter"):
-        self.spec = spec
+    def __init__(self, engine_name: EngineName, python: str, folder: Path, threads: int, clock: str = "perf_counter"):
+        self.engine_name = engine_name
         self.errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by close()
         paths = os.pathsep.join([str(BENCHMARKS.parent), str(BENCHMARKS)])
-        environment = os.environ | spec.environment | {"PYTHONPATH": paths}
+        environment = os.environ | engine_name.environment | {"PYTHONPATH": paths}
         self.process = subprocess.Popen(
-            [python, "-m", "engines.worker", spec.text, str(folder.absolute()), str(threads), clock],
+            [python, "-m", "engines.worker", engine_name.text, str(folder.absolute()), str(threads), clock],
             cwd=BENCHMARKS.parent,
             env=environment,
             stdin=subprocess.PIPE,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from statistics import median
 
-from . import Spec
+from . import EngineName
 from .floor import Shape
 from .measure import Cell, Measured, Task
 
@@ -22,13 +22,17 @@ def speeds(results: Results, cells: list[Cell], task: Task) -> list[str]:
     return table("target tokens/s", list(results), cells, value)
 
 
-def ratios(results: Results, cells: list[Cell], specs: dict[str, Spec]) -> list[str]:
+def ratios(results: Results, cells: list[Cell], engine_names: dict[str, EngineName]) -> list[str]:
     """Times as fast as CTranslate2 of the same precision (8 bits for 8 and fewer), in the layout that is the fastest of
     those measured in that cell, compared within each round; with geometric mean."""
 
     def rivals(name: str) -> list[str]:
-        wanted = "int8" if specs[name].precision.startswith("int") else "float32"
-        return [other for other in results if specs[other].family == "ct2" and specs[other].precision == wanted]
+        wanted = "int8" if engine_names[name].precision.startswith("int") else "float32"
+        return [
+            other
+            for other in results
+            if engine_names[other].family == "ct2" and engine_names[other].precision == wanted
+        ]
 
     def ratio(name: str, cell: Cell) -> float:
         def of(rival: str) -> float:
@@ -52,19 +56,24 @@ def ratios(results: Results, cells: list[Cell], specs: dict[str, Spec]) -> list[
 
 
 def floors(
-    results: Results, cells: list[Cell], specs: dict[str, Spec], shape: Shape, rates: dict[str, dict], task: Task
+    results: Results,
+    cells: list[Cell],
+    engine_names: dict[str, EngineName],
+    shape: Shape,
+    rates: dict[str, dict],
+    task: Task,
 ) -> list[str]:
     """Share of the speed that the machine's GEMM and bandwidth allow, in percent."""
 
     def value(name: str, cell: Cell) -> str:
-        precision = specs[name].precision
+        precision = engine_names[name].precision
         rows = [row for batch in task.batches(cell) for row in batch]
         length = task.tokens(results[name].outputs[cell]) / len(rows)
         source = sum(map(len, rows)) / len(rows)
         least = shape.seconds(precision, rates[precision], cell.batch, cell.beam, source, length)
         return f"{100 * least * len(rows) / cell.batch / median(results[name].seconds[cell]):.0f} %"
 
-    return table("of the floor", [name for name in results if specs[name].precision in rates], cells, value)
+    return table("of the floor", [name for name in results if engine_names[name].precision in rates], cells, value)
 
 
 def properties(

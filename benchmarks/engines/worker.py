@@ -1,4 +1,4 @@
-"""One engine in a process of its own: `python -m engines.worker SPEC FOLDER THREADS CLOCK`.
+"""One engine in a process of its own: `python -m engines.worker ENGINE FOLDER THREADS CLOCK`.
 
 JSON, one object a line. It begins with {"load": seconds, "resident": bytes}, then answers
 
@@ -35,11 +35,11 @@ def main() -> None:
     def answer(values: dict[str, Any]) -> None:
         print(json.dumps(values), file=answers, flush=True)
 
-    spec, clock = parse(sys.argv[1]), getattr(time, sys.argv[4])
+    engine_name, clock = parse(sys.argv[1]), getattr(time, sys.argv[4])
     try:
-        kind = engine_class(spec)
+        kind = engine_class(engine_name)
         start = time.perf_counter()
-        engine = kind(Path(sys.argv[2]), spec.parts, int(sys.argv[3]))
+        engine = kind(Path(sys.argv[2]), engine_name.parts, int(sys.argv[3]))
         answer({"load": time.perf_counter() - start, "resident": memory("VmRSS")})
     except Exception as error:
         answer({"error": described(error)})

@@ -219,7 +219,7 @@ NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 def both_palettes(inline: str) -> str:
     """What `inline_svg` gives as a file by itself, in the page's colours, light or dark as the reader has it."""
-    colours = kit.texts_beside(kit.__file__, "page.css").partition("\n* {")[0]
+    colours = kit.neighbour_texts(kit.__file__, "page.css").partition("\n* {")[0]
     look = f"<style>\n{colours}\ntext {{ font-family: system-ui, sans-serif; }}\n</style>"
     head, _, rest = inline.partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg">\n{look}{rest}\n'

@@ -48,17 +48,17 @@ def explain(
     if model is None:
         return _explain_shipped(s, search, options)
     if len(texts) not in (1, 2):
-        given = f"{len(texts)} of them are given" if texts else "none is given"
-        raise UserError(f"explain takes one sentence in quotes; {given}")
+        chosen = f"{len(texts)} of them are given" if texts else "none is given"
+        raise UserError(f"explain takes one sentence in quotes; {chosen}")
     plain = Options()
-    given = {each.name: getattr(search, each.name) for each in fields(plain)}
-    given = {name: value for name, value in given.items() if value != getattr(plain, name)} | options
+    chosen = {each.name: getattr(search, each.name) for each in fields(plain)}
+    chosen = {name: value for name, value in chosen.items() if value != getattr(plain, name)} | options
     runtime, out, figures = s.runtime, s.out, s.figures
     if s.precision is not None:
         if runtime is not None:
             raise UserError("--precision and --runtime exclude each other: name it as in onnxruntime:cpu:all:int8")
         runtime = f"onnxruntime:cpu:all:{s.precision}"
-    if s.translation is not None and given.get("beam", 1) > 1:
+    if s.translation is not None and chosen.get("beam", 1) > 1:
         raise UserError("--beam and --translation exclude each other: a given translation is not searched for")
     check_page(out, s.force)
     if figures is not None:
@@ -73,10 +73,12 @@ def explain(
             models.append(open_other(s.beside, models[0], s.threads, s.verify))
         watch(0.3, "reading the sentence")
         if config.architecture == "decoder":
-            given.setdefault("max_new_tokens", CONTINUATION)
-        told = {name: getattr(s, name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if getattr(s, name) is not None}
-        around, given = around_source(models[0].settings, given | told)
-        search = Options(**resolved(models[0].settings, given))
+            chosen.setdefault("max_new_tokens", CONTINUATION)
+        languages = {
+            name: getattr(s, name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if getattr(s, name) is not None
+        }
+        around, chosen = around_source(models[0].settings, chosen | languages)
+        search = Options(**resolved(models[0].settings, chosen))
         prefix = models[0].settings.get(TASK_PREFIX, "") if s.task_prefix is None else s.task_prefix
         sentence = read_sentence(models[0], texts, s.translation, search, around, prefix)
         traces = []

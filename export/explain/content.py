@@ -83,17 +83,17 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of each of these tokens; a part of a character is what it is a part of, with its share: "’ 1/3"."""
-    found: list[str] = []
-    while len(found) < len(ids):
-        begin = len(found)
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        begin = len(texts)
         end = next((i for i in range(begin + 1, len(ids) + 1) if _whole(tokenizer, ids[begin:i])), begin + 1)
         run = ids[begin:end]
         if len(run) == 1:
-            found.append(token_text(tokenizer, run[0]))
+            texts.append(token_text(tokenizer, run[0]))
             continue
         text, shares = tokenizer.decode(list(run)), [_bytes(tokenizer.token(id)) for id in run]
-        found += [f"{text} {share}/{sum(shares)}" for share in shares]
-    return found
+        texts += [f"{text} {share}/{sum(shares)}" for share in shares]
+    return texts
 
 
 def _whole(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
@@ -123,7 +123,7 @@ def content(
         "runtimes": _labels(models),
         "text": sentence.text,
         "output": sentence.output,
-        "given": sentence.given,
+        "given": sentence.prompted,
         "score": None if sentence.score is None else rounded([sentence.score])[0],
         "sides": {
             side: {"ids": texts.add(ids, side), "words": texts.words(ids, side)}
@@ -187,7 +187,7 @@ def _steps(trace: Trace, sentence: ExplainedSentence, texts: Texts, top_k: int) 
     for i, (row, ids, written) in enumerate(zip(p, best, sentence.written, strict=True)):
         rank = 1 + int((row > row[written]).sum())
         likeliest = {"ids": texts.add(ids), "p": rounded(row[ids]), "written": rounded([row[written]])[0], "rank": rank}
-        rows.append(likeliest | {"given": i < sentence.given})
+        rows.append(likeliest | {"given": i < sentence.prompted})
     return rows
 
 

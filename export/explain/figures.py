@@ -186,14 +186,14 @@ def _beam(data: Mapping[str, Any]) -> Any:
     """Draw kept and finished candidates, a column for each step; the output's path is thick."""
     beam = data["beam"]
     count = len(beam["step"])
-    shown = [i for i in range(count) if beam["fate"][i] != "d"]
-    ended = [i for i in shown if beam["fate"][i] == "f"]
+    drawn = [i for i in range(count) if beam["fate"][i] != "d"]
+    ended = [i for i in drawn if beam["fate"][i] == "f"]
     path, node = set(), max(ended, key=lambda i: beam["score"][i]) if ended else -1
     while node >= 0:
         path.add(node)
         node = beam["parent"][node]
     place, heights = {-1: (-1.0, 0.0)}, dict.fromkeys(range(max(beam["step"]) + 1), 0)
-    for i in [*shown, *sorted(path - {*shown})]:
+    for i in [*drawn, *sorted(path - {*drawn})]:
         place[i] = (float(beam["step"][i]), float(heights[beam["step"][i]]))
         heights[beam["step"][i]] += 1
     size = (1.0 * (max(beam["step"]) + 2), 0.4 * max(heights.values()))

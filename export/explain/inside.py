@@ -63,14 +63,14 @@ def _weights(model: SiteModel) -> dict[str, NDArray] | None:
     shapes = parameter_shapes(model.config)
     if not computed_live(model.config, sum(int(np.prod(shape)) for shape in shapes.values())):
         return None
-    held = [arrays_of(read_model(graph.file), graph.file.parent, shapes) for graph in model.graphs.values()]
-    found = {name: array for each in held for name, array in each.items() if array.dtype == np.float32}
-    return found if {name: array.shape for name, array in found.items()} == shapes else None
+    graphs = [arrays_of(read_model(graph.file), graph.file.parent, shapes) for graph in model.graphs.values()]
+    arrays = {name: array for each in graphs for name, array in each.items() if array.dtype == np.float32}
+    return arrays if {name: array.shape for name, array in arrays.items()} == shapes else None
 
 
 def _page(model: SiteModel, title: str) -> str:
     """Return the page, which runs `inside.js` beside it."""
-    spec: dict[str, Any] = {
+    values: dict[str, Any] = {
         "title": title,
         "said": SAID,
         "module": "./inside.js",
@@ -81,5 +81,5 @@ def _page(model: SiteModel, title: str) -> str:
     }
     weights = _weights(model)
     if weights is not None:
-        spec["beside"] = packed_weights(weights, exact=True)
-    return page([spec], policy=POLICY)
+        values["beside"] = packed_weights(weights, exact=True)
+    return page([values], policy=POLICY)

@@ -23,17 +23,17 @@ HERE = Path(__file__).parent
 def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = None, policy: str = POLICY) -> str:
     """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
     sentence in the first, of what `content.content` returns. `policy`: what the page may ask for."""
-    words = tomllib.loads(kit.texts_beside(__file__, "walk/words.toml"))
-    walk = kit.texts_beside(__file__, "walk/shell.html")
+    words = tomllib.loads(kit.neighbour_texts(__file__, "walk/words.toml"))
+    walk = kit.neighbour_texts(__file__, "walk/shell.html")
     body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
-    css = kit.texts_beside(kit.__file__, "kit.css") + kit.texts_beside(__file__, "walk/walk.css")
+    css = kit.neighbour_texts(kit.__file__, "kit.css") + kit.neighbour_texts(__file__, "walk/walk.css")
     entry = "walk.js" if all("weights" in model for model in models) else "all.js"
     script = f"(() => {{{joined(HERE / 'walk' / entry)}}})();"
     title = "One word through the model"
     if data is not None:
         body += _more(data)
-        css += kit.texts_beside(__file__, "explain.css")
-        drawn = f"const draw = (data, signal) => {{{kit.texts_beside(__file__, *SCRIPTS)}}};"
+        css += kit.neighbour_texts(__file__, "explain.css")
+        drawn = f"const draw = (data, signal) => {{{kit.neighbour_texts(__file__, *SCRIPTS)}}};"
         script += f"(() => {{{compact(drawn)}{joined(HERE / 'following.js')}}})();"
         title = f"explain: {data['text']}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
@@ -46,10 +46,10 @@ def _json(id: str, data: Any) -> str:
 
 
 def _more(data: Mapping[str, Any]) -> str:
-    sections = tomllib.loads(kit.texts_beside(__file__, "sections.toml"))
-    shown = "".join(_section(data, id, each) for id, each in sections.items())
+    sections = tomllib.loads(kit.neighbour_texts(__file__, "sections.toml"))
+    parts = "".join(_section(data, id, each) for id, each in sections.items())
     return (
-        f'<div id="more">{_head(data)}{shown}{_foot(data)}'
+        f'<div id="more">{_head(data)}{parts}{_foot(data)}'
         f'<dialog id="large" aria-label="one head"></dialog></div>{_json("data", data)}'
     )
 
@@ -66,14 +66,14 @@ def _head(data: Mapping[str, Any]) -> str:
     )
 
 
-def _section(data: Mapping[str, Any], id: str, shown: Mapping[str, Any]) -> str:
-    said = shown["said"] if isinstance(shown["said"], str) else shown["said"][data["architecture"]]
-    if data["recurrent"] and "recurrent" in shown:
-        said = f"{said} {shown['recurrent']}"
+def _section(data: Mapping[str, Any], id: str, entry: Mapping[str, Any]) -> str:
+    text = entry["said"] if isinstance(entry["said"], str) else entry["said"][data["architecture"]]
+    if data["recurrent"] and "recurrent" in entry:
+        text = f"{text} {entry['recurrent']}"
     return (
         f'<section id="{id}-section" aria-labelledby="{id}-title">'
-        f'<h3 class="title" id="{id}-title">{shown["title"]}</h3>'
-        f'<p class="note">{said}</p><div class="card" id="{id}"></div></section>'
+        f'<h3 class="title" id="{id}-title">{entry["title"]}</h3>'
+        f'<p class="note">{text}</p><div class="card" id="{id}"></div></section>'
     )
 
 

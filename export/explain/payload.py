@@ -81,14 +81,14 @@ def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, A
     weights = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters()}
     whole = {name: array.shape for name, array in weights.items()} == parameter_shapes(config)
     tokenizer = None if model.tokenizer.separate else page_tokenizer(model.tokenizer.own_json())
-    own = sentence.given < len(sentence.written) or config.architecture == "encoder"
+    own = sentence.prompted < len(sentence.written) or config.architecture == "encoder"
     own = own and model.embedding is None and not sentence.types  # the page fills gaps of one text
     count = sum(array.size for array in weights.values())
     at, name = _chosen(config, sentence), model.folder.resolve().name
     if whole and own and tokenizer and computed_live(config, count):
         how = "Computed in this page, in float64; type, and everything moves."
-        said = f"{name}: {config.architecture}, {count:,} numbers. {how}"
-        return live(config, weights, tokenizer, name, said, [{"text": sentence.text, "at": at}])
+        title = f"{name}: {config.architecture}, {count:,} numbers. {how}"
+        return live(config, weights, tokenizer, name, title, [{"text": sentence.text, "at": at}])
     return recorded(model, sentence, at, room)
 
 
@@ -97,13 +97,13 @@ def live(
     weights: Mapping[str, NDArray],
     tokenizer: Mapping[str, Any],
     title: str,
-    said: str,
+    about: str,
     examples: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return a model that the page runs. `examples`: {"text": what is typed, "at": where one looks then}."""
     return {
         "title": title,
-        "said": said,
+        "said": about,
         "examples": list(examples),
         "config": config.to_dict(),
         "classifier": output_weight_name(config),
@@ -118,11 +118,11 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
     `UserError` where not even that fits."""
     config = model.config
     names = [name for name in inner_names(config) if not name.endswith(LEFT_OUT)]
-    shown = model.engine.points(sentence.case(config), names)
-    values = {name: np.asarray(shown[name], np.float32)[0] for name in names if name in shown}
+    points = model.engine.points(sentence.case(config), names)
+    values = {name: np.asarray(points[name], np.float32)[0] for name in names if name in points}
     if config.head.per_row:  # of the row, as if it had one position
         values = {name: value[None] if name in OF_HEAD else value for name, value in values.items()}
-    values |= _kept_inside(model, sentence, values)
+    values |= _points_inside(model, sentence, values)
     values |= _text_vector(model, values)
     values = {name: value for name, value in values.items() if value.ndim > 1} | _biases(model, values)
     arrays, equal = _points(config, values, at, room)
@@ -140,7 +140,7 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
         "classifier": output_weight_name(config),
         "text": sentence.text,
         "output": sentence.output,
-        "given": sentence.given,
+        "given": sentence.prompted,
         "tokens": {"source": sentence.source, "target": sentence.target, "written": sentence.written},
         "pieces": {
             "source": pieces(source, sentence.source),
@@ -150,31 +150,31 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
         "texts": {int(id): token_text(model.tokenizer, int(id)) for id in {*likely.tolist(), *sentence.written}},
         "points": {"arrays": arrays, "equal": equal},
         "types": list(sentence.types),
-        "embedding": None if model.embedding is None else _said_of(model.embedding),
+        "embedding": None if model.embedding is None else _embedding_facts(model.embedding),
         "parameters": {name: _array(array, 32) for name, array in norms.items()},
     }
 
 
-def _kept_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
     """Return what fused operators keep to themselves: rows of the table, scores, of the queries and keys that were
     computed, and the output of a layer, which is that of its last norm or sum."""
-    config, found = model.config, {}
+    config, arrays = model.config, {}
     tables = {"encoder": (source_embedding_name(config), sentence.source)} if config.has_encoder else {}
     tables |= {"decoder": (target_embedding_name(config), sentence.target)} if config.has_decoder else {}
     for stack, (table, ids) in tables.items():
         rows = model.reference.weights[table][list(ids)]
         scaled = {"scaled": rows * np.float32(np.sqrt(config.d_model))} if config.scale_embeddings else {}
-        found |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
+        arrays |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
     last = ".feed_forward_norm" if config.norm_placement == "post" else ".feed_forward.residual"
     for name, value in values.items():
         part, _, point = name.rpartition(".")
         if name.endswith(last):
-            found[name.removesuffix(last)] = value
+            arrays[name.removesuffix(last)] = value
         if point == "queries" and f"{part}.keys" in values:
             keys = values[f"{part}.keys"].repeat(len(value) // len(values[f"{part}.keys"]), axis=0)
             scale = config.attention_scale or 1 / np.sqrt(value.shape[-1])
-            found[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
-    return {name: value for name, value in found.items() if name not in values}
+            arrays[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
+    return {name: value for name, value in arrays.items() if name not in values}
 
 
 def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
@@ -193,7 +193,7 @@ def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDAr
     return {f"text.{name}": each.vectors(memory, np.ones(memory.shape[:2]), skipped) for name, each in whole.items()}
 
 
-def _said_of(embedding: TextEmbedding) -> dict[str, Any]:
+def _embedding_facts(embedding: TextEmbedding) -> dict[str, Any]:
     """Return what the page says of its steps."""
     dense = [layer.activation for layer in embedding.dense]
     return {"pooling": list(embedding.pooling), "dense": dense, "normalize": embedding.normalize}
@@ -201,17 +201,17 @@ def _said_of(embedding: TextEmbedding) -> dict[str, Any]:
 
 def _biases(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
     """Return {attention.bias: (H, L, S)}, what relative positions add to each score."""
-    found = {}
+    biases = {}
     for name, scores in values.items():
         attention, _, point = name.rpartition(".")
         if point == "scores" and (bias := model.reference.score_bias(attention, *scores.shape[1:])) is not None:
-            found[f"{attention}.bias"] = bias
-    return found
+            biases[f"{attention}.bias"] = bias
+    return biases
 
 
 def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str, Any]:
     """Return where one looks at first: the last word but the end of what is read, the first that the model chose."""
-    word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.given, len(sentence.written) - 1))
+    word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.prompted, len(sentence.written) - 1))
     return {"word": word, "step": step, "stack": "encoder" if config.has_encoder else "decoder"}
 
 
@@ -238,10 +238,10 @@ def _points(
         else np.take(value, [at["word" if name.startswith("encoder") or not config.has_decoder else "step"]], axis=-2)
         for name, value in own.items()
     }
-    for bits, kept in ((32, own), (16, own), (32, one), (16, one)):
-        if sum(value.size for value in kept.values()) * bits // 6 <= room:
-            rows = {name: kept[name].shape != own[name].shape for name in own}
-            arrays = {name: _array(value, bits) for name, value in kept.items()}
+    for bits, names in ((32, own), (16, own), (32, one), (16, one)):
+        if sum(value.size for value in names.values()) * bits // 6 <= room:
+            rows = {name: names[name].shape != own[name].shape for name in own}
+            arrays = {name: _array(value, bits) for name, value in names.items()}
             for name, few in rows.items():
                 if few:
                     side = "word" if name.startswith("encoder") or not config.has_decoder else "step"

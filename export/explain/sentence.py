@@ -65,7 +65,7 @@ class ExplainedSentence:
     source: tuple[int, ...]
     target: tuple[int, ...]
     written: tuple[int, ...]
-    given: int
+    prompted: int
     output: str
     tree: tuple[Node, ...] = ()
     score: float | None = None
@@ -161,8 +161,8 @@ def _continued(model: Opened, text: str, target: str | None, options: Options) -
         output = model.tokenizer.decode(new)
     ids = (*prompt, *new)
     _check_length(model, ids[:-1], "prompt and continuation")
-    given = len(ids) if target is not None else len(prompt) - 1
-    return ExplainedSentence(text, (), ids[:-1], ids[1:], given, output, tree, score)
+    prompted = len(ids) if target is not None else len(prompt) - 1
+    return ExplainedSentence(text, (), ids[:-1], ids[1:], prompted, output, tree, score)
 
 
 def _searched(model: Opened, ids: list[int], options: Options) -> tuple[list[int], tuple[Node, ...], float]:

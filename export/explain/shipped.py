@@ -49,13 +49,13 @@ MODELS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
 
 def shipped() -> list[dict[str, Any]]:
     """Return all of them as the page takes them. `UserError` for a folder that isn't there or is damaged."""
-    return [_opened(FOLDER / name, *said) for name, said in MODELS.items()]
+    return [_opened(FOLDER / name, *entry) for name, entry in MODELS.items()]
 
 
-def _opened(folder: Path, title: str, said: str, examples: list[dict[str, Any]]) -> dict[str, Any]:
+def _opened(folder: Path, title: str, description: str, examples: list[dict[str, Any]]) -> dict[str, Any]:
     checkpoint = open_checkpoint(folder)
     text = checkpoint.tokenizer_json()
     tokenizer = None if text is None else page_tokenizer(text)
     if tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer that a page runs; install the package again")
-    return live(checkpoint.config, dict(checkpoint.tensors()), tokenizer, title, said, examples)
+    return live(checkpoint.config, dict(checkpoint.tensors()), tokenizer, title, description, examples)

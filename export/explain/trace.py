@@ -45,10 +45,10 @@ def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
     """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
     config = model.config
     names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]
-    shown = model.engine.points(sentence.case(config), names)
-    if "logits" not in shown or any(name not in shown for name in names if name.endswith(".weights")):
+    points_of = model.engine.points(sentence.case(config), names)
+    if "logits" not in points_of or any(name not in points_of for name in names if name.endswith(".weights")):
         raise UserError(f"{model.folder}: its graphs don't name what is inside them; export the model again")
-    values = {name: np.asarray(value, np.float32)[0] for name, value in shown.items()}
+    values = {name: np.asarray(value, np.float32)[0] for name, value in points_of.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise UserError(f"{model.folder}: computes numbers that are not finite; check its weights")
     weights = {

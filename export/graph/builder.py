@@ -38,7 +38,7 @@ class GraphBuilder:
         self.tapped: list[ir.Value] = []
         self.ports = ports
         self.inputs = {port.value: self.input(port.name, *port.axes, dtype=port.dtype) for port in ports.inputs}
-        self._given: set[str] = set()
+        self._outputs_made: set[str] = set()
 
     @classmethod
     def declared(cls, name: str, request: Request) -> Self:
@@ -75,13 +75,13 @@ class GraphBuilder:
             if value is not None and not isinstance(value, ir.Value):
                 single |= {
                     f"{name}.{i}.{part}": x
-                    for i, held in enumerate(value)
-                    for part, x in zip(PARTS if len(held) > 1 else [STATE], held, strict=True)
+                    for i, pair in enumerate(value)
+                    for part, x in zip(PARTS if len(pair) > 1 else [STATE], pair, strict=True)
                 }
         for port in self.ports.outputs:
             if port.value in single:
                 self.output(port.name, single[port.value], *port.axes, type=DTYPES[port.dtype])
-                self._given.add(port.value)
+                self._outputs_made.add(port.value)
         if "attention" in single:  # before a target changes one of two equal nodes
             merge_equal(ir.Model(self.graph, ir_version=IR_VERSION))
 
@@ -99,7 +99,7 @@ class GraphBuilder:
             self.tapped.append(value)
 
     def model(self) -> ir.Model:
-        if missing := [port.name for port in self.ports.outputs if port.value not in self._given]:
+        if missing := [port.name for port in self.ports.outputs if port.value not in self._outputs_made]:
             raise ValueError(f"{self.graph.name}: declared outputs not given: {', '.join(missing)}")
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="mlx-transformer")
         merge_equal(model)

@@ -72,13 +72,13 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def reached(outputs: Iterable[str], edges: Iterable[tuple[Iterable[str], Iterable[str]]]) -> set[str]:
     """Return every value from which a way leads to the outputs. edges: what each node reads, and what it makes."""
     maker = {output: inputs for inputs, made in edges for output in made}
-    found, open_values = set(), list(outputs)
+    nodes, open_values = set(), list(outputs)
     while open_values:
         value = open_values.pop()
-        if value not in found:
-            found.add(value)
+        if value not in nodes:
+            nodes.add(value)
             open_values += maker.get(value, ())
-    return found
+    return nodes
 
 
 def edges_of(graph: onnx.GraphProto) -> Iterator[tuple[list[str], Sequence[str]]]:
@@ -98,8 +98,8 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def arrays_of(model: onnx.ModelProto, folder: Path, names: Container[str]) -> dict[str, NDArray]:
     """Return those initializers of a model by name, from data files of `folder` too."""
-    found = (tensor for tensor in initializers(model.graph) if tensor.name in names)
-    return {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in found}
+    tensors = (tensor for tensor in initializers(model.graph) if tensor.name in names)
+    return {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in tensors}
 
 
 def data_files_of(model: onnx.ModelProto) -> Iterator[str]:

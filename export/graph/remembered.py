@@ -24,8 +24,8 @@ PLAIN = {
 READ = 20
 """Elements of the largest constant whose values onnxscript lets an inference read."""
 
-Found = tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None]
-_found: dict[tuple[Any, ...], list[Found]] = {}
+Inferred = tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None]
+_inferred: dict[tuple[Any, ...], list[Inferred]] = {}
 
 
 class RememberingBuilder(onnxscript.GraphBuilder):
@@ -81,19 +81,19 @@ class RememberingBuilder(onnxscript.GraphBuilder):
         key = None if known else _key(node)
         if key is None:
             super()._infer_shapes(node)
-        elif key in _found:
-            for output, (dtype, dims) in zip(node.outputs, _found[key], strict=True):
+        elif key in _inferred:
+            for output, (dtype, dims) in zip(node.outputs, _inferred[key], strict=True):
                 output.type = ir.TensorType(dtype)
                 output.shape = None if dims is None else ir.Shape(dims)
         else:
             super()._infer_shapes(node)
-            found = [
+            results = [
                 (x.type.dtype, None if x.shape is None else tuple(x.shape.dims))
                 for x in node.outputs
                 if type(x.type) is ir.TensorType
             ]
-            if len(found) == len(node.outputs):
-                _found[key] = found
+            if len(results) == len(node.outputs):
+                _inferred[key] = results
 
 
 _schema = functools.cache(get_schema)
@@ -114,8 +114,8 @@ def _key(node: ir.Node) -> tuple[Any, ...] | None:
     if len(graphs) + len(plain) < len(attributes):
         return None
     # A branch's or a body's nodes have been asked about: what it returns is known.
-    given = [*node.inputs, *(x for each in graphs for x in (*each.as_graph().inputs, *each.as_graph().outputs))]
-    inputs = [None if x is None else _input_key(x) for x in given]
+    read = [*node.inputs, *(x for each in graphs for x in (*each.as_graph().inputs, *each.as_graph().outputs))]
+    inputs = [None if x is None else _input_key(x) for x in read]
     if UNKNOWN in inputs:
         return None
     values = [(attribute.name, attribute.type, attribute.value) for attribute in plain]

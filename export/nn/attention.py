@@ -115,19 +115,19 @@ def attention(op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask = None, 
 
     scale: instead of 1 / sqrt(d_k)."""
     weights = attention_weights(op, q, k, mask, scale)
-    return over_shared_heads(op, weights, v)
+    return matmul_shared_heads(op, weights, v)
 
 
 def attention_weights(op: Op, q: ir.Value, k: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
     """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked."""
     q = op.Mul(q, 1 / math.sqrt(extent(q, 3)) if scale is None else scale)
-    scores = over_shared_heads(op, q, op.Transpose(k, perm=[0, 1, 3, 2]))
+    scores = matmul_shared_heads(op, q, op.Transpose(k, perm=[0, 1, 3, 2]))
     if mask is not None:
         scores = op.Add(scores, mask)
     return op.Softmax(scores, axis=-1)
 
 
-def over_shared_heads(op: Op, x: ir.Value, y: ir.Value) -> ir.Value:
+def matmul_shared_heads(op: Op, x: ir.Value, y: ir.Value) -> ir.Value:
     """x @ y for x (B, H, T, m), y (B, K, m, n) -> (B, H, T, n): head h reads y's head h // (H/K) (Ainslie et al. 2023).
 
     The H/K heads that share one lie side by side, so they become rows of one product: nothing of y is repeated.

@@ -40,7 +40,7 @@ class LayerCache:
             self.values = op.Concat(self.values, v, axis=2)
         return self.keys, self.values
 
-    def held(self) -> KeyValues:
+    def contents(self) -> KeyValues:
         """All keys and values so far, once there are some."""
         if self.keys is None or self.values is None:
             raise ValueError("an empty layer cache holds nothing")

@@ -57,7 +57,7 @@ def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
     return op.Sub(keys, op.Unsqueeze(queries, [1]))
 
 
-class Placed(NamedTuple):
+class PositionedInput(NamedTuple):
     """A stack's input with its positions wherever this kind of them acts."""
 
     x: ir.Value
@@ -85,10 +85,10 @@ class Positions(nn.Module):
         if self.kind == "relative_layers":
             self.layers = nn.ModuleList([RelativeTable(config) for _ in range(self.count)])
 
-    def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> Placed:
+    def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
         """x (B, L, D)."""
         angles = self.turned(op, position_ids)
-        return Placed(self.added(op, x, position_ids), angles, self.scored(op, mask, position_ids))
+        return PositionedInput(self.add_rows(op, x, position_ids), angles, self.add_bias(op, mask, position_ids))
 
     def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
         """Each layer's angles: once for all layers, or once for each of their bases."""
@@ -111,14 +111,14 @@ class Positions(nn.Module):
         }
         return [masks[w] for w in windows]
 
-    def added(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
+    def add_rows(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
         """x + position rows, (B, L, D)."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))
 
-    def scored(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
+    def add_bias(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
         """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
         2020)."""
         if self.kind not in RELATIVE:

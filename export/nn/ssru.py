@@ -36,7 +36,7 @@ class LayerState:
         self.state = op.Gather(c, -1, axis=1)
         return c
 
-    def held(self) -> tuple[ir.Value]:
+    def contents(self) -> tuple[ir.Value]:
         """The state after the last position, once there was one."""
         if self.state is None:
             raise ValueError("an empty layer holds nothing")
@@ -48,7 +48,7 @@ class OneStep(LayerState):
 
     def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
         """f and v (..., D); returns c, (..., D), the state after it."""
-        (state,) = self.held()
+        (state,) = self.contents()
         self.state = op.Add(op.Mul(f, state), v)
         return self.state
 
@@ -114,7 +114,7 @@ def _rounds(op: Op, f: ir.Value, v: ir.Value, length: ir.Value, name: str) -> ir
     integer, boolean, real = ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.FLOAT
     taken = [value("round", integer), value("continue", boolean), value("s", integer)]
     taken += [value(key, real, shape) for key in ("f", "v")]
-    given = [value("more", boolean), value("s.next", integer)]
-    given += [value(f"{key}.next", real, shape) for key in ("f", "v")]
-    body = op.builder.subgraph(round_of, taken, given, name=name)
+    inputs = [value("more", boolean), value("s.next", integer)]
+    inputs += [value(f"{key}.next", real, shape) for key in ("f", "v")]
+    body = op.builder.subgraph(round_of, taken, inputs, name=name)
     return op.Loop(None, True, 1, f, v, body=body, _outputs=3)[2]

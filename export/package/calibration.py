@@ -102,9 +102,9 @@ def scales_of(
 ) -> Int8Scales:
     """Return the scales that these sites ask for. `before`: whose multipliers of weights, and what is float32, stay.
     `symmetric`: all have 127 steps on either side."""
-    found = {name: site.scales(percentile, symmetric) for name, site in sites.items()}
+    scales = {name: site.scales(percentile, symmetric) for name, site in sites.items()}
     products = {
-        name: replace(found.get(name, ProductScales()), weight=before.of(name).weight)
+        name: replace(scales.get(name, ProductScales()), weight=before.of(name).weight)
         for name in quantizable_shapes(config)
     }
     return Int8Scales(products, {**origin, "percentile": percentile}).leaving(before.float32, config)
@@ -151,17 +151,17 @@ class _Watched:
 
     def __init__(self, session: Session, sites: Mapping[str, Site]):
         self.session, self.sites = session, sites
-        self.shown = [entry.name for entry in session.get_outputs() if entry.name.endswith(LARGEST)]
+        self.maxima = [entry.name for entry in session.get_outputs() if entry.name.endswith(LARGEST)]
 
     def get_inputs(self) -> Sequence[Any]:
         return self.session.get_inputs()
 
     def get_outputs(self) -> Sequence[Any]:
-        return [entry for entry in self.session.get_outputs() if entry.name not in self.shown]
+        return [entry for entry in self.session.get_outputs() if entry.name not in self.maxima]
 
     def run(self, output_names: Iterable[str], input_feed: Any, /) -> Any:
         names = list(output_names)
-        values = self.session.run([*names, *self.shown], input_feed)
-        for name, value in zip(self.shown, values[len(names) :], strict=True):
+        values = self.session.run([*names, *self.maxima], input_feed)
+        for name, value in zip(self.maxima, values[len(names) :], strict=True):
             self.sites[name.removesuffix(LARGEST)].largest.append(value.ravel())
         return values[: len(names)]

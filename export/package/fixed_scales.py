@@ -26,7 +26,7 @@ from mlx_transformer.data.corpus import read_parallel, read_text_lines
 from mlx_transformer.data.documents import read_documents
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 from .calibration import observe, scales_of, whole_matrices
 from .plan import Plan
@@ -49,21 +49,21 @@ class CalibrationText:
 
     def parts(self) -> tuple[list[str], Text]:
         """Return what is calibrated on, and what is judged."""
-        kept = [i for i, line in enumerate(self.lines) if line.strip()]
-        judged = (kept[1::2] or kept)[:JUDGED]
+        filled = [i for i, line in enumerate(self.lines) if line.strip()]
+        judged = (filled[1::2] or filled)[:JUDGED]
         reference = None if self.reference is None else [self.reference[i] for i in judged]
         text = Text([self.lines[i] for i in judged], reference, self.name)
-        return [self.lines[i] for i in kept[::2][:CALIBRATED]], text
+        return [self.lines[i] for i in filled[::2][:CALIBRATED]], text
 
 
 def settled(
     plan: Plan,
     settings: ExportSettings,
     write: Callable[[Plan, Path], None],
-    told: Callable[[str], None],
-    watch: Watch = unwatched,
+    log: Callable[[str], None],
+    watch: Progress = no_progress,
 ) -> Plan:
-    """Return the plan with its fixed scales. `write` writes a plan's package into an empty folder. `told` is called
+    """Return the plan with its fixed scales. `write` writes a plan's package into an empty folder. `log` is called
     with a line on where they are from, or why there are none. Raises `UserError` where they are asked for and can't
     be had."""
     if "int8" not in plan.precisions:
@@ -75,9 +75,9 @@ def settled(
     if settings.int8_scales == "token":
         return plan
     if own.is_fixed and settings.calibrate is None:
-        told(f"int8: fixed scales of {checkpoint.folder / INT8_SCALES}")
+        log(f"int8: fixed scales of {checkpoint.folder / INT8_SCALES}")
         return replace(plan, int8_scales=own.leaving(left, plan.config))
-    text = calibration_text(checkpoint, settings.calibrate, told)
+    text = calibration_text(checkpoint, settings.calibrate, log)
     if text is None:
         if settings.int8_scales == "fixed":
             raise UserError(
@@ -90,7 +90,7 @@ def settled(
     scales, quality = calibrated(plan, text, before.leaving(left, plan.config), write)
     if not quality.problems:
         part = scales.origin
-        told(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")
+        log(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")
         return replace(plan, int8_scales=scales)
     reasons = "; ".join(quality.problems)
     if settings.int8_scales == "fixed" and not settings.accept_loss:
@@ -99,7 +99,7 @@ def settled(
         )
     if settings.int8_scales == "fixed":
         return replace(plan, int8_scales=scales)
-    told(f"int8: a scale a token: with fixed ones from {text.name} {reasons}")
+    log(f"int8: a scale a token: with fixed ones from {text.name} {reasons}")
     return plan
 
 
@@ -142,14 +142,14 @@ def calibrated(
 
 
 def calibration_text(
-    checkpoint: Checkpoint, file: str | Path | None, told: Callable[[str], None]
+    checkpoint: Checkpoint, file: str | Path | None, log: Callable[[str], None]
 ) -> CalibrationText | None:
     """Return the text to calibrate on; None where there is none, or no tokenizer to read it."""
     if file is None:
         try:
             text = _validation_text(checkpoint.folder.parent / "run.json")
         except UserError as error:
-            told(f"int8: no fixed scales: the run's validation text can't be read: {error}")
+            log(f"int8: no fixed scales: the run's validation text can't be read: {error}")
             return None
         return None if checkpoint.tokenizer_path is None else text
     if checkpoint.tokenizer_path is None:
@@ -175,16 +175,16 @@ def _validation_text(record: Path) -> CalibrationText | None:
         text = CalibrationText(pairs.source, pairs.target, Path(source).name, pairs.digests["source"])
         digest = valid.get("source")
     elif corpus is not None and len(built_in.languages(corpus)) == 1:
-        _, found = built_in.documents(corpus, seed)
-        text = CalibrationText(found.texts, None, f"{corpus}, validation", found.digests["text"])
+        _, texts = built_in.documents(corpus, seed)
+        text = CalibrationText(texts.texts, None, f"{corpus}, validation", texts.digests["text"])
         digest = valid.get("text")
     elif corpus is not None:
         pairs = built_in.build(corpus, count, seed).valid
         text = CalibrationText(pairs.source, pairs.target, f"{corpus}, validation", pairs.digests["source"])
         digest = valid.get("source")
     elif documents is not None:
-        found, _ = read_documents(documents, data.get("documents"))
-        text = CalibrationText(found.texts, None, Path(documents).name, found.digests["text"])
+        texts, _ = read_documents(documents, data.get("documents"))
+        text = CalibrationText(texts.texts, None, Path(documents).name, texts.digests["text"])
         digest = valid.get("text")
     else:
         return None

@@ -37,10 +37,10 @@ from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 from .plan import Plan
-from .quality import Text, nearest, share_kept
+from .quality import Text, nearest, shared_neighbours
 from .weights import fill
 
 MEASURED = 200
@@ -102,11 +102,11 @@ def measured(
     plan: Plan,
     least: float | None,
     text: Text | None,
-    told: Callable[[str], None] = lambda _: None,
-    watch: Watch = unwatched,
+    log: Callable[[str], None] = lambda _: None,
+    watch: Progress = no_progress,
 ) -> tuple[Plan, Layers | None]:
     """Return what each layer costs that the plan has in int8, and the plan with those left in float32 that `least`, a
-    share of neighbours, asks for. None where there is no int8, no encoder alone or no text. `told` is called with a
+    share of neighbours, asks for. None where there is no int8, no encoder alone or no text. `log` is called with a
     line on either, `watch` with the share that is done. `UserError` where no layer can be int8."""
     if "int8" not in plan.precisions or plan.config.architecture != "encoder" or text is None:
         return plan, None
@@ -122,16 +122,16 @@ def measured(
     others = [[other for other in ours if other != layer] for layer in ours]
     encoders = Encoders(plan, lines, ours)
     *alone, together = encoders.moved([*others, []], done)
-    found = Layers(text.origin, len(lines), dict(zip(ours, alone, strict=True)), together)
-    told(str(found))
+    layers = Layers(text.origin, len(lines), dict(zip(ours, alone, strict=True)), together)
+    log(str(layers))
     if least is None:
-        return plan, found
+        return plan, layers
     if len(lines) < len(text.source):
         encoders = Encoders(plan, text.source, ours)
-    left, moved = _left(encoders, found.order(plan.config), least, lambda tried: done(len(ours) + 2 + tried))
-    said = ", ".join(left) if left else "no layer"
-    told(f"int8: float32 stays in {said}: {moved.neighbours:.2%} of the ten nearest neighbours are kept")
-    return replace(plan, int8_scales=plan.int8_scales.leaving(left, plan.config)), found
+    left, moved = _left(encoders, layers.order(plan.config), least, lambda tried: done(len(ours) + 2 + tried))
+    names = ", ".join(left) if left else "no layer"
+    log(f"int8: float32 stays in {names}: {moved.neighbours:.2%} of the ten nearest neighbours are kept")
+    return replace(plan, int8_scales=plan.int8_scales.leaving(left, plan.config)), layers
 
 
 def _makes_vectors(layer: str) -> bool:
@@ -174,7 +174,7 @@ class Encoders:
         for finished, vectors in enumerate(self._vectors(mixes), start=1):
             done(finished + 1)
             distance = np.sqrt(np.square(vectors - self.exact).sum(axis=1).mean())
-            yield Moved(share_kept(self.nearest, nearest(vectors)), float(distance))
+            yield Moved(shared_neighbours(self.nearest, nearest(vectors)), float(distance))
 
     def _vectors(self, mixes: Sequence[Sequence[str]]) -> Iterator[NDArray[np.float64]]:
         """Yield the vectors of all texts, of length 1, by each mix: all of them read one data file."""
@@ -194,8 +194,8 @@ class Encoders:
 
                 how: dict[str, Any] = {} if plan.embedding is not None else {"pooling": "mean"}
                 made = Embedder(plan.config, self.tokenizer, plan.embedding, encode, str(plan.checkpoint.folder), **how)
-                found = made.vectors(made.rows(self.texts)).astype(np.float64)
-                yield found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+                vectors = made.vectors(made.rows(self.texts)).astype(np.float64)
+                yield vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float64).tiny)
 
     def _graph(self, request: Request, left: Sequence[str]) -> ir.Model:
         model = target_of("portable").build(MODEL, request)

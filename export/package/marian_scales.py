@@ -15,31 +15,33 @@ from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.int8_scales import Int8Scales, ProductScales, read_int8_scales
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.families.marian_files.writing import multiplier
+from mlx_transformer.system.lazy import renamed
 
 from .fixed_scales import calibrated, calibration_text
 from .plan import Plan
 from .write import write_package
 
 
+@renamed(told="log")
 def marian_scales(
-    checkpoint: str | Path, calibrate: str | Path | None = None, told: Callable[[str], None] = lambda _: None
+    checkpoint: str | Path, calibrate: str | Path | None = None, log: Callable[[str], None] = lambda _: None
 ) -> Int8Scales | None:
     """Return the scales with which a checkpoint is written as Marian's int8; None where there is no text.
 
     They are those of its int8_scales.json, or from the text `calibrate`, or else from the validation text of its run.
-    `told` is called with a line on what they do. `UserError` for text that can't be read, and a model without a
+    `log` is called with a line on what they do. `UserError` for text that can't be read, and a model without a
     tokenizer to read it with.
     """
     opened = open_checkpoint(checkpoint)
     own = read_int8_scales(opened.folder, opened.config)
     if own is not None and calibrate is None:
         return own
-    text = calibration_text(opened, calibrate, told)
+    text = calibration_text(opened, calibrate, log)
     if text is None:
         return None
     plan = Plan.of(opened.folder, ExportSettings(precision=["int8"]))
     scales, quality = calibrated(plan, text, own or _multipliers(opened), write_package, symmetric=True)
-    told(f"int8: scales from {scales.origin['sentences']} lines of {text.name}; on others: {quality}")
+    log(f"int8: scales from {scales.origin['sentences']} lines of {text.name}; on others: {quality}")
     return scales
 
 

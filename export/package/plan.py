@@ -144,10 +144,10 @@ def _float32_layers(settings: ExportSettings) -> list[str]:
 
 def check_scales(settings: ExportSettings, precisions: list[str], architecture: str) -> None:
     """`UserError` for settings of int8 that nothing heeds, or that contradict each other."""
-    given = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
-    given |= {"float32_layers": ", ".join(_float32_layers(settings)) or None}
-    given |= {"least_neighbours": settings.least_neighbours}
-    for name, value in given.items():
+    chosen = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
+    chosen |= {"float32_layers": ", ".join(_float32_layers(settings)) or None}
+    chosen |= {"least_neighbours": settings.least_neighbours}
+    for name, value in chosen.items():
         if value is not None and "int8" not in precisions:
             raise UserError(f"{name} {value}: precision {', '.join(precisions)} has no choice; int8 has one")
     if settings.int8_scales == "token" and settings.calibrate is not None:

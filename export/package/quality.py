@@ -25,13 +25,13 @@ import numpy as np
 from export.precision.table import PRECISIONS, Limits
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 if TYPE_CHECKING:
     from export.runtime import OnnxTransformer
@@ -109,18 +109,18 @@ def gate_text(
     judged: Sequence[str],
     source: str | Path | None,
     reference: str | Path | None,
-    told: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     vectors: bool = False,
 ) -> Text | None:
     """Return the text to judge the precisions `judged` on: the files given, or the built-in corpus's held-out phrases
-    if the run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `told` is called
+    if the run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `log` is called
     with a line on what that leaves undone. `vectors`: the encoder will read vectors, not text.
 
     Raises `UserError` for files that can't be read, and for a model that can't translate them.
     """
     if not judged:
         if source is not None or reference is not None:
-            told(f"{source or reference}: nothing to judge on it; judged are {', '.join(LIMITS)}")
+            log(f"{source or reference}: nothing to judge on it; judged are {', '.join(LIMITS)}")
         return None
     if vectors:
         if source is not None or reference is not None:
@@ -128,7 +128,7 @@ def gate_text(
                 f"{source or reference}: with inputs_embeds the encoder reads vectors: none of it is judged"
             )
         for precision in judged:
-            told(f"{precision}: not judged: with inputs_embeds the encoder reads vectors, not text")
+            log(f"{precision}: not judged: with inputs_embeds the encoder reads vectors, not text")
         return None
     readable = checkpoint.tokenizer_path is not None
     translates = checkpoint.config.architecture == "encoder-decoder" and readable
@@ -155,7 +155,7 @@ def gate_text(
     if drawn is None or not translates:
         for precision in judged:
             what = "the neighbours of its vectors" if embeds else "its translations"
-            told(f"{precision}: not judged; --gate-source FILE would compare {what} with float32's")
+            log(f"{precision}: not judged; --gate-source FILE would compare {what} with float32's")
         return None
     held_out = built_in.build(*drawn).held_out.select(list(range(PHRASES)))  # all kinds take turns
     return Text(list(held_out.source), list(held_out.target), f"{drawn[0]}, held out")
@@ -177,12 +177,12 @@ def judge(
     plain: Path,
     precisions: Sequence[str],
     text: Text,
-    watch: Watch = unwatched,
+    watch: Progress = no_progress,
 ) -> list[Quality]:
     """Compare a package's precisions with float32.
 
     `folder`: the package; `plain`: the same model as a portable package with float32 and these precisions, whose graphs
-    show logits, which those of other targets don't. `watch` is told the share that is done, and the precision.
+    show logits, which those of other targets don't. `watch` is called with the share that is done, and the precision.
     """
     from export.runtime import OnnxTransformer
 
@@ -257,15 +257,15 @@ def nearest(vectors: np.ndarray, count: int = NEIGHBOURS) -> list[np.ndarray]:
         raise UserError("neighbours are compared of at least two texts: give more of them")
     x = vectors.astype(np.float64)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    found = []
+    ranks = []
     for i, row in enumerate(x):
         near = x @ row
         near[i] = -np.inf
-        found.append(np.argsort(-near, kind="stable")[: min(count, len(x) - 1)])
-    return found
+        ranks.append(np.argsort(-near, kind="stable")[: min(count, len(x) - 1)])
+    return ranks
 
 
-def share_kept(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
+def shared_neighbours(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
     """Return the share of each vector's neighbours that are still among them."""
     return float(np.concatenate([np.isin(*pair) for pair in zip(before, after, strict=True)]).mean())
 
@@ -282,17 +282,17 @@ def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str
 def record(folder: Path, qualities: Sequence[Quality], layers: Mapping[str, Any] | None = None) -> None:
     """Write each quality into a package's mlx_transformer.json, beside its precision's suffix, and what int8 does in
     each layer."""
-    spec = read_json(folder / SPEC)
+    values = read_json(folder / ONNX_CONFIG)
     for quality in qualities:
-        spec["precisions"][quality.precision]["quality"] = quality.to_dict()
+        values["precisions"][quality.precision]["quality"] = quality.to_dict()
     if layers is not None:
-        spec["precisions"]["int8"]["layers"] = layers
-    (folder / SPEC).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        values["precisions"]["int8"]["layers"] = layers
+    (folder / ONNX_CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def recorded(folder: Path) -> list[Quality]:
     """Return the qualities that `record` wrote into a package."""
-    precisions = read_json(folder / SPEC)["precisions"]
+    precisions = read_json(folder / ONNX_CONFIG)["precisions"]
     return [Quality(name, **entry["quality"]) for name, entry in precisions.items() if "quality" in entry]
 
 

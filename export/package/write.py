@@ -39,7 +39,7 @@ from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, take
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
@@ -49,11 +49,11 @@ from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.lazy import naming_extra
+from mlx_transformer.system.lazy import naming_extra, renamed
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.tensors import write_tensors
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 from . import consumers
 from .fixed_scales import settled
@@ -67,14 +67,15 @@ GRAPHS = "onnx"
 
 
 @naming_extra("export_onnx")
+@renamed(told="log")
 def export_onnx(
     checkpoint: str | Path,
     out: str | Path,
     settings: ExportSettings = ExportSettings(),
     *,
     external_threshold: int = 1024,
-    told: Callable[[str], None] = lambda _: None,
-    watch: Watch = unwatched,
+    log: Callable[[str], None] = lambda _: None,
+    watch: Progress = no_progress,
     **changes: Any,
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
@@ -92,7 +93,7 @@ def export_onnx(
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
-    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `accept_loss`. `told` is
+    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `accept_loss`. `log` is
     called with a line on each of them, `watch` with the share of this that is done and the precision.
     """
     settings = replace(settings, **changes)
@@ -101,17 +102,17 @@ def export_onnx(
     if out.suffix == ".onnx" and not out.is_dir():
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
     replaces = settings.force or _source(out) == _digests(opened)
-    check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replaces, opened.folder)
+    check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), replaces, opened.folder)
     if (written := plan.written) is not plan.target:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
-        told(f"{files}: written as target {written.name} has it: {plan.target.supports(opened.config)}")
+        log(f"{files}: written as target {written.name} has it: {plan.target.supports(opened.config)}")
     if plan.tokenizer is not None and len(files := tokenizer_files(plan.tokenizer)) > 1:
-        told(f"{' and '.join(files)}: Optimum and transformers.js, which expect one {JOINT}, can be given ids alone")
+        log(f"{' and '.join(files)}: Optimum and transformers.js, which expect one {JOINT}, can be given ids alone")
     text = gate_text(
-        opened, plan.judged, settings.gate_source, settings.gate_reference, told, plan.request.inputs_embeds
+        opened, plan.judged, settings.gate_source, settings.gate_reference, log, plan.request.inputs_embeds
     )
-    plan = settled(plan, settings, write_package, told, watch)
-    plan, layers = measured(plan, settings.least_neighbours, text, told, watch)
+    plan = settled(plan, settings, write_package, log, watch)
+    plan, layers = measured(plan, settings.least_neighbours, text, log, watch)
     with replace_folder(out, "ONNX folder") as folder:
         write_package(plan, folder, external_threshold)
         if text is not None:
@@ -127,7 +128,7 @@ def export_onnx(
                 raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); {hint}")
             record(folder, qualities, None if layers is None else layers.to_dict())
             for quality in qualities:
-                told(str(quality))
+                log(str(quality))
         form = Form("onnx", ("onnxruntime", *plan.target.tags, "transformer"), more=_about_int8(plan, layers))
         write_card(folder, plan.config, form, carried(opened.folder, "float32" in plan.precisions), out)
         write_manifest(folder)
@@ -155,7 +156,7 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
         if name == JOINT:
             texts["tokenizer_config.json"] = tokenizer_config(config, text, embedding)
     instead = {} if plan.written is target else {"target": plan.written.name, "why": target.supports(config)}
-    texts[SPEC] = {
+    texts[ONNX_CONFIG] = {
         "format": FORMAT,
         "config": config.to_dict(),
         "source": _digests(opened),
@@ -195,8 +196,8 @@ def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
     if "int8" not in plan.precisions or not (left or layers):
         return []
     named = ", ".join(f"`{layer}`" for layer in left)
-    said = f"float32 stays in {named}; all other layers are int8." if left else "All layers are int8."
-    return ["## int8", "", said, "", *([*layers.lines(), ""] if layers else [])]
+    sentence = f"float32 stays in {named}; all other layers are int8." if left else "All layers are int8."
+    return ["## int8", "", sentence, "", *([*layers.lines(), ""] if layers else [])]
 
 
 def _arithmetic(plan: Plan, precision: str) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _adapter(opened: Checkpoint) -> dict[str, Any]:
         return {}
     c = opened.adapter.config
     facts = {"kind": c.kind, "rank": c.rank, "alpha": c.alpha, "linear_maps": len(c.targets)}
-    return {"adapter": {**facts, "beside_integers": len(opened.kept)}}
+    return {"adapter": {**facts, "beside_integers": len(opened.adapted_integers)}}
 
 
 def _digests(opened: Checkpoint) -> dict[str, dict[str, str]]:
@@ -251,6 +252,6 @@ def _digests(opened: Checkpoint) -> dict[str, dict[str, str]]:
 def _source(out: Path) -> dict[str, dict[str, str]] | None:
     """The digests of the weights that an earlier export was made from."""
     try:
-        return read_json(out / SPEC)["source"]
+        return read_json(out / ONNX_CONFIG)["source"]
     except (UserError, LookupError, TypeError):
         return None

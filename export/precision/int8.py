@@ -206,23 +206,23 @@ def chosen_rows(model: ir.Model, scales: Int8Scales) -> dict[ir.Value, ir.Value]
 
     From graph to graph the scales go as `SCALES`; one for the whole matrix is in every graph.
     """
-    graph, found = model.graph, {}
+    graph, rows_of = model.graph, {}
     for value in [value for value in graph.inputs if ROWS_OF in value.meta]:
         value.type = ir.TensorType(ir.DataType.INT8)
         parameter = value.meta[ROWS_OF]
         if (fixed := scales.of(str(parameter.name))).weight is None:
-            found[value] = ir.Value(name=SCALES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([LISTED]))
-            graph.inputs.append(found[value])
+            rows_of[value] = ir.Value(name=SCALES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([LISTED]))
+            graph.inputs.append(rows_of[value])
         else:
             late = _late(parameter, True, fixed, steps=_steps(fixed))
-            found[value] = _scales(Nodes(model, str(value.name)), parameter, late, _steps(fixed), fixed, 0)
+            rows_of[value] = _scales(Nodes(model, str(value.name)), parameter, late, _steps(fixed), fixed, 0)
     for node in [node for node in graph if ROWS_OF in node.outputs[0].meta]:
         rows, scale = _taken(model, node, scales.of(str(node.outputs[0].meta[ROWS_OF].name)))
-        found[rows] = scale
+        rows_of[rows] = scale
         if rows.is_graph_output() and not scale.is_initializer():
             scale.name = SCALES
             graph.outputs.append(scale)
-    return found
+    return rows_of
 
 
 def _taken(model: ir.Model, node: ir.Node, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:

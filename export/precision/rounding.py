@@ -56,11 +56,11 @@ def _in_parts(quantise: Callable[[NDArray], tuple[NDArray, NDArray]], w: NDArray
     if len(w) <= ROWS:
         return quantise(w)
     q, scale = quantise(w[:ROWS])
-    found = np.empty((len(w), *q.shape[1:]), q.dtype), np.empty((len(w), *scale.shape[1:]), scale.dtype)
+    parts = np.empty((len(w), *q.shape[1:]), q.dtype), np.empty((len(w), *scale.shape[1:]), scale.dtype)
     for begin in range(0, len(w), ROWS):
         part = slice(begin, begin + ROWS)
-        found[0][part], found[1][part] = quantise(w[part])
-    return found
+        parts[0][part], parts[1][part] = quantise(w[part])
+    return parts
 
 
 def int8_matrix(w: NDArray, multiplier: np.float32) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -146,8 +146,8 @@ def check_precisions(names: str | Iterable[str]) -> list[str]:
     chosen = list(dict.fromkeys([names] if isinstance(names, str) else names))
     unknown = [name for name in chosen if name not in PRECISIONS]
     if unknown or not chosen:
-        said = f"precision {unknown[0]!r} is unknown" if unknown else "no precision given"
-        raise UserError(f"{said}; choose from {', '.join(PRECISIONS)}")
+        problem = f"precision {unknown[0]!r} is unknown" if unknown else "no precision given"
+        raise UserError(f"{problem}; choose from {', '.join(PRECISIONS)}")
     return chosen
 
 

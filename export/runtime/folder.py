@@ -41,7 +41,7 @@ from export.precision.table import (
 )
 from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import SPEC, is_onnx_folder
+from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
@@ -62,7 +62,7 @@ OLD_GRAPH_NAMES = {
 }
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
-READ = (SPEC, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
+READ = (ONNX_CONFIG, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
 """What is read of the files beside the graphs' folder."""
 
 
@@ -190,7 +190,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 def has_row_per_token(path: Path) -> bool:
     """Whether the folder's encoder alone is target cpu's."""
     place = path.parent if path.name == "onnx" and not _has_config(path) and _has_config(path.parent) else path
-    return (place / SPEC).is_file() and _described(place, "float32")[0].by_token
+    return (place / ONNX_CONFIG).is_file() and _described(place, "float32")[0].by_token
 
 
 def verify_export(path: Path) -> None:
@@ -208,7 +208,7 @@ def copy_export(path: Path, out: Path) -> Path:
     from mlx_transformer.system.durable import check_free, replace_folder  # few need it: the rest runs without
 
     verify_export(path)
-    check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), True, path)
+    check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), True, path)
     with replace_folder(out, "ONNX folder") as temporary:
         shutil.copytree(path, temporary, dirs_exist_ok=True)
     return out
@@ -257,13 +257,13 @@ def _precision(place: Path, requested: str | None) -> str:
 
 
 def _has_config(path: Path) -> bool:
-    return any((path / name).is_file() for name in (SPEC, "config.json"))
+    return any((path / name).is_file() for name in (ONNX_CONFIG, "config.json"))
 
 
 def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
     """The model and what its graphs take and return, and of this precision the activations and whether its blocks are
     read by standard operators."""
-    for file in (path / SPEC, path / "onnx" / SPEC):
+    for file in (path / ONNX_CONFIG, path / "onnx" / ONNX_CONFIG):
         if file.is_file():
             values = read_json(file)
             try:

@@ -36,8 +36,8 @@ def find_plugin(provider: str) -> None:
         try:
             ort.register_execution_provider_library(provider, library)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own; or it has no plugins
-            said = " ".join(str(error).split())[:300]
-            raise UserError(f"{PLUGINS[provider]}: onnxruntime {ort.__version__} can't load it ({said})") from error
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{PLUGINS[provider]}: onnxruntime {ort.__version__} can't load it ({reason})") from error
         _registered.add(provider)
 
 
@@ -52,7 +52,7 @@ def chosen(options: ort.SessionOptions, providers: Sequence[Any]) -> Sequence[An
         raise UserError(f"provider {plugins[0][0]} works beside the CPU alone, not beside {', '.join(others)}")
     name, values = plugins[0]
     devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
-    devices.sort(key=lambda found: found.device.type != ort.OrtHardwareDeviceType.GPU)
+    devices.sort(key=lambda candidate: candidate.device.type != ort.OrtHardwareDeviceType.GPU)
     options.add_provider_for_devices(devices[:1], {key: str(value) for key, value in values.items()})
     return None
 

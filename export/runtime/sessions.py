@@ -105,13 +105,13 @@ def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
 class Session(ort.InferenceSession):
     """What goes wrong in a run is a `UserError` that names the file: the graph isn't what it seemed to be."""
 
-    def __init__(self, file: str | Path, *given: Any, **options: Any):
-        super().__init__(str(file), *given, **options)
+    def __init__(self, file: str | Path, *arguments: Any, **options: Any):
+        super().__init__(str(file), *arguments, **options)
         self.file = file
 
-    def run(self, *given: Any, **options: Any) -> Any:
+    def run(self, *arguments: Any, **options: Any) -> Any:
         try:
-            return super().run(*given, **options)
+            return super().run(*arguments, **options)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise self._failed(error) from error
 
@@ -139,15 +139,15 @@ class Session(ort.InferenceSession):
             over.set()
             watcher.join()
 
-    def run_with_iobinding(self, *given: Any, **options: Any) -> None:
+    def run_with_iobinding(self, *arguments: Any, **options: Any) -> None:
         try:
-            super().run_with_iobinding(*given, **options)
+            super().run_with_iobinding(*arguments, **options)
         except Exception as error:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> UserError:
-        said = " ".join(str(error).split())[:300]
-        return UserError(f"{self.file}: ONNX Runtime can't run it ({said}); export the model again")
+        reason = " ".join(str(error).split())[:300]
+        return UserError(f"{self.file}: ONNX Runtime can't run it ({reason}); export the model again")
 
 
 def open_session(

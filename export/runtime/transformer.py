@@ -133,8 +133,8 @@ class OnnxTransformer(TextVerbs):
             self._check_attention()
             if ids is None:
                 raise UserError("attention: is said of ids, not of inputs_embeds; leave it out")
-        found = super().search(ids, prefix, **options)
-        return self._with_attention(ids, found) if attention and ids is not None else found
+        hypotheses = super().search(ids, prefix, **options)
+        return self._with_attention(ids, hypotheses) if attention and ids is not None else hypotheses
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -211,16 +211,16 @@ class OnnxTransformer(TextVerbs):
         """Logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
         return self._of(EncoderDecoderGraphs, CausalGraphs).step(self._ids(ids, self.config.vocab_size), cache)
 
-    def _with_attention(self, ids: Ids, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def _with_attention(self, ids: Ids, best: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         from mlx_transformer.generation.alignment import cross_weights_by  # not at the top, as the translator
 
         weights = cross_weights_by(
             lambda ids, real, read: self.graphs.attention(*self._source(ids, real), read),
             self.config,
         )
-        sources = [row for row, hypotheses in zip(ids, found, strict=True) for _ in hypotheses]
-        each = iter(weights(sources, [h.ids for hypotheses in found for h in hypotheses]))
-        return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in found]
+        sources = [row for row, hypotheses in zip(ids, best, strict=True) for _ in hypotheses]
+        each = iter(weights(sources, [h.ids for hypotheses in best for h in hypotheses]))
+        return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in best]
 
     def _check_attention(self) -> None:
         if not self.shows_attention:

@@ -162,12 +162,16 @@ class Beam:
 
         def with_it(op: Op) -> list[ir.Value]:
             forced = self.rules.forced(op, self.limits, t)  # (B, 1)
-            given, hypotheses = op.GreaterOrEqual(forced, 0), size(op, live, 1)
+            is_forced, hypotheses = op.GreaterOrEqual(forced, 0), size(op, live, 1)
             slots = op.Range(0, size(op, values, 1), 1)
             missing = op.Reshape(op.Sub(size(op, values, 1), hypotheses), [1])
             own = op.Pad(live, op.Concat([0, 0, 0], missing, axis=0), 2 * BANNED)
             alive = op.Where(op.Less(slots, hypotheses), slots, 0)
-            return [op.Where(given, own, values), op.Where(given, alive, parent), op.Where(given, forced, token)]
+            return [
+                op.Where(is_forced, own, values),
+                op.Where(is_forced, alive, parent),
+                op.Where(is_forced, forced, token),
+            ]
 
         def as_they_are(op: Op) -> list[ir.Value]:
             return [op.Identity(x) for x in (values, parent, token)]

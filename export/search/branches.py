@@ -20,5 +20,5 @@ def either(
         return [ir.Value(name=f"{name}.{which}.{i}", type=ir.TensorType(dtype)) for i, dtype in enumerate(types)]
 
     then, otherwise = branch(op, f"{name}.yes", values("yes"), yes), branch(op, f"{name}.no", values("no"), no)
-    found = op.If(condition, then_branch=then, else_branch=otherwise, _outputs=len(types))
-    return tuple(found) if len(types) > 1 else (found,)
+    outputs = op.If(condition, then_branch=then, else_branch=otherwise, _outputs=len(types))
+    return tuple(outputs) if len(types) > 1 else (outputs,)

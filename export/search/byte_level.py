@@ -27,12 +27,12 @@ class ByteLevelOps(TextOps):
     """Tokenizer and detokenizer of `<s> text </s>`."""
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
-        given, specification = Tokenizer(tokenizer), json.loads(tokenizer)
-        Translator(config, given, list)
+        trained, specification = Tokenizer(tokenizer), json.loads(tokenizer)
+        Translator(config, trained, list)
         self.size, self.positions = config.vocab_size, config.max_positions
         self.vocabulary: dict[str, int] = specification["model"]["vocab"]
-        self.special, self.pad = given.special_ids, given.pad_id
-        self.bos, self.eos = self.vocabulary["<s>"], given.eos_id
+        self.special, self.pad = trained.special_ids, trained.pad_id
+        self.bos, self.eos = self.vocabulary["<s>"], trained.eos_id
         self.begins_with_space = specification["pre_tokenizer"]["add_prefix_space"]
         self.spelling = self._spelling()
         # The text "</s>" is four characters: no token is looked for before the merges.
@@ -53,10 +53,10 @@ class ByteLevelOps(TextOps):
         padded, mask = outputs
         shape = op.Concat(op.Shape(text), [1], axis=0)
         ends = [op.Expand(id, shape) for id in (self.bos, self.eos)]
-        kept = op.Concat(op.Expand(1, shape), mask, op.Expand(1, shape), axis=1)  # (B, L+2)
-        index = op.Transpose(op.NonZero(kept), perm=[1, 0])
+        real = op.Concat(op.Expand(1, shape), mask, op.Expand(1, shape), axis=1)  # (B, L+2)
+        index = op.Transpose(op.NonZero(real), perm=[1, 0])
         tokens = op.GatherND(op.Concat(ends[0], padded, ends[1], axis=1), index)  # (N,)
-        count = op.ReduceSum(kept, [1], keepdims=0)  # (B,)
+        count = op.ReduceSum(real, [1], keepdims=0)  # (B,)
         start = op.CumSum(count, 0, exclusive=1)
         return Lines.of(op, tokens, start, count, self.pad, self.positions, blank)
 

@@ -60,8 +60,8 @@ class TreeCache(Cache):
 
     def state(self, before: State) -> State:
         """The loop's state after the step, under the names of the one before."""
-        held = [x for layer in self.layers for x in layer.held()]
-        return dict(zip(before, [self.mask, *held], strict=True))
+        arrays = [x for layer in self.layers for x in layer.contents()]
+        return dict(zip(before, [self.mask, *arrays], strict=True))
 
 
 class TreeDecoder:
@@ -85,7 +85,7 @@ class TreeDecoder:
         self.attention = AttentionTap(self.model, request.attention_layer, no_tap)
         ids = source["source_ids"]
         assert ids is not None
-        self.shown = None if request.attention_layer is None else op.Shape(ids, start=1)
+        self.read_width = None if request.attention_layer is None else op.Shape(ids, start=1)
         self.size = op.Shape(ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
         slot = op.Range(0, beam, 1)

@@ -119,5 +119,5 @@ def _search(
     strategy = Beam(g.op, options, request.config, lengths, vocabulary)
     decoders = RECURRENT_DECODERS if request.config.recurrent else DECODERS
     decoder = decoders[operators](g.op, request, source, mask, strategy.beam, vocabulary)
-    state, kept = run(g.op, decoder, strategy)
-    return strategy.results(g.op, state, kept[WRITTEN], kept.get(READ))
+    state, written = run(g.op, decoder, strategy)
+    return strategy.results(g.op, state, written[WRITTEN], written.get(READ))

@@ -67,15 +67,15 @@ HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offs
 
 def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
     """Inputs by name for fields of `Options`; those that nothing is said of keep their default."""
-    found = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
+    inputs = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
     if settings.get("max_new_tokens") is not None:
-        found["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
+        inputs["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
     if "penalty_form" in settings:
-        found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
+        inputs["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
     if "banned_sequences" in settings:
-        found["banned_sequences"] = aligned_right(settings["banned_sequences"])
+        inputs["banned_sequences"] = aligned_right(settings["banned_sequences"])
     if "start_id" in settings:
-        found["start_id"] = np.asarray(-1 if settings["start_id"] is None else settings["start_id"], np.int64)
+        inputs["start_id"] = np.asarray(-1 if settings["start_id"] is None else settings["start_id"], np.int64)
     if "seed" in settings:
-        found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
-    return found
+        inputs["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
+    return inputs

@@ -48,8 +48,8 @@ class OptionInputs:
 
     def start(self, op: Op, config: TransformerConfig) -> ir.Value:
         """The token, a scalar, that the decoder begins with."""
-        given = self["start_id"]
-        return op.Where(op.Less(given, 0), config.bos_id, given)
+        start_id = self["start_id"]
+        return op.Where(op.Less(start_id, 0), config.bos_id, start_id)
 
     def length_limits(self, op: Op, lengths: ir.Value, config: TransformerConfig) -> ir.Value:
         """Most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""

@@ -139,9 +139,9 @@ class PieceOps:
         before = op.Slice(op.Concat([0], marks, axis=0), [0], [-1], [0])
         after = op.Slice(op.Concat(marks, [0], axis=0), [1], [END], [0])
         tokens = op.Where(op.Greater(op.Mul(marks, after), 0), self.unknown, tokens)
-        kept = op.Equal(op.Mul(marks, before), 0)
-        total = op.Concat([0], op.CumSum(op.Cast(kept, to=ir.DataType.INT64), 0), axis=0)
-        return op.Compress(tokens, kept, axis=0), op.Gather(total, rows)
+        first_marks = op.Equal(op.Mul(marks, before), 0)
+        total = op.Concat([0], op.CumSum(op.Cast(first_marks, to=ir.DataType.INT64), 0), axis=0)
+        return op.Compress(tokens, first_marks, axis=0), op.Gather(total, rows)
 
     @property
     def _known(self) -> int:
@@ -170,8 +170,8 @@ class PieceOps:
         """Places of spellings (R, T+1), those of bytes in place of their tokens'. Bytes that follow each other are
         text together, or if they are no UTF-8 each is U+FFFD."""
         ends = op.Equal(tokens, self.size)
-        kept = op.Or(op.Not(silent), ends)  # what is left out parts no bytes
-        index = op.Transpose(op.NonZero(kept), perm=[1, 0])  # (N, 2)
+        parted = op.Or(op.Not(silent), ends)  # what is left out parts no bytes
+        index = op.Transpose(op.NonZero(parted), perm=[1, 0])  # (N, 2)
         stream = op.Gather(table(op, "text.bytes", lambda: self.bytes), op.GatherND(tokens, index))  # (N,)
         wrong = op.Cast(op.GreaterOrEqual(well_formed(op, stream), REPLACEMENT), to=ir.DataType.INT64)
         run = op.CumSum(op.Cast(op.Equal(stream, SEPARATOR), to=ir.DataType.INT64), 0)  # (N,): which run it is in

@@ -51,7 +51,7 @@ class RecurrentDecoder(TreeDecoder):
         layers = [OneStep(x) for x in state.values()]
         cache = StateCache(layers, self.cross, padding_mask(op, self.tokens), op.Reshape(t, [1, 1]))
         logits = self.vocabulary.masked(op, self.logits(op, ids, cache))
-        after = [x for layer in layers for x in layer.held()]
+        after = [x for layer in layers for x in layer.contents()]
         return logits, dict(zip(state, after, strict=True)), self.attention.mean(op, ids)
 
     def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
@@ -67,6 +67,6 @@ class CpuRecurrentDecoder(RecurrentDecoder, CpuTreeDecoder):
         layers = [OneStep(op.Reshape(x, [-1, self.config.d_model])) for x in state.values()]
         cache = StateCache(layers, self.cross, self.tokens, op.Reshape(t, [1]))
         logits = self.logits(op, op.Reshape(ids, [-1]), cache)
-        after = [op.Reshape(x, by_sentence) for layer in layers for x in layer.held()]
+        after = [op.Reshape(x, by_sentence) for layer in layers for x in layer.contents()]
         logits = self.vocabulary.masked(op, op.Reshape(logits, by_sentence))
         return logits, dict(zip(state, after, strict=True)), self.attention.mean(op, ids)

@@ -41,7 +41,7 @@ class Rules:
         self.sequences = vocabulary.sequences(op, options["banned_sequences"])
         repeats = op.Or(op.Greater(n, 0), op.Greater(size(op, self.sequences, 0), 0))
         self.reads_history = op.Or(repeats, op.Not(op.Equal(penalty, 1.0)))
-        self.kept = op.Reshape(op.Cast(self.reads_history, to=ir.DataType.INT64), [1])
+        self.written_count = op.Reshape(op.Cast(self.reads_history, to=ir.DataType.INT64), [1])
         """Tokens that are written down each step: 1, or 0 where nobody reads them."""
 
     def bans(self, op: Op, t: ir.Value) -> ir.Value:
@@ -52,7 +52,7 @@ class Rules:
 
     def begun(self, op: Op, ids: ir.Value) -> ir.Value:
         """The history (B, 1, L) of start tokens (B, 1)."""
-        return op.Slice(op.Unsqueeze(ids, [2]), [0], self.kept, [2])
+        return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
 
     def written(self, op: Op, history: ir.Value, parents: ir.Value, ids: ir.Value) -> ir.Value:
         """The history after tokens (B, K), each after hypothesis `parents` of its sentence."""

@@ -30,7 +30,7 @@ from mlx_transformer.generation.options import (
     expected_tokens,
     length_limits,
 )
-from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
+from mlx_transformer.generation.search import UNSHARED, DoneShare, SharedSearch, batches, check_fits, reported
 from mlx_transformer.generation.settings import (
     TASK_PREFIX,
     Settings,
@@ -127,7 +127,7 @@ class SearchModel(TextVerbs):
         *,
         candidates: Ids | None = None,
         attention: bool = False,
-        done: Progress | None = None,
+        done: DoneShare | None = None,
         share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Hypothesis]]:
@@ -277,7 +277,7 @@ class SearchModel(TextVerbs):
         lines: Sequence[str],
         numbers: Sequence[int],
         *,
-        done: Progress | None = None,
+        done: DoneShare | None = None,
         share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Translation]]:
@@ -317,8 +317,8 @@ class SearchModel(TextVerbs):
                 raise UserError(f"{self.path}: takes no {name}: an earlier version wrote it; export it again")
         return chosen
 
-    def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:
-        names = [self.ports.output_names[value] for value in wanted]
+    def _outputs(self, outputs: list[str], values: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:
+        names = [self.ports.output_names[value] for value in outputs]
         feeds = {name: values[value] for value, name in self.ports.input_names.items()}
         try:
             if share is UNSHARED:
@@ -331,15 +331,15 @@ class SearchModel(TextVerbs):
         self, sources: Sources, settings: dict[str, np.ndarray], share: SharedSearch, attention: bool
     ) -> list[list[Hypothesis]]:
         source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
-        wanted = ["sequences", "lengths", "scores", *(["attention"] if attention else [])]
-        tensors = self._outputs(wanted, {**source, "source_mask": mask, **settings}, share)
+        names = ["sequences", "lengths", "scores", *(["attention"] if attention else [])]
+        tensors = self._outputs(names, {**source, "source_mask": mask, **settings}, share)
         results = []
         for row, *sentence in zip(sources, *tensors, strict=True):
-            shown = [x[:, : len(row)] for x in sentence[3]] if attention else [None] * len(sentence[0])
+            weights = [x[:, : len(row)] for x in sentence[3]] if attention else [None] * len(sentence[0])
             results.append(
                 [
                     Hypothesis(ids[:length].tolist(), float(score), attention=None if x is None else x[:length])
-                    for ids, length, score, x in zip(*sentence[:3], shown, strict=True)
+                    for ids, length, score, x in zip(*sentence[:3], weights, strict=True)
                     if not score <= DEAD  # not a number stays in, to be reported
                 ]
             )

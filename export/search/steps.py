@@ -41,7 +41,7 @@ State = dict[str, ir.Value]
 class Decoder(Protocol):
     """A batch in decoding, made of any operators. What it reads of the source comes from outside the loop."""
 
-    shown: ir.Value | None
+    read_width: ir.Value | None
     """S (1,), where a step also says what it read of the source; None: it doesn't."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
@@ -105,7 +105,7 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
     carried = {
         "index": Carried(op.Range(0, count, 1), integer, ("phase",)),
         "t": Carried(op.Sub(count, count), integer, ()),
-        **(nothing := _nothing_kept(op, none, decoder.shown)),
+        **(nothing := _no_columns(op, none, decoder.read_width)),
         **{f"all.{name}": replace(states[name], axes=(BATCH, "beam")) for name in strategy.result_names},
         **states,
     }
@@ -114,18 +114,18 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
         index = values["index"]
         before = {name: replace(entry, start=values[name]) for name, entry in states.items()}
         remaining = decoder.at(op, index), strategy.at(op, index)
-        after, kept = _phase(op, *remaining, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
+        after, written = _phase(op, *remaining, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
         place = op.Unsqueeze(index, [1])
         results = {f"all.{n}": op.ScatterND(values[f"all.{n}"], place, after[n]) for n in strategy.result_names}
         # Each sentence's column of what is kept, or for those no longer here a column of zeros behind the last.
         b = op.Shape(index)
         column = op.ScatterElements(op.Expand(b, strategy.size), index, op.Range(0, op.Squeeze(b, [0]), 1))
-        spread = {name: op.Gather(op.Pad(x, _one_more(nothing[name])), column, axis=1) for name, x in kept.items()}
+        spread = {name: op.Gather(op.Pad(x, _one_more(nothing[name])), column, axis=1) for name, x in written.items()}
         keep = op.Squeeze(op.NonZero(after["open"]), [0])
         going = {name: op.Gather(after[name], keep, axis=0) for name in states}
         moved = {
             "index": op.Gather(index, keep),
-            "t": op.Add(values["t"], size(op, kept[WRITTEN], 0)),
+            "t": op.Add(values["t"], size(op, written[WRITTEN], 0)),
             **{name: op.Concat(values[name], x, axis=0) for name, x in spread.items()},
         }
         return op.Cast(op.Size(keep), to=ir.DataType.BOOL), {**moved, **results, **going}, []
@@ -134,19 +134,19 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
     return {name: results[f"all.{name}"] for name in strategy.result_names}, {name: results[name] for name in nothing}
 
 
-def _nothing_kept(op: Op, none: ir.Value, source: ir.Value | None) -> dict[str, Carried]:
+def _no_columns(op: Op, none: ir.Value, source: ir.Value | None) -> dict[str, Carried]:
     """What is kept of no step at all. none: any (B, K); source: S (1,), where what was read of it is kept too."""
     empty, axes = op.Concat([0], op.Shape(none), axis=0), ("steps", BATCH, "beam")
-    kept = {WRITTEN: Carried(op.Expand(0, empty), ir.DataType.INT64, axes)}
+    columns = {WRITTEN: Carried(op.Expand(0, empty), ir.DataType.INT64, axes)}
     if source is not None:
         zeros = op.Expand(0.0, op.Concat(empty, source, axis=0))
-        kept[READ] = Carried(zeros, ir.DataType.FLOAT, (*axes, "source"))
-    return kept
+        columns[READ] = Carried(zeros, ir.DataType.FLOAT, (*axes, "source"))
+    return columns
 
 
-def _one_more(kept: Carried) -> list[int]:
+def _one_more(column: Carried) -> list[int]:
     """Pad's widths: one more column on the axis of sentences."""
-    rank = len(kept.axes)
+    rank = len(column.axes)
     return [0] * rank + [0, 1] + [0] * (rank - 2)
 
 
@@ -171,20 +171,20 @@ def _phase(
 
     def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
         t = op.Add(t0, values["iteration"])
-        held = {name: values[name] for name in caches}
-        logits, decoded, read = decoder.step(op, values["ids"], held, t)
+        state = {name: values[name] for name in caches}
+        logits, decoded, read = decoder.step(op, values["ids"], state, t)
         rest = {name: values[name] for name in carried if name not in caches}
         chosen, parents, written = strategy.choose(op, logits, rest, t)
         decoded = decoder.reorder(op, decoded, parents)
         open_count = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
-        kept = [written]
+        written_by_step = [written]
         if read is not None:  # the first step has one hypothesis: as many as the others have
-            kept.append(op.Expand(read, op.Concat(op.Shape(written), [1], axis=0)))
-        return op.Greater(open_count, enough), {**chosen, **decoded}, kept
+            written_by_step.append(op.Expand(read, op.Concat(op.Shape(written), [1], axis=0)))
+        return op.Greater(open_count, enough), {**chosen, **decoded}, written_by_step
 
-    types = {WRITTEN: ir.DataType.INT64} | ({} if decoder.shown is None else {READ: ir.DataType.FLOAT})
-    after, kept = looped(op, STEPS, op.Sub(steps, t0), carried, body, types)
-    return after, dict(zip(types, kept, strict=True))
+    types = {WRITTEN: ir.DataType.INT64} | ({} if decoder.read_width is None else {READ: ir.DataType.FLOAT})
+    after, written_by_step = looped(op, STEPS, op.Sub(steps, t0), carried, body, types)
+    return after, dict(zip(types, written_by_step, strict=True))
 
 
 Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]

@@ -122,10 +122,10 @@ class TextOps:
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
         """`UserError` for a tokenizer that isn't of this project's making or doesn't fit the model."""
-        given = Tokenizer(tokenizer)
-        Translator(config, given, list)
+        plain = Tokenizer(tokenizer)
+        Translator(config, plain, list)
         specification = json.loads(tokenizer)
-        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=given.mask_id is not None).to_json())
+        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=plain.mask_id is not None).to_json())
         if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
             raise UserError(
                 "tokenizer.json: text in a graph needs a tokenizer that `train` or `import` made; export without text:"
@@ -307,6 +307,6 @@ def strings(op: Op, name: str, values: list[str] | list[bytes]) -> ir.Value:
 def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Value:
     """Text (B,) with what an expression of RE2 finds replaced."""
     inputs = strings(op, f"text.{name}", [pattern]), strings(op, f"text.{name}.by", [by])
-    found = op.StringRegexReplace(text, *inputs, _domain=TEXT_DOMAIN)
-    found.type, found.shape = ir.TensorType(ir.DataType.STRING), text.shape
-    return found
+    result = op.StringRegexReplace(text, *inputs, _domain=TEXT_DOMAIN)
+    result.type, result.shape = ir.TensorType(ir.DataType.STRING), text.shape
+    return result

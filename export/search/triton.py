@@ -21,7 +21,8 @@ from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system.durable import check_free, replace_folder
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.lazy import renamed
+from mlx_transformer.system.watch import Progress, no_progress
 
 from .write import export_search
 
@@ -40,14 +41,15 @@ curl localhost:8000/v2/models/{name}
 ```"""
 
 
+@renamed(told="log")
 def export_triton(
     checkpoint: str | Path,
     out: str | Path,
     settings: ExportSettings = ExportSettings(),
     *,
     text: bool = False,
-    told: Callable[[str], None] = lambda _: None,
-    watch: Watch = unwatched,
+    log: Callable[[str], None] = lambda _: None,
+    watch: Progress = no_progress,
     **changes: Any,
 ) -> Path:
     """Write a folder of Triton's model repository; returns `out`.
@@ -59,9 +61,7 @@ def export_triton(
     out, opened = Path(out), open_checkpoint(checkpoint)
     check_free(out, "Triton model", _holds_triton, changes.get("force", settings.force), opened.folder)
     with replace_folder(out, "Triton model") as folder:
-        file = export_search(
-            checkpoint, folder / VERSION / FILE, settings, text=text, told=told, watch=watch, **changes
-        )
+        file = export_search(checkpoint, folder / VERSION / FILE, settings, text=text, log=log, watch=watch, **changes)
         config = "\n".join(_config(read_model(file).graph, text)) + "\n"
         (folder / CONFIG).write_text(config, encoding="utf-8")
         form = Form("triton", ("onnxruntime", "triton", "transformer"), USE.format(name=out.name))

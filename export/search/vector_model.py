@@ -80,17 +80,19 @@ class FileEmbedder(Embedder):
         """As `Embedder` has it, of texts."""
         if not all(isinstance(row, str) for row in rows):
             raise UserError(f"{self.where}: takes text, not ids: export a folder")
-        found = np.zeros((len(rows), self.dimensions), np.float32)
+        vectors = np.zeros((len(rows), self.dimensions), np.float32)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         while order:
             count = max(1, BATCH_TOKENS // max(1, len(rows[order[0]])))
             part, order = order[:count], order[count:]
             texts = np.array([rows[i] for i in part], object)
-            given = np.asarray(self.session.run([SENTENCE_EMBEDDING], {"text": texts})[0])
-            if not np.isfinite(given).all():
+            rows_of_part = np.asarray(self.session.run([SENTENCE_EMBEDDING], {"text": texts})[0])
+            if not np.isfinite(rows_of_part).all():
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
-            found[part] = (
-                given if self.dimensions == self.width else self.embedding.shortened(list(given), self.dimensions)
+            vectors[part] = (
+                rows_of_part
+                if self.dimensions == self.width
+                else self.embedding.shortened(list(rows_of_part), self.dimensions)
             )
             done(1 - len(order) / len(rows))
-        return found
+        return vectors

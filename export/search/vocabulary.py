@@ -42,8 +42,8 @@ class Vocabulary:
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, count: ir.Value, by_rows: bool):
         """count (1,): B. by_rows: the classifier's rows can be taken alone; else of all logits columns are."""
         self.by_rows = by_rows
-        self.config, given, v = config, options["candidates"], config.vocab_size
-        there = op.Greater(op.Size(given), 0)
+        self.config, ids_of_all, v = config, options["candidates"], config.vocab_size
+        there = op.Greater(op.Size(ids_of_all), 0)
         self.listed = op.And(there, op.Not(options["sample"]))
         several = op.Greater(op.Squeeze(count, [0]), 1)
         self.apart = op.And(there, op.Or(several, options["sample"]))
@@ -52,7 +52,7 @@ class Vocabulary:
         always = op.Concat(fixed, start, options["end_ids"], options["forced_first"], axis=0)
 
         def marked(op: Op) -> list[ir.Value]:
-            every = op.Concat(op.Reshape(given, [-1]), op.Reshape(options["prefix"], [-1]), always, axis=0)
+            every = op.Concat(op.Reshape(ids_of_all, [-1]), op.Reshape(options["prefix"], [-1]), always, axis=0)
             every = op.Where(op.Less(every, 0), v, every)  # nothing, behind the vocabulary
             marks = op.ScatterElements(op.Expand(0, [v + 1]), every, op.Expand(1, op.Shape(every)), axis=0)
             ids = op.Squeeze(op.NonZero(op.Slice(marks, [0], [v], [0])), [0])
@@ -65,7 +65,7 @@ class Vocabulary:
         self.ids, self._places = either(op, self.listed, "vocabulary", marked, whole, (INTEGER, INTEGER))
 
         def own(op: Op) -> list[ir.Value]:
-            rows = [op.Expand(x, op.Concat(count, [1], axis=0)) for x in (given, options["prefix"])]
+            rows = [op.Expand(x, op.Concat(count, [1], axis=0)) for x in (ids_of_all, options["prefix"])]
             rows.append(op.Expand(op.Unsqueeze(always, [0]), op.Concat(count, [1], axis=0)))
             mine = op.Concat(*rows, axis=1)
             mine = op.Where(op.Less(mine, 0), v, mine)

@@ -58,18 +58,18 @@ class Characters:
 @cache
 def characters(normalizer: str, pre_tokenizer: str) -> Characters:
     """Ask these parts of a tokenizer.json, JSON both. All characters stand between letters that change nothing."""
-    asked = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
-    described = {**json.loads(asked.to_str()), "normalizer": json.loads(normalizer)}
-    asked = tokenizers.Tokenizer.from_str(json.dumps({**described, "pre_tokenizer": json.loads(pre_tokenizer)}))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
+    described = {**json.loads(tokenizer.to_str()), "normalizer": json.loads(normalizer)}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps({**described, "pre_tokenizer": json.loads(pre_tokenizer)}))
     becomes: dict[str, str] = {}
     signs: set[str] = set()
     spaces: set[str] = set()
     for some in _every():
-        given = asked.normalizer.normalize_str(APART.join(some)).split(APART)
-        if given != some:
-            becomes.update((a, b) for a, b in zip(some, given, strict=True) if a != b)
-        made = sorted(set("".join(given)))
-        pieces = asked.pre_tokenizer.pre_tokenize_str(APART.join(["", *made, ""]))
+        texts = tokenizer.normalizer.normalize_str(APART.join(some)).split(APART)
+        if texts != some:
+            becomes.update((a, b) for a, b in zip(some, texts, strict=True) if a != b)
+        made = sorted(set("".join(texts)))
+        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(APART.join(["", *made, ""]))
         if len(pieces) > 1:
             signs.update(piece for piece, (begin, _) in pieces if len(piece) == 1 and begin % 2)
             spaces.update(set(made).difference(*(piece for piece, _ in pieces)))
@@ -142,8 +142,8 @@ class WordPieceOps:
         itself = [*known, *signs, *spaces, APART]
         becomes = {**{c: c for c in itself}, **self.characters.becomes}
         members: dict[tuple[int, ...], list[str]] = defaultdict(list)
-        for character, found in becomes.items():
-            members[tuple(map(symbol, found))].append(character)
+        for character, text in becomes.items():
+            members[tuple(map(symbol, text))].append(character)
         members.pop((LETTER,), None)  # as all others become
         self.ways = [(LETTER,), *members]
         self.of_each = {c: i for i, way in enumerate(self.ways) if len(members[way]) < BY_RANGE for c in members[way]}
@@ -191,10 +191,10 @@ class WordPieceOps:
         way.type, way.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None, None])
         place = op.Transpose(op.NonZero(op.Less(way, 0)), perm=[1, 0])
         others = op.GatherND(parts, place)
-        found = op.Expand(0, op.Shape(others))
+        ids = op.Expand(0, op.Shape(others))
         for i, pattern in self.ranges.items():
-            found = op.Where(op.RegexFullMatch(others, pattern=pattern), i, found)
-        way = op.ScatterND(way, place, found)
+            ids = op.Where(op.RegexFullMatch(others, pattern=pattern), i, ids)
+        way = op.ScatterND(way, place, ids)
         most = max(map(len, self.ways))
         rows = [[*way, *[NOTHING] * (most - len(way))] for way in (*self.ways, ())]
         symbols = op.Gather(table(op, "text.ways", lambda: np.array(rows, np.int64)), way)  # (B, C, M)
@@ -211,16 +211,16 @@ class WordPieceOps:
         count = op.Shape(symbols)
 
         def child(op: Op, node: ir.Value, symbol: ir.Value) -> ir.Value:
-            given = [(node * width + letter, after) for (node, letter), after in self.children.items()]
-            found = op.LabelEncoder(
+            edges = [(node * width + letter, after) for (node, letter), after in self.children.items()]
+            node_after = op.LabelEncoder(
                 op.Add(op.Mul(node, width), symbol),
-                keys_int64s=[key for key, _ in given],
-                values_int64s=[after for _, after in given],
+                keys_int64s=[key for key, _ in edges],
+                values_int64s=[after for _, after in edges],
                 default_int64=DEAD,
                 _domain=MACHINE_LEARNING,
             )
-            found.type, found.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None])
-            return found
+            node_after.type, node_after.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None])
+            return node_after
 
         ids = table(op, "text.pieces", lambda: np.array(self.ids, np.int64))
         root = op.Where(begins, BEGIN, CONTINUE)
@@ -242,8 +242,8 @@ class WordPieceOps:
         integer, none = ir.DataType.INT64, op.Mul(symbols, 0)
         carried = {name: Carried(none, integer, ("symbols",)) for name in ("piece", "length")}
         carried = {"node": Carried(root, integer, ("symbols",)), **carried}
-        found, _ = looped(op, "pieces", op.Constant(value_int=self.longest), carried, body)
-        return found["piece"], found["length"]
+        result, _ = looped(op, "pieces", op.Constant(value_int=self.longest), carried, body)
+        return result["piece"], result["length"]
 
     def _reached(self, op: Op, begins: ir.Value, barred: ir.Value, lengths: ir.Value) -> ir.Value:
         """At which places (N,) a piece begins: those of words, and from each one that behind its piece, which by
@@ -279,10 +279,10 @@ class WordPieceOps:
 def _check_kind(specification: dict[str, Any]) -> None:
     """`UserError` for a tokenizer that isn't made of these parts."""
     kinds = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
-    found = {name: (specification.get(name) or {}).get("type") for name in kinds}
+    types = {name: (specification.get(name) or {}).get("type") for name in kinds}
     added = [entry["content"] for entry in specification.get("added_tokens") or () if not entry.get("special")]
-    if found != kinds or added:
-        has = f"added tokens, {added[0]!r}" if found == kinds else ", ".join(str(kind) for kind in found.values())
+    if types != kinds or added:
+        has = f"added tokens, {added[0]!r}" if types == kinds else ", ".join(str(kind) for kind in types.values())
         raise UserError(
             f"tokenizer.json: text in a graph of an encoder needs {', '.join(kinds.values())}, and this one has {has}:"
             " export a folder, which takes text in Python and in the browser"

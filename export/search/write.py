@@ -34,7 +34,8 @@ from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.lazy import renamed
+from mlx_transformer.system.watch import Progress, no_progress
 
 from .graph import search_model
 from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SCALES, SOURCE, TOKENIZER
@@ -48,6 +49,7 @@ PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2
 EXTERNAL_THRESHOLD = 1024
 
 
+@renamed(told="log")
 def export_search(
     checkpoint: str | Path,
     out: str | Path,
@@ -55,8 +57,8 @@ def export_search(
     *,
     text: bool = False,
     external: bool = False,
-    told: Callable[[str], None] = lambda _: None,
-    watch: Watch = unwatched,
+    log: Callable[[str], None] = lambda _: None,
+    watch: Progress = no_progress,
     **changes: Any,
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations; of
@@ -74,17 +76,17 @@ def export_search(
     settings, out = replace(settings, **changes), Path(out)
     _check_one_file(settings, out)
     plan = Plan.of(checkpoint, settings)
-    opened, tokenizer, shown = plan.checkpoint, plan.tokenizer, plan.request.attention_layer
+    opened, tokenizer, layer = plan.checkpoint, plan.tokenizer, plan.request.attention_layer
     (precision,) = plan.precisions
     source = " ".join(digests(opened).values())
     if out.exists() and not settings.force and _source(out) != source:
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text:
         _check_text(plan, out)
-    if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, told) is None:
-        plan = settled(plan, settings, write_package, told, watch)
+    if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, log) is None:
+        plan = settled(plan, settings, write_package, log, watch)
     else:
-        plan = replace(plan, int8_scales=_judged_scales(checkpoint, plan.config, out, settings, told, watch))
+        plan = replace(plan, int8_scales=_judged_scales(checkpoint, plan.config, out, settings, log, watch))
     request, inside = replace(plan.request, text=text), tokenizer if text else None
     generation = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
     named = {} if text else {f"{out.stem}.{name}": file for name, file in plan.named.items()}
@@ -98,8 +100,8 @@ def export_search(
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
-    if shown is not None:
-        model.metadata_props[ATTENTION] = str(shown)
+    if layer is not None:
+        model.metadata_props[ATTENTION] = str(layer)
     if tokenizer is not None:
         model.metadata_props[TOKENIZER] = tokenizer
     if precision in IN_BLOCKS:
@@ -175,15 +177,15 @@ def _judged_scales(
     config: TransformerConfig,
     out: Path,
     settings: ExportSettings,
-    told: Callable[[str], None],
-    watch: Watch,
+    log: Callable[[str], None],
+    watch: Progress,
 ) -> Int8Scales:
     """Return what int8 is like in a package of this precision. `UserError` if that would be refused."""
     judged = replace(settings, target="portable", attention=False, attention_layer=None, force=False)
     with TemporaryDirectory() as folder:
         package = Path(folder) / "package"
         try:
-            export_onnx(checkpoint, package, judged, told=told, watch=watch)
+            export_onnx(checkpoint, package, judged, log=log, watch=watch)
         except UserError as error:
             raise UserError(str(error).replace(str(package), str(out))) from None
         return read_int8_scales(package, config) or BY_ROW

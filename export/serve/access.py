@@ -31,9 +31,9 @@ class KeyRing:
 
     def owner(self, key: str) -> bytes | None:
         """Return who has the key, None if nobody has."""
-        given = sha256(key.encode("utf-8", "surrogatepass")).digest()
+        presented = sha256(key.encode("utf-8", "surrogatepass")).digest()
         # Digests of all are compared, each in constant time: how long it takes says nothing about any key.
-        return given if sum([hmac.compare_digest(given, digest) for digest in self.digests]) else None
+        return presented if sum([hmac.compare_digest(presented, digest) for digest in self.digests]) else None
 
     def admit(self, request: Request, key: object) -> None:
         """Let a request through whose body brought `key`, if its head brought none; `RequestError` for a wrong one."""
@@ -45,9 +45,9 @@ class KeyRing:
 
 def middleware(settings: ServeSettings, ring: KeyRing) -> list[Middleware]:
     """What requests pass through, the outermost first: a browser asks without a key whether it may ask."""
-    found = []
+    layers = []
     if settings.cors:
-        found.append(
+        layers.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(settings.cors),
@@ -57,8 +57,8 @@ def middleware(settings: ServeSettings, ring: KeyRing) -> list[Middleware]:
             )
         )
     if ring.digests:
-        found.append(Middleware(Keys, ring=ring))
-    return found
+        layers.append(Middleware(Keys, ring=ring))
+    return layers
 
 
 class Keys:

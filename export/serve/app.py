@@ -121,8 +121,8 @@ class App:
     async def _load(self) -> None:
         try:
             # In the thread that computes: what MLX makes in one is not for another.
-            found = await asyncio.get_running_loop().run_in_executor(self.batcher.pool, self.load)
-            self.shared.loaded = Models((named, self._behind(named, model)) for named, model in found.items())
+            services = await asyncio.get_running_loop().run_in_executor(self.batcher.pool, self.load)
+            self.shared.loaded = Models((named, self._behind(named, model)) for named, model in services.items())
         except Exception as error:
             self.failed(error)
         else:

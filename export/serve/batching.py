@@ -211,8 +211,8 @@ class Batcher:
                 continue
             left = first.arrived + self.max_wait - time.monotonic()
             limit = max(1, min(self.max_batch, WIDE * self.max_batch // first.request.width))
-            wanted = min(limit, self.neighbours - self.running)
-            if left > 0 and self.turns.like(first.request.task) < wanted:
+            room = min(limit, self.neighbours - self.running)
+            if left > 0 and self.turns.like(first.request.task) < room:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.arrival.wait(), left)
                 continue

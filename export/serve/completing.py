@@ -86,8 +86,8 @@ class Completions:
         work = Search(self.model, self.name, options, not self.model.has_steps)
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
         items = self.batcher.submit(work, payloads, [len(ids) for ids in rows], client=client)
-        found = [best[0].ids for best in await self.batcher.results(items)]
-        written = await asyncio.to_thread(self._texts, found, request)
+        outputs = [best[0].ids for best in await self.batcher.results(items)]
+        written = await asyncio.to_thread(self._texts, outputs, request)
         self._count(written)
         return written
 
@@ -117,16 +117,16 @@ class Completions:
         """What is searched for each prompt: the start token, then its own."""
         if not prompts or isinstance(prompts[0], str):
             return [list(ids) for ids in prompt_ids(self.tokenizer, prompts)]
-        given = check_ids(prompts, self.model.config.vocab_size, "prompt")
-        return [[self.tokenizer.bos_id, *row.tolist()] for row in given]
+        checked = check_ids(prompts, self.model.config.vocab_size, "prompt")
+        return [[self.tokenizer.bos_id, *row.tolist()] for row in checked]
 
-    def _texts(self, found: list[list[int]], request: CompletionRequest) -> list[Written]:
+    def _texts(self, outputs: list[list[int]], request: CompletionRequest) -> list[Written]:
         limit = request.options["max_new_tokens"]
         if not request.stop:
-            texts = self.tokenizer.decode_batch(found)
-            return [Written(limit, text, len(ids)) for text, ids in zip(texts, found, strict=True)]
-        written = [Written(limit) for _ in found]
-        for output, ids in zip(written, found, strict=True):
+            texts = self.tokenizer.decode_batch(outputs)
+            return [Written(limit, text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
+        written = [Written(limit) for _ in outputs]
+        for output, ids in zip(written, outputs, strict=True):
             for _ in output.follow(self.tokenizer.decode, ids, request.stop):
                 pass
         return written

@@ -83,15 +83,15 @@ class Connection(HttpToolsProtocol):
 
     flow: Flow  # type: ignore[assignment]
 
-    def __init__(self, guard: Guard, header_seconds: float, idle_seconds: float, **given: Any):
-        super().__init__(**given)
+    def __init__(self, guard: Guard, header_seconds: float, idle_seconds: float, **settings: Any):
+        super().__init__(**settings)
         self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
-        self.held = 0
+        self.held_bytes = 0
         self.url = b""  # of the request that came last
         self.unfit: tuple[int, str] | None = None  # what is wrong with a request's head
         self.answered: Any = None  # the request whose turn it is, of several that were sent at once
         self.waiting = b""  # bytes behind many requests: they are parsed when some of those are answered
-        self.said_all = False  # the client sends nothing more
+        self.client_ended = False  # the client sends nothing more
         self.in_head = True
         self.incomplete = False  # a request has begun and not ended
         self.overhead = 0  # bytes since its beginning that are not its body
@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether it stays open for what is still to be said: to one who has asked, and now only reads."""
-        self.said_all = True
+        self.client_ended = True
         return bool(self.waiting) or self._answers_the_last()
 
     def _answers_the_last(self) -> bool:
@@ -179,7 +179,7 @@ class Connection(HttpToolsProtocol):
         self.flow.full = bool(self.waiting)
         if self.waiting:
             self.flow.pause_reading()
-        elif self.said_all and not self._answers_the_last():
+        elif self.client_ended and not self._answers_the_last():
             self._close()
 
     # What the parser finds.
@@ -245,7 +245,7 @@ class Connection(HttpToolsProtocol):
             self.write_deadline = None
 
     def give_way(self) -> None:
-        if self.left_over is None and (self.held or self.cycle is None):
+        if self.left_over is None and (self.held_bytes or self.cycle is None):
             self.refuse(503, "the server has no room for more connections; try again in 1 s", 1)
         else:
             self._close()
@@ -328,7 +328,7 @@ class Guard:
     def __init__(self, max_connections: int, refused: Callable[[int], None] = lambda status: None):
         self.max_connections = max_connections
         self.refused = refused
-        self.held = 0
+        self.held_bytes = 0
         self.connections: dict[Connection, None] = {}  # who has waited for longest is first
 
     def add(self, connection: Connection) -> None:
@@ -348,17 +348,17 @@ class Guard:
 
     def hold(self, connection: Connection, size: int) -> None:
         """`size` more bytes are kept for it."""
-        connection.held += size
-        self.held += size
-        if self.held > HELD:
-            for one in [one for one in self.connections if one.held and not one.stays]:
+        connection.held_bytes += size
+        self.held_bytes += size
+        if self.held_bytes > HELD:
+            for one in [one for one in self.connections if one.held_bytes and not one.stays]:
                 one.give_way()
-                if self.held <= HELD * 3 // 4:
+                if self.held_bytes <= HELD * 3 // 4:
                     break
 
     def release(self, connection: Connection) -> None:
-        self.held -= connection.held
-        connection.held = 0
+        self.held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
 
 
 def allow_files(count: int) -> int:
@@ -368,10 +368,10 @@ def allow_files(count: int) -> int:
     except ImportError:  # Windows
         return count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    needed = count + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return count
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError):  # macOS: an infinite limit is not meant so

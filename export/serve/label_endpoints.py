@@ -27,13 +27,13 @@ class LabelEndpoints:
 
     async def rerank(self, request: Request) -> Response:
         """Order documents by their relevance to a query."""
-        asked = RerankRequest.of(await values_of(request, self.shared.settings.body_seconds, RERANK_EXAMPLE))
-        model = self.shared.models.labeller(asked.model, reranks=True)
-        scores, raw = await unless_gone(request, model.relevance(asked.query, asked.documents, name_of(request)))
-        return JSONResponse(asked.answer(model.name, ordered(raw if asked.raw else scores, asked.options)))
+        body = RerankRequest.of(await values_of(request, self.shared.settings.body_seconds, RERANK_EXAMPLE))
+        model = self.shared.models.labeller(body.model, reranks=True)
+        scores, raw = await unless_gone(request, model.relevance(body.query, body.documents, name_of(request)))
+        return JSONResponse(body.answer(model.name, ordered(raw if body.raw else scores, body.options)))
 
     async def predict(self, request: Request) -> Response:
         """Say which classes texts are of."""
-        asked = PredictRequest.of(await values_of(request, self.shared.settings.body_seconds, PREDICT_EXAMPLE))
-        model = self.shared.models.labeller(asked.model)
-        return JSONResponse(asked.answer(await unless_gone(request, model.classify(asked.inputs, name_of(request)))))
+        body = PredictRequest.of(await values_of(request, self.shared.settings.body_seconds, PREDICT_EXAMPLE))
+        model = self.shared.models.labeller(body.model)
+        return JSONResponse(body.answer(await unless_gone(request, model.classify(body.inputs, name_of(request)))))

@@ -67,11 +67,11 @@ class RerankRequest:
         name = TEXTS if as_texts else DOCUMENTS
         if not isinstance(values.get("query"), str) or name not in values or (as_texts and DOCUMENTS in values):
             raise RequestError(400, f'body: "query" and "documents" are needed; send {RERANK_EXAMPLE}')
-        given = values[name]
-        if isinstance(given, list):  # Jina's documents may be objects
-            given = [each.get("text") if isinstance(each, dict) else each for each in given]
-        documents = texts(name, given)
-        if isinstance(given, str) or not documents:
+        entries = values[name]
+        if isinstance(entries, list):  # Jina's documents may be objects
+            entries = [each.get("text") if isinstance(each, dict) else each for each in entries]
+        documents = texts(name, entries)
+        if isinstance(entries, str) or not documents:
             raise RequestError(400, f"{name}: must be a list of at least one text")
         try:
             options = RerankOptions(top_n=values.get("top_n"))
@@ -85,8 +85,10 @@ class RerankRequest:
     def answer(self, name: str, ranked: Sequence[Ranked]) -> Any:
         """Write an answer."""
         if self.as_texts:
-            found = [{"index": each.index, "score": each.relevance_score} for each in ranked]
-            return [{**each, "text": self.documents[each["index"]]} for each in found] if self.shows else found
+            results_of = [{"index": each.index, "score": each.relevance_score} for each in ranked]
+            return (
+                [{**each, "text": self.documents[each["index"]]} for each in results_of] if self.shows else results_of
+            )
         results = [
             {**asdict(each), **({"document": {"text": self.documents[each.index]}} if self.shows else {})}
             for each in ranked
@@ -108,22 +110,22 @@ class PredictRequest:
         values = _fields(values, PREDICT_FIELDS)
         if values.get("raw_scores"):
             raise RequestError(400, "raw_scores: probabilities are answered; leave it out")
-        given = values.get("inputs")
-        rows = given if isinstance(given, list) else [given]
-        found = [_text(each) for each in rows]
-        if not found:
+        inputs = values.get("inputs")
+        rows = inputs if isinstance(inputs, list) else [inputs]
+        pairs = [_text(each) for each in rows]
+        if not pairs:
             raise RequestError(400, f"inputs: must hold at least one text; send {PREDICT_EXAMPLE}")
-        return cls(values.get("model"), found, isinstance(given, str))
+        return cls(values.get("model"), pairs, isinstance(inputs, str))
 
-    def answer(self, found: Sequence[Sequence[Scored]]) -> Any:
+    def answer(self, scored: Sequence[Sequence[Scored]]) -> Any:
         """Write an answer."""
-        rows = [[{"score": each.probability, "label": each.label} for each in classes] for classes in found]
+        rows = [[{"score": each.probability, "label": each.label} for each in classes] for classes in scored]
         return rows[0] if self.single else rows
 
 
-def _text(given: Any) -> Text:
+def _text(value: Any) -> Text:
     """A text, or two: TEI's list of one or two texts."""
-    parts = [given] if isinstance(given, str) else given
+    parts = [value] if isinstance(value, str) else value
     if isinstance(parts, list) and 1 <= len(parts) <= 2 and all(isinstance(part, str) for part in parts):
         return parts[0] if len(parts) == 1 else (parts[0], parts[1])
     raise RequestError(400, f"inputs: each must be a text, or a list of one text or two; send {PREDICT_EXAMPLE}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.generation.classify import Scored, Text, scored, text_rows
 from mlx_transformer.generation.encoder_head import EncoderHead
-from mlx_transformer.generation.lines import Told
+from mlx_transformer.generation.lines import LineReport
 from mlx_transformer.generation.rerank import check_reranker
 
 from .batching import Batcher
@@ -71,7 +71,7 @@ class Labels:
     async def _logits(self, texts: Sequence[Text], field: str, client: Hashable) -> list[Any]:
         if len(texts) > self.max_sentences:
             raise RequestError(413, f"{field}: {len(texts)} texts, at most {self.max_sentences}; send it in parts")
-        cut = Told(on_overlong=lambda number: None)
+        cut = LineReport(on_overlong=lambda number: None)
         if sum(len("".join(text)) for text in texts) < SHORT_TEXT:
             rows = text_rows(self.encoder, texts, cut)
         else:  # others should not wait for it

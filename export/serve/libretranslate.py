@@ -29,7 +29,7 @@ class LibreRequest:
     """`wanted`: its lines, of all texts, as our own form would ask for them. frames: the texts. single: it was no list.
     alternatives: most further translations of each."""
 
-    wanted: TranslateRequest
+    request: TranslateRequest
     frames: list[Frame]
     single: bool
     alternatives: int
@@ -56,20 +56,20 @@ class LibreRequest:
             values |= {"n_best": alternatives + 1, "beam": values.get("beam", alternatives + 1)}
         frames = list(map(FORMATS[format], texts("q", q)))
         lines = [line for frame in frames for line in frame.lines]
-        wanted = TranslateRequest.of({"overlong": "split", **values, "text": lines})
-        return cls(wanted, frames, isinstance(q, str), alternatives)
+        request = TranslateRequest.of({"overlong": "split", **values, "text": lines})
+        return cls(request, frames, isinstance(q, str), alternatives)
 
-    def answer(self, found: Sequence[list[Translation]], source: str) -> dict[str, Any]:
+    def answer(self, translations: Sequence[list[Translation]], source: str) -> dict[str, Any]:
         """What its translations are written as. source: the language they were translated from."""
         each, end = [], 0
         for frame in self.frames:
             begin, end = end, end + len(frame.lines)
-            each.append(_whole(frame, found[begin:end]))
+            each.append(_whole(frame, translations[begin:end]))
         of = lambda values: values[0] if self.single else values  # noqa: E731
         answer: dict[str, Any] = {"translatedText": of([best[0] for best in each])}
         if self.alternatives:
             answer["alternatives"] = of([best[1:] for best in each])
-        if self.wanted.languages[0] == AUTO:
+        if self.request.languages[0] == AUTO:
             answer["detectedLanguage"] = of([undetected(source)] * len(each))
         return answer
 

@@ -28,14 +28,14 @@ class Named:
     def of(cls, arguments: Sequence[str | Path]) -> list[Named]:
         """From PATH alone, or NAME=PATH of each: en-de=runs/en-de-onnx, zh-Hans:en=..., stories=... `UserError` if
         their names don't tell them apart."""
-        found = [cls._one(argument) for argument in arguments]
-        if not found:
+        models = [cls._one(argument) for argument in arguments]
+        if not models:
             raise UserError("serve takes at least one model")
-        names = [entry.name for entry in found]
+        names = [entry.name for entry in models]
         for argument, name in zip(arguments, names, strict=True):
             if names.count(name) > 1:
                 raise UserError(f"{argument}: another model is called {name}; name each: en-de=DIR de-en=DIR")
-        return found
+        return models
 
     @classmethod
     def _one(cls, argument: str | Path) -> Named:
@@ -56,14 +56,14 @@ class Models:
     Raises `RequestError` for a request that is for none of them.
     """
 
-    def __init__(self, found: Iterable[tuple[Named, Service | Completions | Embeddings | Labels]]):
+    def __init__(self, services: Iterable[tuple[Named, Service | Completions | Embeddings | Labels]]):
         self.completions: dict[str, Completions] = {}
         self.embeddings: dict[str, Embeddings] = {}
         self.labellers: dict[str, Labels] = {}
         self.translators: dict[tuple[str, str], Service] = {}
         self.only: Service | None = None  # without languages
         self.names: list[str] = []
-        for named, model in found:
+        for named, model in services:
             self.names.append(named.name)
             if isinstance(model, Completions):
                 self.completions[named.name] = model
@@ -93,8 +93,10 @@ class Models:
             return self.only, None
         if not self.translators:
             raise RequestError(400, NO_TRANSLATOR)
-        wanted = (None if source == AUTO else source, target)
-        fitting = [pair for pair in self.translators if all(w in (None, p) for w, p in zip(wanted, pair, strict=True))]
+        languages = (None if source == AUTO else source, target)
+        fitting = [
+            pair for pair in self.translators if all(w in (None, p) for w, p in zip(languages, pair, strict=True))
+        ]
         if len(fitting) == 1:
             return self.translators[fitting[0]], fitting[0][0]
         there = ", ".join("-".join(pair) for pair in self.translators)

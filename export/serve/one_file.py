@@ -52,8 +52,8 @@ class OneFile:
         if not self.model.takes_text:
             return self.model.search(rows, share=share, **options)
         numbers = [1 + place for place in share.row_numbers or range(len(rows))]
-        found = self.model.translated(rows, numbers, share=share, **options)
-        return [[Text([], best.score, best.text) for best in each] for each in found]
+        outputs = self.model.translated(rows, numbers, share=share, **options)
+        return [[Text([], best.score, best.text) for best in each] for each in outputs]
 
     def stream(self, line: str, **options: Any) -> Iterator[str]:
         raise RequestError(400, NO_STREAM)
@@ -73,5 +73,5 @@ class Texts:
     def rows(self, lines: Sequence[str], overlong: Overlong) -> tuple[list[int], list[str]]:
         return self.model.pieces(lines, overlong)
 
-    def texts(self, lines: int, owners: Sequence[int], found: Sequence[Sequence[Text]]) -> list[list[Translation]]:
-        return join(lines, owners, [[Translation(best.text, best.score) for best in each] for each in found])
+    def texts(self, lines: int, owners: Sequence[int], outputs: Sequence[Sequence[Text]]) -> list[list[Translation]]:
+        return join(lines, owners, [[Translation(best.text, best.score) for best in each] for each in outputs])

@@ -25,7 +25,7 @@ class OpenAIEmbeddings:
     tokens, which OpenAI has none of and whose clients ask for base64 by themselves, are numbers all the same."""
 
     model: str
-    wanted: EmbeddingsRequest
+    request: EmbeddingsRequest
     as_base64: bool
 
     @classmethod
@@ -50,7 +50,7 @@ class OpenAIEmbeddings:
     def answer(self, made: Sequence[Made], tokens: int) -> dict[str, Any]:
         """Write an answer: what is made of a text stands under the key that `embed --kind` has for it, and a client
         finds an `embedding` in any case, for it looks for one."""
-        kind = self.wanted.options.get("kind", "dense")
+        kind = self.request.options.get("kind", "dense")
         key, form = ("embedding", _base64) if kind == "dense" and self.as_base64 else FORMS[kind]
         data = [{"object": "embedding", "index": i, "embedding": None, key: form(x)} for i, x in enumerate(made)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}

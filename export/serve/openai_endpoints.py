@@ -48,23 +48,23 @@ class OpenAIEndpoints:
     async def complete(self, request: Request) -> Response:
         """Write what follows the prompts."""
         models = self.shared.models
-        asked = OpenAIRequest.of(await values_of(request, self.shared.settings.body_seconds, EXAMPLE))
-        writer, client = models.writer(asked.model), name_of(request)
-        completion = Completion(asked.model, writer.prompt_tokens(asked.wanted.prompts))
-        if not asked.stream:
-            outputs = await unless_gone(request, writer.complete(asked.wanted, client))
+        body = OpenAIRequest.of(await values_of(request, self.shared.settings.body_seconds, EXAMPLE))
+        writer, client = models.writer(body.model), name_of(request)
+        completion = Completion(body.model, writer.prompt_tokens(body.request.prompts))
+        if not body.stream:
+            outputs = await unless_gone(request, writer.complete(body.request, client))
             return JSONResponse(completion.whole(outputs))
-        pieces, written = await unless_gone(request, writer.stream(asked.wanted, client))
-        events = self._events(pieces, written, completion, asked.wants_usage)
+        pieces, written = await unless_gone(request, writer.stream(body.request, client))
+        events = self._events(pieces, written, completion, body.wants_usage)
         return StreamingResponse(events, media_type=EVENTS, headers=UNBUFFERED)
 
     async def embed(self, request: Request) -> Response:
         """Turn texts into vectors."""
         body = await values_of(request, self.shared.settings.body_seconds, EMBEDDINGS_EXAMPLE)
-        asked = OpenAIEmbeddings.of(body)
-        model = self.shared.models.embedder(asked.model)
-        made, tokens = await unless_gone(request, model.embed(asked.wanted, name_of(request)))
-        return JSONResponse(await asyncio.to_thread(asked.answer, made, tokens))
+        form = OpenAIEmbeddings.of(body)
+        model = self.shared.models.embedder(form.model)
+        made, tokens = await unless_gone(request, model.embed(form.request, name_of(request)))
+        return JSONResponse(await asyncio.to_thread(form.answer, made, tokens))
 
     async def _events(
         self, pieces: AsyncIterator[str], written: Written, completion: Completion, wants_usage: bool

@@ -36,7 +36,7 @@ class OpenAIRequest:
     """model: its name. wants_usage: a stream ends with its counts."""
 
     model: str
-    wanted: CompletionRequest
+    request: CompletionRequest
     stream: bool
     wants_usage: bool
 
@@ -96,12 +96,12 @@ def _flag(value: Any, name: str) -> bool:
     return value
 
 
-def _usage(given: Any, stream: bool) -> bool:
-    if given is None:
+def _usage(value: Any, stream: bool) -> bool:
+    if value is None:
         return False
-    if not stream or not isinstance(given, dict) or set(given) - {"include_usage"}:
+    if not stream or not isinstance(value, dict) or set(value) - {"include_usage"}:
         raise RequestError(400, 'stream_options: only {"include_usage": true}, and with stream')
-    return _flag(given.get("include_usage", False), "include_usage")
+    return _flag(value.get("include_usage", False), "include_usage")
 
 
 @dataclass(frozen=True)

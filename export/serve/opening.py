@@ -49,7 +49,7 @@ def check(path: Path, settings: ServeSettings, open: Open) -> None:
 
 def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> dict[Named, Model]:
     """Open each model, and run it once."""
-    found = {}
+    services = {}
     for named in models:
         options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
         opened = open(named.path, **options)
@@ -57,8 +57,8 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
             what = "takes text, whose tokens are its own" if opened.takes_text else "doesn't translate"
             raise UserError(f"{named.path}: {what}: leave out --shortlist")
         opened.use_shortlist(settings.shortlist)
-        found[named] = warmed(opened)
-    return found
+        services[named] = warmed(opened)
+    return services
 
 
 def warmed(model: Any) -> Model:

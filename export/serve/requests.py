@@ -97,10 +97,10 @@ def texts_or_ids(name: str, value: Any) -> list[str] | list[list[int]]:
         if not all(row and all(type(id) is int for id in row) for row in value):
             raise RequestError(400, f"{name}: a row of ids must be a list of at least one whole number")
         return value
-    found = texts(name, value)
-    if not found:
+    strings = texts(name, value)
+    if not strings:
         raise RequestError(400, f"{name}: must hold at least one text, or one row of ids")
-    return found
+    return strings
 
 
 def language(values: dict[str, Any], name: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from export.settings import ServeSettings
 from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong, RerankOptions
 from mlx_transformer.page import card, data_table, page
-from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
+from mlx_transformer.system.fields import FieldType, field_docs, field_types
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
@@ -46,11 +46,11 @@ def openapi(settings: ServeSettings) -> dict[str, Any]:
             forms = ("application/json", FORM, PARTS)
             operation["requestBody"] = {"required": True, "content": dict.fromkeys(forms, content)}
         paths[path] = {method: operation}
-    found = {"openapi": "3.1.0", "info": {"title": "mlx-transformer", "version": __version__}, "paths": paths}
+    document = {"openapi": "3.1.0", "info": {"title": "mlx-transformer", "version": __version__}, "paths": paths}
     if settings.api_key_file is not None:
-        found["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
-        found["security"] = [{"key": []}]
-    return found
+        document["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        document["security"] = [{"key": []}]
+    return document
 
 
 def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
@@ -60,7 +60,7 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
     codes |= {name: {**TEXT, "description": OWN_CODE} for name in LANGUAGES[2:]}
     overlong = {
         "overlong": _schema(
-            Kind(str, get_args(Overlong)), "What becomes of a line longer than the model takes.", "error"
+            FieldType(str, get_args(Overlong)), "What becomes of a line longer than the model takes.", "error"
         )
     }
     several = {"text": TEXTS, **search, **overlong, **codes}
@@ -128,14 +128,14 @@ def _completion(search: dict[str, Any]) -> dict[str, Any]:
 
 
 def _embeddings() -> dict[str, Any]:
-    kinds, meanings = kinds_of(EmbedOptions), meanings_of(EmbedOptions)
+    kinds, meanings = field_types(EmbedOptions), field_docs(EmbedOptions)
     fields = {name: _schema(kinds[name], meanings[name], None) for name in OPTIONS}
     forms = {"type": "string", "enum": list(FORMATS), "default": FORMATS[0]}
     return {"model": TEXT, "input": TEXTS_OR_IDS, "encoding_format": forms, **fields, "user": TEXT}
 
 
 def _rerank() -> dict[str, Any]:
-    top = _schema(kinds_of(RerankOptions)["top_n"], meanings_of(RerankOptions)["top_n"], None)
+    top = _schema(field_types(RerankOptions)["top_n"], field_docs(RerankOptions)["top_n"], None)
     return {
         "model": TEXT,
         "query": TEXT,
@@ -153,16 +153,16 @@ def _predict() -> dict[str, Any]:
 def schemas_of(of: type, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the JSON schema of each of these fields of a dataclass, within this server's `LIMITS`."""
     defaults = {field.name: field.default for field in dataclasses.fields(of)}
-    kinds, meanings = kinds_of(of), meanings_of(of)
-    found = {name: _schema(kinds[name], meanings[name], defaults[name]) for name in names if name in kinds}
+    kinds, meanings = field_types(of), field_docs(of)
+    schemas = {name: _schema(kinds[name], meanings[name], defaults[name]) for name in names if name in kinds}
     lists = {name: IDS if name in ID_FIELDS else SEQUENCES for name in names if name not in kinds}
-    found |= {name: {**schema, "description": meanings[name]} for name, schema in lists.items()}
+    schemas |= {name: {**schema, "description": meanings[name]} for name, schema in lists.items()}
     for name, (least, most) in LIMITS.items():
-        found[name] |= {"minimum": least, "maximum": most}
-    return found
+        schemas[name] |= {"minimum": least, "maximum": most}
+    return schemas
 
 
-def _schema(kind: Kind, meaning: str, default: Any) -> dict[str, Any]:
+def _schema(kind: FieldType, meaning: str, default: Any) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": [TYPES[kind.type], "null"] if kind.optional else TYPES[kind.type]}
     if kind.choices and kind.type is str:
         schema["enum"] = list(kind.choices)

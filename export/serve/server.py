@@ -68,8 +68,8 @@ def _run(make: Make, what: str, settings: ServeSettings, give_up: Callable[[], N
     failures: list[Exception] = []
 
     def ready() -> None:
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        log.info("serving %s on http://%s:%d (ready in %.1f s)", what, shown, port, time.perf_counter() - began)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        log.info("serving %s on http://%s:%d (ready in %.1f s)", what, host, port, time.perf_counter() - began)
 
     def failed(error: Exception) -> None:
         failures.append(error)
@@ -102,7 +102,7 @@ def configured(app: App | SiteApp, settings: ServeSettings) -> uvicorn.Config:
     """uvicorn with our connections, whose bounds are those of the settings."""
     guard = Guard(allow_files(settings.max_connections), app.metrics.on_refused)
     app.metrics.watch("connections", "Connections that are open.", lambda: len(guard.connections))
-    app.metrics.watch("held_bytes", "Bytes of requests that are read or answered.", lambda: guard.held)
+    app.metrics.watch("held_bytes", "Bytes of requests that are read or answered.", lambda: guard.held_bytes)
     connection: Any = partial(Connection, guard, settings.header_seconds, settings.idle_seconds)
     if missing := missing_methods():
         log.warning("uvicorn %s has no %s: %s", uvicorn.__version__, ", ".join(missing), UNBOUNDED)
@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.give_up, self.grace_seconds = give_up, grace_seconds
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.asked = 0
+        self.signals = 0
         self.hung_up = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -145,14 +145,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.asked += 1
+        self.signals += 1
         self._captured_signals.append(sig)
         self.should_exit = True
-        if self.asked > 1 and self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._give_up if self.asked == 2 else self._part)
+        if self.signals > 1 and self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._give_up if self.signals == 2 else self._part)
 
     def end_first(self, sig: int, frame: FrameType | None) -> None:
-        """Told before uvicorn listens to signals, or once more after it has: in both cases it is to end."""
+        """End: a signal came before uvicorn listened to them, or once more after it had."""
         self.should_exit = True
 
     def hang_up(self, sig: int, frame: FrameType | None) -> None:

@@ -163,17 +163,17 @@ class Service:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
         scored = request.wants_n_best or not self.model.has_steps
-        around, given = around_source(self.model.generation, request.options)
+        around, options_set = around_source(self.model.generation, request.options)
         if any(around) and not all(isinstance(ids, list) for ids in rows):
             raise RequestError(400, "source_language: this server's file takes text alone")
-        options = Options(**resolved(self.model.generation, given))
+        options = Options(**resolved(self.model.generation, options_set))
         work = Search(self.model, self.name, options, scored, request.wants_alignment)
         payloads = [Row(around(ids) if any(around) else ids, i) for i, ids in enumerate(rows)]
         lengths, width = [len(ids) for ids in rows], work.options.beam
         items = self.batcher.submit(work, payloads, lengths, client=client, width=width)
         hypotheses = await self.batcher.results(items)
         self.metrics.sentences.inc(len(request.lines))
-        self.metrics.tokens.inc(sum(len(found[0].ids) for found in hypotheses))
+        self.metrics.tokens.inc(sum(len(n_best[0].ids) for n_best in hypotheses))
         more = [[[h.alignment for h in row] for row in hypotheses]] if request.wants_alignment else []
         if sum(map(len, request.lines)) < SHORT_TEXT:
             return self.translator.texts(len(request.lines), owners, hypotheses, *more)

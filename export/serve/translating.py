@@ -39,13 +39,13 @@ class TranslatingEndpoints:
     async def translate(self, request: Request) -> Response:
         """Translate what one request holds."""
         values = await self._values(request)
-        asked = libretranslate.LibreRequest.of(values) if "q" in values else None
-        wanted = asked.wanted if asked else TranslateRequest.of(values)
-        service, source = self.shared.models.translator(*wanted.languages)
-        found = await unless_gone(request, service.translate(service.spoken(wanted), name_of(request)))
-        answer = asked.answer(found, source or "") if asked else _answer(wanted, found)
+        libre = libretranslate.LibreRequest.of(values) if "q" in values else None
+        form = libre.request if libre else TranslateRequest.of(values)
+        service, source = self.shared.models.translator(*form.languages)
+        translations = await unless_gone(request, service.translate(service.spoken(form), name_of(request)))
+        answer = libre.answer(translations, source or "") if libre else _answer(form, translations)
         # Large ones take their time; others should not wait for it.
-        large = len(wanted.lines) > FEW_LINES or wanted.wants_n_best or wanted.wants_alignment
+        large = len(form.lines) > FEW_LINES or form.wants_n_best or form.wants_alignment
         return await asyncio.to_thread(JSONResponse, answer) if large else JSONResponse(answer)
 
     async def stream(self, request: Request) -> Response:
@@ -53,9 +53,9 @@ class TranslatingEndpoints:
         values = await self._values(request)
         if "q" in values:
             raise RequestError(400, NO_STREAM)
-        wanted = TranslateRequest.of(values)
-        service, _ = self.shared.models.translator(*wanted.languages)
-        pieces = await unless_gone(request, service.stream(service.spoken(wanted), name_of(request)))
+        form = TranslateRequest.of(values)
+        service, _ = self.shared.models.translator(*form.languages)
+        pieces = await unless_gone(request, service.stream(service.spoken(form), name_of(request)))
         # Starlette ends the iterator when the client has left.
         return StreamingResponse(self._events(pieces), media_type=EVENTS, headers=UNBUFFERED)
 
@@ -91,12 +91,12 @@ class TranslatingEndpoints:
             await pieces.aclose()  # type: ignore[attr-defined] - an async generator
 
 
-def _answer(wanted: TranslateRequest, found: list[list[Translation]]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"translations": [best[0].text for best in found]}
-    if wanted.wants_n_best:
-        answer["n_best"] = [[_hypothesis(t, wanted.wants_alignment) for t in n_best] for n_best in found]
-    if wanted.wants_alignment:
-        answer["alignment"] = [_links(best[0]) for best in found]
+def _answer(request: TranslateRequest, translations: list[list[Translation]]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"translations": [best[0].text for best in translations]}
+    if request.wants_n_best:
+        answer["n_best"] = [[_hypothesis(t, request.wants_alignment) for t in n_best] for n_best in translations]
+    if request.wants_alignment:
+        answer["alignment"] = [_links(best[0]) for best in translations]
     return answer
 
 

@@ -23,7 +23,7 @@ def head_outputs(
     """Return the outputs by value, of the last layer (B, S, D) and, where the head gives one vector of each row, the
     `weights` (B, 1, S) of its positions. placed: puts what is given for tokens (N, ...) in their places (B, S, ...)."""
     kind = model.config.head.kind
-    given = placed(model.logits(op, model.transformed(op, memory, weights, tap=tap), tap=tap))
+    logits = placed(model.logits(op, model.transformed(op, memory, weights, tap=tap), tap=tap))
     if kind == "spans":
-        return {value: op.Gather(given, i, axis=2) for i, value in enumerate(SPANS)}
-    return {} if kind == "hidden" else {"pooled" if kind == "pooled" else "logits": given}
+        return {value: op.Gather(logits, i, axis=2) for i, value in enumerate(SPANS)}
+    return {} if kind == "hidden" else {"pooled" if kind == "pooled" else "logits": logits}

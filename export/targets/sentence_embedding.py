@@ -63,13 +63,13 @@ def vector_outputs(
     if request.embedding is None:
         return {}
     with scope(op, SENTENCE_EMBEDDING, "TextEmbedding"):
-        e, found = request.embedding, {"vector": _vector(op, request.embedding, memory, tokens, weights)}
+        e, outputs = request.embedding, {"vector": _vector(op, request.embedding, memory, tokens, weights)}
         if e.sparse:
-            found["token_weights"] = _token_weights(op, e, memory, tokens)
+            outputs["token_weights"] = _token_weights(op, e, memory, tokens)
         if e.multi:
             first = weights(op, tokens, "cls")
-            found["token_vectors"] = _token_vectors(op, e, memory, tokens, first)
-        return found
+            outputs["token_vectors"] = _token_vectors(op, e, memory, tokens, first)
+        return outputs
 
 
 def _token_weights(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value) -> ir.Value:

@@ -49,32 +49,34 @@ class PortSession:
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.outputs if value.startswith("cross.")]
 
-    def __call__(self, wanted: Sequence[str], values: Mapping[str, NDArray]) -> Values:
+    def __call__(self, outputs: Sequence[str], values: Mapping[str, NDArray]) -> Values:
         """The wanted outputs, by value. `UserError` for one that isn't there or isn't what was declared."""
-        key = tuple(wanted)
+        key = tuple(outputs)
         if key not in self._names:
-            self.need(outputs=wanted)
-            self._names[key] = [name for value in wanted for name in self.parts[value]]
+            self.need(outputs=outputs)
+            self._names[key] = [name for value in outputs for name in self.parts[value]]
         names = self._names[key]
         feeds = {port.name: values[value] for value, port in self.inputs.items() if value in values}
         arrays = self.session.run(names, feeds, *self.options)  # type: ignore[call-arg]
-        if len(names) == len(wanted):
-            found = dict(zip(wanted, arrays, strict=True))
+        if len(names) == len(outputs):
+            arrays_by_name = dict(zip(outputs, arrays, strict=True))
         else:
             parts = iter(arrays)
-            found = {value: np.concatenate([next(parts) for _ in self.parts[value]], axis=-1) for value in wanted}
-        for value, array in found.items():
+            arrays_by_name = {
+                value: np.concatenate([next(parts) for _ in self.parts[value]], axis=-1) for value in outputs
+            }
+        for value, array in arrays_by_name.items():
             self._check(self.outputs[value], array)
-        return found
+        return arrays_by_name
 
     def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
         """Raise `UserError` unless the graph has them."""
         ports = self.ports
-        for kind, wanted, there, names in (
+        for kind, needed, there, names in (
             ("input", inputs, self.inputs, ports.input_names),
             ("output", outputs, self.outputs, ports.output_names),
         ):
-            for value in wanted:
+            for value in needed:
                 if value not in there:
                     name = names.get(value, value)
                     raise UserError(f"{self.where}: has no {kind} {name!r}; export the model again")

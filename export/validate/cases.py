@@ -196,26 +196,26 @@ class Shown:
 TAPS_ALONE = Shown()
 
 
-def reference_outputs(reference: Reference, case: Case, shown: Shown) -> dict[str, Array]:
+def reference_outputs(reference: Reference, case: Case, inspected: Shown) -> dict[str, Array]:
     """Return every tap of one input, and last the outputs `cross_attention` and those of `TEXT_OUTPUTS`, where they
     are shown."""
     taps: dict[str, Array] = {}
-    wanted = {*tap_names(reference.config)}
-    if shown.layer is not None:
-        wanted.add(weights_name(shown.layer))
+    names = {*tap_names(reference.config)}
+    if inspected.layer is not None:
+        names.add(weights_name(inspected.layer))
 
     def keep(name: str, value: Array) -> None:
-        if name in wanted:
+        if name in names:
             taps[name] = value
 
     reference_logits(reference, case, keep)
-    if shown.layer is not None:
-        weights = taps.pop(weights_name(shown.layer))
+    if inspected.layer is not None:
+        weights = taps.pop(weights_name(inspected.layer))
         taps[CROSS_ATTENTION] = weights.mean(axis=1)
-    if shown.embedding is not None:
+    if inspected.embedding is not None:
         memory = taps[next(name for name in reversed(taps) if name.startswith("encoder."))]
-        for kind in shown.embedding.kinds:
-            taps[TEXT_OUTPUTS[kind]] = MADE[kind](shown.embedding, memory, case.source_real)
+        for kind in inspected.embedding.kinds:
+            taps[TEXT_OUTPUTS[kind]] = MADE[kind](inspected.embedding, memory, case.source_real)
     return taps
 
 

@@ -32,7 +32,7 @@ from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 from .cases import Case, Shown, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
 from .checks.agreement import CHOOSING, Agreement
@@ -75,7 +75,7 @@ def compare(
     *,
     longest: int | None = None,
     searches: bool = True,
-    watch: Watch = unwatched,
+    watch: Progress = no_progress,
     **changes: Any,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
@@ -172,14 +172,14 @@ def _with_origin(
 
     begin, stored = time.perf_counter(), dict(checkpoint.tensors())
     members = [engine for engine in engines if reference_weights(engine, stored) is stored]
-    found = compare_with_origin(origin, checkpoint, members, cases)
+    result = compare_with_origin(origin, checkpoint, members, cases)
     others = [f"{engine.name}: compared with the checkpoint alone" for engine in engines if engine not in members]
     return replace(
         report,
-        runtimes=(*report.runtimes, _runtime(found.checkpoint)),
-        points=(*report.points, *found.points),
-        tokens=(*report.tokens, *found.tokens),
-        against=(*found.lines, *others),
+        runtimes=(*report.runtimes, _runtime(result.checkpoint)),
+        points=(*report.points, *result.points),
+        tokens=(*report.tokens, *result.tokens),
+        against=(*result.lines, *others),
         seconds=report.seconds + time.perf_counter() - begin,
     )
 
@@ -207,7 +207,7 @@ def compare_engines(
     checkpoint: Checkpoint,
     engines: Sequence[Engine],
     cases: Sequence[Case],
-    watch: Watch = unwatched,
+    watch: Progress = no_progress,
     listed: CandidatesOf | None = None,
     *,
     searches: bool = True,
@@ -232,10 +232,10 @@ def compare_engines(
         judged += len(members)
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.is_fixed):
             points += on_its_integers(engine, stored, cases)
-        shown = _shown(checkpoint, members)
+        inspected_points = _points_of(checkpoint, members)
         generation = (settings, listed) if searches else None
         network_points, network_tokens = _against(
-            checkpoint.config, network, members, cases, words, within, generation, shown
+            checkpoint.config, network, members, cases, words, within, generation, inspected_points
         )
         points += network_points
         tokens += network_tokens
@@ -265,25 +265,28 @@ def _against(
     engines: Sequence[Engine],
     cases: Sequence[Case],
     words: TokenText,
-    watch: Watch,
+    watch: Progress,
     generation: tuple[Mapping[str, Any], CandidatesOf | None] | None,
-    shown: Shown,
+    inspected_points: Shown,
 ) -> tuple[list[Point], list[Tokens]]:
     """Compare runtimes of one network with its reference. generation: how the model generates by itself, and its
-    candidates; None: it does not. shown: see `reference_outputs`."""
+    candidates; None: it does not. inspected_points: see `reference_outputs`."""
     truth64, truth32 = (
-        Reference(c, weights, kind, inner_points=shown.inner_points) for kind in (np.float64, np.float32)
+        Reference(c, weights, kind, inner_points=inspected_points.inner_points) for kind in (np.float64, np.float32)
     )
     samples: list[Sample] = []
     scales: list[ErrorScale] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case, shown)
+        truths = _truths(truth64, truth32, case, inspected_points)
         taps = [name for name in truths if name not in BESIDE]
         scales.append(truths["logits"].scale)
         for engine in engines:
-            for path, tap, got, why in [*_outputs(engine, case, taps), *_beside(engine, case, shown)]:
+            for path, tap, got, why in [
+                *_outputs(engine, case, taps),
+                *_optional_outputs(engine, case, inspected_points),
+            ]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
                 if tap == "logits" and c.head.kind in CHOOSING:
@@ -291,7 +294,7 @@ def _against(
             samples += logits_among(engine, case, truths["logits"])
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    points = judged_points(samples, SecondLook(c, weights, shown))
+    points = judged_points(samples, SecondLook(c, weights, inspected_points))
     tokens = list(agreement.judged(limits))
     if generation is not None:
         watch(TEACHER_FORCED, "free decoding")
@@ -318,14 +321,14 @@ def _culprits(
             yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
-def _shown(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
+def _points_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
     """Return what these engines' graphs return besides. `UserError` where the checkpoint doesn't say what it is."""
     layers = (engine.capabilities.attention_layer for engine in engines)
     embedding = None
-    if given := {kind for engine in engines for kind in engine.capabilities.gives_vectors}:
+    if kinds := {kind for engine in engines for kind in engine.capabilities.gives_vectors}:
         embedding = read_embedding(checkpoint.folder, checkpoint.config.d_model)
         known = () if embedding is None else embedding.kinds
-        if missing := [name for kind, name in TEXT_OUTPUTS.items() if kind in given and kind not in known]:
+        if missing := [name for kind, name in TEXT_OUTPUTS.items() if kind in kinds and kind not in known]:
             why = f"has no {EMBEDDING}" if embedding is None else f"its {EMBEDDING} has nothing"
             raise UserError(
                 f"{checkpoint.folder}: {why}, by which the graphs' {missing[0]} could be judged: "
@@ -337,13 +340,13 @@ def _shown(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
     return Shown(next((layer for layer in layers if layer is not None), None), embedding)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case, shown: Shown) -> dict[str, Truth]:
-    """Return every tap of one input as the reference sees it, in the order of the data. shown: see
+def _truths(truth64: Reference, truth32: Reference, case: Case, inspected_points: Shown) -> dict[str, Truth]:
+    """Return every tap of one input as the reference sees it, in the order of the data. inspected_points: see
     `reference_outputs`."""
-    single = reference_outputs(truth32, case, shown)
+    single = reference_outputs(truth32, case, inspected_points)
     return {
         name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
-        for name, t64 in reference_outputs(truth64, case, shown).items()
+        for name, t64 in reference_outputs(truth64, case, inspected_points).items()
     }
 
 
@@ -372,9 +375,11 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
         yield path, "logits", logits, why
 
 
-def _beside(engine: Engine, case: Case, shown: Shown) -> Iterator[tuple[str, str, Array | None, str]]:
+def _optional_outputs(
+    engine: Engine, case: Case, inspected_points: Shown
+) -> Iterator[tuple[str, str, Array | None, str]]:
     """Yield the same of the outputs that graphs have only if they were exported so."""
-    yield from _attention(engine, case, shown.layer)
+    yield from _attention(engine, case, inspected_points.layer)
     if (kinds := engine.capabilities.gives_vectors) and engine.capabilities.shows == "everything":
         values, why = attempt(lambda: engine.vectors(case))
         for kind in kinds:

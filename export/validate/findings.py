@@ -117,7 +117,7 @@ class Tokens:
     tokens: int
     ties: tuple[str, ...]
     problems: tuple[str, ...]
-    partings: tuple[Divergence, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
 
     @property
     def passed(self) -> bool:

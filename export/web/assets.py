@@ -36,12 +36,12 @@ REGISTRY = ("npm_config_registry", "NPM_CONFIG_REGISTRY")
 LARGEST = 200_000_000  # bytes of the package's file, which has 30 million
 
 
-def find_package(assets: Path | None, told: Callable[[str], None] = lambda _: None) -> Path:
+def find_package(assets: Path | None, log: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself, or what the package's
     file (.tgz) holds; by default in the node_modules of this folder, else in the user's cache, where the pinned version
     is put if it isn't there. `UserError` says what is missing."""
     if assets is not None and assets.is_file():
-        folder = _kept()
+        folder = _package_folder()
         if not _is_package(folder):
             _unpack(assets.read_bytes(), str(assets), folder)
         return folder
@@ -53,11 +53,11 @@ def find_package(assets: Path | None, told: Callable[[str], None] = lambda _: No
     if _is_package(here := Path("node_modules") / PACKAGE):
         return here
     try:
-        folder = _kept()
+        folder = _package_folder()
     except UserError:
         raise UserError(f"{PACKAGE}: this user has no home to install it in; name a node_modules by --assets") from None
     if not _is_package(folder):
-        told(f"Installing {PACKAGE} {pinned_version()} into {folder}, once; 42 MB of 130 are kept")
+        log(f"Installing {PACKAGE} {pinned_version()} into {folder}, once; 42 MB of 130 are kept")
         _install(folder)
     return folder
 
@@ -65,7 +65,7 @@ def find_package(assets: Path | None, told: Callable[[str], None] = lambda _: No
 def installed_package() -> Path | None:
     """What `find_package` put in the user's cache before; None if it didn't."""
     try:
-        folder = _kept()
+        folder = _package_folder()
     except UserError:
         return None
     return folder if _is_package(folder) else None
@@ -89,7 +89,7 @@ def version_of(package: Path) -> str:
     return values["version"]
 
 
-def _kept() -> Path:
+def _package_folder() -> Path:
     return default_folder() / f"{PACKAGE}-{pinned_version()}"
 
 
@@ -127,10 +127,10 @@ def _install(folder: Path) -> None:
             problem = f"what it installed lacks {WASM[0]}"
         if problem:
             raise UserError(f"npm could not install {PACKAGE} ({problem}); or name a node_modules by --assets")
-        with replace_folder(folder, PACKAGE, made_by_any=True) as kept:
-            (kept / "dist").mkdir()
+        with replace_folder(folder, PACKAGE, made_by_any=True) as place:
+            (place / "dist").mkdir()
             for name in KEPT:
-                shutil.copyfile(installed / name, kept / name)
+                shutil.copyfile(installed / name, place / name)
 
 
 def _fetched(address: str) -> bytes:
@@ -147,11 +147,11 @@ def _unpack(file: bytes, where: str, folder: Path) -> None:
     """Put what sites need of the package's file in its place, once its digest is the pinned one."""
     algorithm, _, digest = pinned_digest().partition("-")
     if base64.b64encode(hashlib.new(algorithm, file).digest()).decode() != digest:
-        wanted = f"the file of {PACKAGE} {pinned_version()}"
-        raise UserError(f"{where}: isn't {wanted} (its {algorithm} differs); fetch it again")
-    with tarfile.open(fileobj=io.BytesIO(file)) as archive, replace_folder(folder, PACKAGE, made_by_any=True) as kept:
-        (kept / "dist").mkdir()
+        needed = f"the file of {PACKAGE} {pinned_version()}"
+        raise UserError(f"{where}: isn't {needed} (its {algorithm} differs); fetch it again")
+    with tarfile.open(fileobj=io.BytesIO(file)) as archive, replace_folder(folder, PACKAGE, made_by_any=True) as place:
+        (place / "dist").mkdir()
         for name in KEPT:
             member = archive.extractfile(f"package/{name}")
             assert member is not None  # that file's digest says so
-            (kept / name).write_bytes(member.read())
+            (place / name).write_bytes(member.read())

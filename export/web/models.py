@@ -18,7 +18,7 @@ from export.search.byte_level import is_byte_level
 from export.search.metadata import ATTENTION, CONFIG, GENERATION, LATER, PRECISION, SOURCE, TOKENIZER
 from export.search_inputs import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.published_ids import roles_of
 from mlx_transformer.core.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -105,21 +105,21 @@ class SiteModel:
     @property
     def names(self) -> dict[str, dict[str, dict[str, str]]]:
         """{graph: {"inputs": {value: name}, "outputs": {value: name}}}"""
-        found = {}
+        names = {}
         for name, graph in self.graphs.items():
             ports = PORTS[GRAPHS[name]](self.request).among(graph.inputs, graph.outputs)
-            found[name] = {"inputs": ports.input_names, "outputs": ports.output_names}
-        return found
+            names[name] = {"inputs": ports.input_names, "outputs": ports.output_names}
+        return names
 
 
 def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
     """What the page's tokenizer and search have to know of a model (`config` in site.json)."""
     options = Options(**resolved(settings, {}))
-    beside = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
-    beside |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
+    optional = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
+    optional |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
     generation = {
         **{name: getattr(options, name) for name in GENERATION_FIELDS},
-        **{name: settings[key] for name, key in beside.items() if key in settings},
+        **{name: settings[key] for name, key in optional.items() if key in settings},
         "task_prefix": settings.get(TASK_PREFIX, ""),
     }
     start = config.bos_id if options.start_id is None else options.start_id
@@ -139,7 +139,7 @@ def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
 
 
 def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
-    found = []
+    models = []
     for precision in precisions(path) or [None]:
         opened = open_folder(path, precision)  # says what is wrong with a folder without graphs
         if opened.request.inputs_embeds:
@@ -156,13 +156,13 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
             used = [file.name for graph in graphs.values() for file in (graph.file, *graph.data.values())]
             verify_files(opened.place, used)
             listed = read_manifest(path) or {}
-            verify_files(path, [name for name in (SPEC, "tokenizer.json") if name in listed])
+            verify_files(path, [name for name in (ONNX_CONFIG, "tokenizer.json") if name in listed])
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
         settings = read_settings(path, opened.config)
         details = _source(path), graphs, settings, webgpu, path, opened.precision == "float16"
-        found.append(SiteModel(opened.precision, "steps", opened.request, tokenizer, *details))
-    return found
+        models.append(SiteModel(opened.precision, "steps", opened.request, tokenizer, *details))
+    return models
 
 
 def _of_file(file: Path, verify: bool) -> SiteModel:
@@ -184,9 +184,9 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     if TOKENIZER not in facts:
         raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")
     data = _data(file, model)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in GIVEN]
+    tensors = [tensor for tensor in model.graph.initializer if tensor.name not in GIVEN]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    model.graph.initializer.extend(tensors)
     for value in [value for value in model.graph.input if value.name in SETTINGS.keys() - GIVEN]:
         model.graph.input.remove(value)
     for entry in [entry for entry in model.metadata_props if entry.key == TOKENIZER]:
@@ -219,9 +219,9 @@ def _data(file: Path, model: onnx.ModelProto) -> dict[str, Path]:
 
 
 def _source(folder: Path) -> str | None:
-    if not (folder / SPEC).is_file():
+    if not (folder / ONNX_CONFIG).is_file():
         return None
-    values: Any = read_json(folder / SPEC)
+    values: Any = read_json(folder / ONNX_CONFIG)
     try:
         return " ".join(entry["sha256"] for entry in values["source"].values())
     except (LookupError, TypeError, AttributeError):

@@ -16,6 +16,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.settings import NO_SHORTLIST, named_files
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.manifest import sha256
 
 from .assets import WASM, WEBGPU, find_package, version_of
@@ -41,12 +42,13 @@ class Inside:
     taps: Mapping[str, Mapping[str, str]]
 
 
+@renamed(told="log")
 def write_site(
     models: str | Path | Sequence[str | Path],
     out: str | Path,
     settings: WebSettings = WebSettings(),
     *,
-    told: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     inside: Callable[[Sequence[SiteModel], str], Inside] | None = None,
     **changes: Any,
 ) -> Path:
@@ -64,23 +66,23 @@ def write_site(
         raise UserError("a site needs a model: an exported folder, or one file with the search")
     for path in paths:
         check_free(out, "site", is_site, settings.force, path if path.is_dir() else path.parent)
-    found = [model for path in paths for model in read_models(path, settings.verify)]
-    _check_alike(found)
-    listed = _shortlist(found[0], settings.shortlist)
+    site_models = [model for path in paths for model in read_models(path, settings.verify)]
+    _check_alike(site_models)
+    listed = _shortlist(site_models[0], settings.shortlist)
     heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
-    looked = None if inside is None else inside(found, heading)
-    package = find_package(None if settings.assets is None else Path(settings.assets), told)
-    webgpu = any(model.webgpu for model in found)
+    looked = None if inside is None else inside(site_models, heading)
+    package = find_package(None if settings.assets is None else Path(settings.assets), log)
+    webgpu = any(model.webgpu for model in site_models)
     with replace_folder(out, "site") as folder:
         _copy_page(folder)
         (folder / "ort").mkdir()
         for name in WASM + (WEBGPU if webgpu else ()):
             shutil.copyfile(package / "dist" / name, folder / "ort" / name)
-        (folder / TOKENIZER).write_text(found[0].tokenizer, encoding="utf-8")
+        (folder / TOKENIZER).write_text(site_models[0].tokenizer, encoding="utf-8")
         if listed is not None:
             (folder / SHORTLIST).parent.mkdir()
             shutil.copyfile(listed, folder / SHORTLIST)
-        entries = [_copy_model(model, folder) for model in found]
+        entries = [_copy_model(model, folder) for model in site_models]
         inner = None if looked is None else _copy_inside(looked, folder)
         _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
         facts = {
@@ -88,8 +90,8 @@ def write_site(
             "title": heading,
             "onnxruntime_web": version_of(package),
             "webgpu": webgpu,
-            "config": facts_of(found[0].config, found[0].settings),
-            "shortlist": None if listed is None else {"file": SHORTLIST, "shared": _shares_ids(found[0])},
+            "config": facts_of(site_models[0].config, site_models[0].settings),
+            "shortlist": None if listed is None else {"file": SHORTLIST, "shared": _shares_ids(site_models[0])},
             "models": entries,
             "inside": inner,
             "files": _listed(folder),
@@ -108,11 +110,11 @@ def _check_alike(models: Sequence[SiteModel]) -> None:
             raise UserError(f"{first.name} and {model.name} are of different weights: a site is of one model")
 
 
-def _shortlist(model: SiteModel, given: Path | str | None) -> Path | None:
+def _shortlist(model: SiteModel, chosen: Path | str | None) -> Path | None:
     """The file of a site's shortlist: the one that is given, or that its settings name. `UserError` for a damaged one,
     and one of another model."""
     named = named_files(model.settings, model.place).values()
-    file = next(iter(named), None) if given is None else None if str(given) == NO_SHORTLIST else Path(given)
+    file = next(iter(named), None) if chosen is None else None if str(chosen) == NO_SHORTLIST else Path(chosen)
     if file is not None:
         open_shortlist(file, model.config)
     return file

@@ -152,8 +152,8 @@ def _described(command: Callable[..., Any]) -> Callable[[], None]:
     return described
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         from mlx_transformer import __version__
 
         print(f"mlx-transformer {__version__}")
@@ -221,19 +221,19 @@ def as_typed_in(program: str, message: str) -> str:
 
 def options_of(parameters: Iterable[Any]) -> dict[str, tuple[str, bool]]:
     """{argument of Python: (its option, whether that takes no value)}, of the parameters of a command."""
-    found = {}
+    options = {}
     for each in parameters:
         option = next((name for name in each.opts if name.startswith("--")), None)
         if option is not None:
-            found[each.name] = (option, bool(getattr(each, "is_flag", False)))
-    return found
+            options[each.name] = (option, bool(getattr(each, "is_flag", False)))
+    return options
 
 
-def as_options(message: str, known: Mapping[str, tuple[str, bool]], given: Sequence[str]) -> str:
+def as_options(message: str, known: Mapping[str, tuple[str, bool]], spelled: Sequence[str]) -> str:
     """A message of the library, which names arguments of Python, with options for them: beam=0 is --beam 0. What the
-    user has written himself (`given`), a path perhaps, stays."""
+    user has written himself (`spelled`), a path perhaps, stays."""
     for name, (option, flag) in known.items():
-        if any(name in text for text in given if not text.startswith("-")):
+        if any(name in text for text in spelled if not text.startswith("-")):
             continue
         if flag:
             message = re.sub(rf"(?<![\w.-]){name}=True\b", option, message)

@@ -95,16 +95,16 @@ def push(
     from mlx_transformer.families.push import check_repository, shipment
     from mlx_transformer.families.push import push as send
 
-    found = shipment(folder)
+    files = shipment(folder)
     check_repository(repository)
-    print(found)
+    print(files)
     kind = "private" if private else "public"
     if not yes:
         if not sys.stdin or not sys.stdin.isatty():
             raise UserError(f"nothing was sent to {repository}: there is nobody to ask; --yes sends without asking")
         if not typer.confirm(f"Send this to {repository} on the Hugging Face Hub, {kind} if it is new?"):
             raise UserError(f"nothing was sent to {repository}")
-    print(send(found, repository, private))
+    print(send(files, repository, private))
 
 
 def shortlist(
@@ -133,18 +133,18 @@ def shortlist(
     opened = open_model(model, verify=verify)
     weights = cross_weights(model, verify=False)
     with quiet_progress("shortlist") as report:
-        found, skipped = built_shortlist(
+        built, skipped = built_shortlist(
             *(opened.config, opened.tokenizer, weights, text),
             first=first,
             best=best,
             done=lambda share: report(share, f"{round(share * len(text)):,} of {len(text):,} pairs"),
         )
     with replace_files(out) as temporary:
-        (temporary / out.name).write_bytes(shortlist_bytes(found))
-    kinds = int((found.offsets[1:] > found.offsets[:-1]).sum())
+        (temporary / out.name).write_bytes(shortlist_bytes(built))
+    kinds = int((built.offsets[1:] > built.offsets[:-1]).sum())
     left_out = f"; {skipped:,} pairs longer than the model takes left out" if skipped else ""
     print(
-        f"{out}: {len(found.ids):,} candidates of {kinds:,} source tokens, from {len(text) - skipped:,} pairs{left_out}"
+        f"{out}: {len(built.ids):,} candidates of {kinds:,} source tokens, from {len(text) - skipped:,} pairs{left_out}"
     )
 
 

@@ -43,11 +43,11 @@ def export(
     try:
         with quiet_progress("export") as watch:
             if form.triton:
-                export_triton(checkpoint, out, settings, text=form.embed_tokenizer, told=lines.append, watch=watch)
+                export_triton(checkpoint, out, settings, text=form.embed_tokenizer, log=lines.append, watch=watch)
             elif one_file:
-                export_search(checkpoint, out, settings, text=form.embed_tokenizer, told=lines.append, watch=watch)
+                export_search(checkpoint, out, settings, text=form.embed_tokenizer, log=lines.append, watch=watch)
             else:
-                export_onnx(checkpoint, out, settings, told=lines.append, watch=watch)
+                export_onnx(checkpoint, out, settings, log=lines.append, watch=watch)
     finally:
         print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
     if one_file and not form.triton:
@@ -79,7 +79,7 @@ def web(
     from export.explain.inside import inside
     from export.web import write_site
 
-    write_site(models, out, settings, told=print, inside=inside if taps else None)
+    write_site(models, out, settings, log=print, inside=inside if taps else None)
     print(f"{_folder(out)}; see it: {context.find_root().info_name} serve --web {quote(str(out))}")
 
 
@@ -89,8 +89,8 @@ def _folder(out: Path) -> str:
     return f"{out}: {len(files)} files, {size / 1e6:.1f} MB"
 
 
-def _explain(wanted: bool) -> None:
-    if wanted:
+def _explain(value: bool) -> None:
+    if value:
         from export.validate import explain
 
         print(explain())

@@ -14,7 +14,7 @@ from rich.table import Table
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.checkpoint import CONFIG, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import SPEC, is_onnx_folder
+from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ def _checkpoint(path: Path) -> RenderableType:
     if opened.adapter is not None:
         facts |= _adapter(opened.folder)
         facts["it is kept"] = (
-            f"beside {len(opened.kept)} matrices of integers, and merged into the others as they are read"
+            f"beside {len(opened.adapted_integers)} matrices of integers, and merged into the others as they are read"
         )
     elif any((folder / ADAPTER).is_file() for folder in (path, path / "adapter")):
         facts |= _adapter(path)
@@ -109,17 +109,17 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
     for folder in {graphs, path}:
         verify_files(folder)
     facts = {"kind": "ONNX models", "folder": str(path), "digests": _digests(graphs)}
-    spec = path / SPEC
+    file = path / ONNX_CONFIG
     config = None
-    if spec.is_file():
-        values = read_json(spec)
+    if file.is_file():
+        values = read_json(file)
         if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
-            raise UserError(f"{spec}: damaged (no config in it); export the model again")
+            raise UserError(f"{file}: damaged (no config in it); export the model again")
         try:
             config = TransformerConfig.from_dict(values["config"])
         except UserError as error:
-            raise UserError(f"{spec}: {error}; export the model again") from error
-        facts |= _kept(values) | _left(values)
+            raise UserError(f"{file}: {error}; export the model again") from error
+        facts |= _adapter_facts(values) | _left(values)
         if (place := tokenizer_path(path)) is not None:
             tokenizer = Tokenizer.load(place)
             tokenizer.check_fits(config, str(path))
@@ -134,13 +134,13 @@ def _vocabularies(tokenizer: Tokenizer) -> dict[str, str]:
     return {"vocabularies": f"source {tokenizer.source.vocab_size:,} tokens, target {tokenizer.vocab_size:,}"}
 
 
-def _kept(values: dict[str, Any]) -> dict[str, str]:
+def _adapter_facts(values: dict[str, Any]) -> dict[str, str]:
     """Return the facts of the adapter that went into the graphs by itself."""
     try:
         adapter = values["adapter"]
-        said = f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}"
+        text = f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}"
         maps = f"{adapter['linear_maps']} linear maps, {adapter['beside_integers']} of them beside integers"
-        return {"adapter": f"{said}: {maps} in float32 and packed"}
+        return {"adapter": f"{text}: {maps} in float32 and packed"}
     except (LookupError, TypeError, ValueError):
         return {}
 

@@ -35,8 +35,8 @@ def generate(
     opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
     if json:
-        for given, text in zip(prompts, opened.complete(prompts, stop=stop or (), **options), strict=True):
-            print(to_json.dumps({"prompt": given, "text": text}, ensure_ascii=False), flush=True)
+        for beginning, text in zip(prompts, opened.complete(prompts, stop=stop or (), **options), strict=True):
+            print(to_json.dumps({"prompt": beginning, "text": text}, ensure_ascii=False), flush=True)
     elif len(prompts) == 1 and search.beam == 1:
         for piece in opened.stream(prompts[0], stop=stop or (), **options):
             print(piece, end="", flush=True)

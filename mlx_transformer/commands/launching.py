@@ -74,14 +74,14 @@ def _ring(processes: int, command: list[str]) -> int:
                 variables |= {"MLX_TRANSFORMER_DISTRIBUTED": "ring", "MLX_TRANSFORMER_LAUNCHER": str(os.getpid())}
                 variables |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
             # The first one speaks for all; what another says is shown if it fails.
-            said = None if rank == 0 else stack.enter_context((folder / f"{rank}.txt").open("wb"))
+            output = None if rank == 0 else stack.enter_context((folder / f"{rank}.txt").open("wb"))
             ranks.append(
                 subprocess.Popen(
                     _program(command),
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=None if rank == 0 else subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=output,
                     preexec_fn=_cores_of(rank, processes),
                 )
             )
@@ -95,8 +95,8 @@ def _ring(processes: int, command: list[str]) -> int:
             return 0
         status = ranks[failed].returncode
         if status < 0:
-            said = f"rank {failed} was ended by signal {-status}, so all ended; the last checkpoint is whole"
-            print(f"mlx-transformer: {said}: go on with --resume", file=sys.stderr)
+            output = f"rank {failed} was ended by signal {-status}, so all ended; the last checkpoint is whole"
+            print(f"mlx-transformer: {output}: go on with --resume", file=sys.stderr)
         elif status != ranks[0].returncode:
             text = (folder / f"{failed}.txt").read_text(encoding="utf-8", errors="replace")
             print(text.strip().split("\n")[-1], file=sys.stderr)
@@ -105,7 +105,7 @@ def _ring(processes: int, command: list[str]) -> int:
 
 def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
     """The process that failed first, if one did; then the others are given time, told to end, and at last killed."""
-    failed, deadline, told = None, 0.0, False
+    failed, deadline, terminated = None, 0.0, False
     while any(rank.poll() is None for rank in ranks):
         if failed is None:
             failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)
@@ -113,8 +113,8 @@ def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
         elif time.monotonic() > deadline:
             for rank in ranks:
                 if rank.poll() is None:
-                    rank.kill() if told else rank.terminate()
-            told, deadline = True, time.monotonic() + ONCE_TOLD
+                    rank.kill() if terminated else rank.terminate()
+            terminated, deadline = True, time.monotonic() + ONCE_TOLD
         time.sleep(POLL_SECONDS)
     return failed if failed is not None else next((i for i, rank in enumerate(ranks) if rank.returncode), None)
 
@@ -146,10 +146,10 @@ def _cores_of(rank: int, processes: int):
 def _port() -> socket.socket:
     """A socket on a free port, which is kept from everybody but MLX, whose ring shares it: a rank takes it only when
     it has imported all."""
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    kept.bind(("127.0.0.1", 0))
-    return kept
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", 0))
+    return listener
 
 
 def _by_program(backend: str, processes: int, command: list[str]) -> None:
@@ -166,8 +166,8 @@ def _by_program(backend: str, processes: int, command: list[str]) -> None:
 def _over_hosts(hostfile: Path, backend: str, command: list[str]) -> None:
     if not hostfile.is_file():
         raise UserError(f"{hostfile}: no such hostfile; see `mlx.distributed_config --help` for how one is made")
-    given = ["--hostfile", str(hostfile), "--backend", backend, *_env(backend)]
-    _become("mlx.launch", [*given, "--", *_program(command)])
+    options = ["--hostfile", str(hostfile), "--backend", backend, *_env(backend)]
+    _become("mlx.launch", [*options, "--", *_program(command)])
 
 
 def _env(backend: str) -> list[str]:
@@ -175,9 +175,9 @@ def _env(backend: str) -> list[str]:
 
 
 def _become(program: str, arguments: list[str]) -> None:
-    beside = Path(sys.executable).with_name(program)
-    found = str(beside) if beside.is_file() else shutil.which(program)
-    if found is None:
+    neighbour = Path(sys.executable).with_name(program)
+    executable = str(neighbour) if neighbour.is_file() else shutil.which(program)
+    if executable is None:
         source = "Open MPI (Debian: openmpi-bin)" if program == "mpirun" else "mlx"
         raise UserError(f"{program}: not found; install {source}")
-    os.execv(found, [program, *arguments])
+    os.execv(executable, [program, *arguments])

@@ -104,24 +104,24 @@ def compare(
     if settings.batch < 1:
         raise UserError(f"batch={settings.batch} must be at least 1")
     _check_out(out, json, [path for path in (source, reference, a, b) if path is not None])
-    first, second = _given(a, "a", settings), _given(b, "b", settings)
+    first, second = _opener_of(a, "a", settings), _opener_of(b, "b", settings)
     if settings.threads is not None and not any(runs_onnx(model) for model in (a, b)):
         raise UserError("--threads is for ONNX Runtime, and both are checkpoints: leave it out")
-    wanted = None
+    references = None
     if reference is None:
         lines = read_lines(source)
     else:
         pairs = read_parallel(source, reference)
-        lines, wanted = pairs.source, pairs.target
+        lines, references = pairs.source, pairs.target
     with quiet_progress("compare") as watch:
-        found = run(
-            first, second, lines, wanted, batch=settings.batch, overlong=settings.overlong, watch=watch, **options
+        comparison = run(
+            first, second, lines, references, batch=settings.batch, overlong=settings.overlong, watch=watch, **options
         )
-    write_text(out, page(found))
+    write_text(out, page(comparison))
     if json is not None:
-        write_text(json, to_json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
-    _print(found)
-    print(f"{out}: {len(found.sentences):,} of {found.lines:,} lines differ")
+        write_text(json, to_json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    _print(comparison)
+    print(f"{out}: {len(comparison.sentences):,} of {comparison.lines:,} lines differ")
 
 
 def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
@@ -142,14 +142,14 @@ def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
                     raise UserError(f"{path}: holds no {kind}: choose another name")
 
 
-def _given(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Callable[[], Served]]:
+def _opener_of(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Callable[[], Served]]:
     precision = getattr(settings, f"precision_{letter}")
     if precision is not None and (model.is_file() or not runs_onnx(model)):
         raise UserError(f"{model}: --precision-{letter} chooses one of an ONNX folder's precisions: leave it out")
     return opener(model, precision, settings.threads if runs_onnx(model) else None, settings.verify)
 
 
-def _print(found: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     from rich.table import Table
 
     from mlx_transformer.report.result import rows, sentence_of
@@ -158,10 +158,10 @@ def _print(found: Comparison) -> None:
     table.add_column("", overflow="fold")
     for head in ("A", "B", "B beside A"):
         table.add_column(head, overflow="fold", justify="left" if head == "B beside A" else "right")
-    for row in rows(found):
+    for row in rows(comparison):
         table.add_row(*row)
     console = Console()
-    console.print(sentence_of(found), markup=False)
+    console.print(sentence_of(comparison), markup=False)
     console.print(table)
 
 

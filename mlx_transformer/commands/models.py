@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_transformer.core.folders import SPEC, is_onnx_folder
+from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
 from mlx_transformer.system.lazy import check_export, naming_extra, needs
@@ -71,10 +71,10 @@ def _opened_by(
     if not path.exists():
         from mlx_transformer.families.hub import find_model
 
-        found = find_model(path)
-        if found.repository is not None and not is_onnx_folder(found.folder):
+        checkpoint = find_model(path)
+        if checkpoint.repository is not None and not is_onnx_folder(checkpoint.folder):
             return _checkpoint(path, verify)
-        path = found.folder
+        path = checkpoint.folder
     if runs_onnx(path):
         check_export()
     if path.is_file():
@@ -107,7 +107,7 @@ def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, st
         from mlx_transformer.system.machine import versions
 
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
-        return {"model": fingerprint(_found(model)), **runs, **versions()}
+        return {"model": fingerprint(_local(model)), **runs, **versions()}
 
     return facts
 
@@ -162,7 +162,7 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
     opened: Any = open_model(model, **options)
     packages = versions()
     facts = {"model": str(model), "parameters": f"{parameter_count(opened.config):,}"}
-    folder = _found(model)
+    folder = _local(model)
     if runs_onnx(folder):
         facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
         if model.is_file():
@@ -192,10 +192,10 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
 def runs_onnx(model: Path) -> bool:
     """Return whether ONNX Runtime runs a model where nothing else is asked for; `UserError` if it is none."""
-    model = _found(model)
+    model = _local(model)
     if model.is_file():
         return True
-    if not is_onnx_folder(model) or (model / SPEC).is_file():
+    if not is_onnx_folder(model) or (model / ONNX_CONFIG).is_file():
         return is_onnx_folder(model)
     from mlx_transformer.core.checkpoint import is_published  # which most folders that run are not asked
 
@@ -206,7 +206,7 @@ def runs_onnx(model: Path) -> bool:
     return not is_published(model)
 
 
-def _found(model: Path) -> Path:
+def _local(model: Path) -> Path:
     """The file or folder of that name, else that of the name on the Hub, fetched."""
     if model.exists():
         return model

@@ -122,8 +122,8 @@ def _clear(out: Path) -> None:
         raise UserError(f"{out}: is a file; --out needs a folder")
     marker = out / MARKER
     if out.exists() and any(out.iterdir()):
-        found = {path.name for path in out.iterdir()} - {MARKER}
-        foreign = sorted(found - set(MADE) if marker.exists() else found)
+        names = {path.name for path in out.iterdir()} - {MARKER}
+        foreign = sorted(names - set(MADE) if marker.exists() else names)
         if foreign:
             raise UserError(
                 f"{out}: holds {foreign[0]!r}, which quickstart did not make; choose another folder with --out"
@@ -178,10 +178,10 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
     phrases = Table(title="One held-out phrase of each kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("kind", "right", "source", "MLX", "ONNX Runtime", "reference"):
         phrases.add_column(column, overflow="fold", justify="right" if column == "right" else "left")
-    shown: set[str] = set()
+    printed: set[str] = set()
     for kind, *row in zip(text.kinds or [], text.source, mlx, onnx, text.target, strict=True):
-        if kind not in shown:
-            shown.add(kind)
+        if kind not in printed:
+            printed.add(kind)
             source, first, second, reference = row
             right = f"{summary['exact_match_by_kind'][kind]:.0f} %"
             same = "same" if second == first else second, "same" if reference == first else reference

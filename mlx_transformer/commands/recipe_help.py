@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.presets import PRESETS
-from mlx_transformer.system.fields import kinds_of, meanings_of
+from mlx_transformer.system.fields import field_docs, field_types
 
 HEAD = """\
 # Every key of a recipe and its default; one without is unset. Take the # away from those you change:
@@ -45,7 +45,7 @@ def recipe_help() -> str:
 
 def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
     """Describe a key of a table, from the field of a dataclass; nothing for one that is a table of its own."""
-    kind = kinds_of(of).get(name)
+    kind = field_types(of).get(name)
     if kind is not None:
         type_name = ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
     elif isinstance(default, Mapping):
@@ -58,7 +58,7 @@ def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
         return
     key = f"# {name} =" + ("" if default is None else " " + json.dumps(default))
     missing = " " * (len(key) - COLUMN + 1)  # of the first line's room, beside a long key
-    meaning = f"{meanings_of(of).get(name, '')}{more} ({type_name})"
+    meaning = f"{field_docs(of).get(name, '')}{more} ({type_name})"
     text = textwrap.wrap(meaning, WIDTH - COLUMN - 2, initial_indent=missing)
     for left, right in itertools.zip_longest([key], text, fillvalue=""):
         yield f"{left:{COLUMN - 1}} # {right.lstrip()}"

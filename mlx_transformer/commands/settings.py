@@ -23,7 +23,7 @@ import typer
 from export.settings import PrecisionName
 from mlx_transformer.generation.options import Options, Overlong
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
+from mlx_transformer.system.fields import FieldType, field_docs, field_types
 
 UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
@@ -114,10 +114,10 @@ class TranslatingSettings(RuntimeSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenOptions(Options):
+class TypedOptions(Options):
     """Options of a search, and which of them the command line gives: the others are as the model has them."""
 
-    given: frozenset[str] = frozenset()
+    typed_in: frozenset[str] = frozenset()
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,52 +127,52 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     theirs out of the values of all.
     """
     hints = get_type_hints(command, include_extras=True)
-    shown: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     made: dict[str, Callable[[dict[str, Any]], Any]] = {}
     for each in inspect.signature(command).parameters.values():
         hint, *marks = get_args(hints[each.name]) if get_origin(hints[each.name]) is Annotated else [hints[each.name]]
         maker = next((one for one in (hint, *marks) if hasattr(one, "options")), None)
         if maker is not None:
-            shown += maker.options()
+            parameters += maker.options()
             made[each.name] = maker.of
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             options = _options(hint, next((mark for mark in marks if isinstance(mark, Shown)), Shown()))
-            shown += [option for option, _ in options.values()]
+            parameters += [option for option, _ in options.values()]
             made[each.name] = partial(_object, hint, options)
         else:
-            shown.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
+            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
 
     asks = any(isinstance(make, partial) and make.args[0] is Options for make in made.values())
     if asks:
-        shown.append(inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+        parameters.append(inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @wraps(command)
     def typed(**values: Any) -> Any:
         context = values.pop(CONTEXT) if asks else None
-        given = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
+        typed_in = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
         objects = {name: make(values) for name, make in made.items()}
         for name, each in objects.items():
             if isinstance(each, Options):
-                objects[name] = GivenOptions(**vars(each), given=frozenset(given))
+                objects[name] = TypedOptions(**vars(each), typed_in=frozenset(typed_in))
         return command(**values, **objects)
 
     # typer reads both.
-    typed.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    typed.__annotations__ = {each.name: each.annotation for each in shown}
+    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    typed.__annotations__ = {each.name: each.annotation for each in parameters}
     return typed
 
 
 def chosen(search: Options, names: str) -> dict[str, Any]:
     """The options of these names that the command line gives, as arguments: others are as the model has them."""
-    given = search.given if isinstance(search, GivenOptions) else names.split()
-    return {name: getattr(search, name) for name in names.split() if name in given}
+    typed_in = search.typed_in if isinstance(search, TypedOptions) else names.split()
+    return {name: getattr(search, name) for name in names.split() if name in typed_in}
 
 
 def _split_help(meaning: str) -> tuple[str, str | None]:
     """A field's meaning, and what it says an option stands for that is not given."""
-    if (found := UNSET.search(meaning)) is None:
+    if (unset := UNSET.search(meaning)) is None:
         return meaning, None
-    return f"{meaning[: found.start()]}.", meaning[found.end() :].removesuffix(".")
+    return f"{meaning[: unset.start()]}.", meaning[unset.end() :].removesuffix(".")
 
 
 _Option = tuple[inspect.Parameter, Callable[[Any], Any]]
@@ -186,7 +186,7 @@ def _object(of: type, options: Mapping[str, _Option], values: dict[str, Any]) ->
 
 def _options(of: type, mark: Shown) -> dict[str, _Option]:
     """The options of a settings object, by its fields."""
-    hints, meanings = get_type_hints(of, include_extras=True), meanings_of(of)
+    hints, meanings = get_type_hints(of, include_extras=True), field_docs(of)
     chosen = mark.fields.split() or [field.name for field in dataclasses.fields(of)]
     return {
         field.name: _option(field, _bare(hints[field.name]), meanings[field.name], mark.panel)
@@ -201,10 +201,10 @@ def _option(field: dataclasses.Field, hint: Any, meaning: str, panel: str | None
     name, value_of = field.name, lambda value: value
     if get_origin(hint) is list:
         usual, unset, default = default, ", ".join(default) or None, None
-        hint, value_of = _list(hint) | None, lambda given: [*map(_plain, given)] if given else usual
+        hint, value_of = _list(hint) | None, lambda values: [*map(_plain, values)] if values else usual
     elif default is True:
         name, default, help = NOT + name, False, f"Do not {help[0].lower()}{help[1:]}"
-        value_of = lambda given: not given  # noqa: E731
+        value_of = lambda values: not values  # noqa: E731
     more: dict[str, Any] = {} if unset is None else {"show_default": unset}
     spelled = field.metadata.get("option", (f"--{name.replace('_', '-')}",))
     option = typer.Option(*spelled, help=_escaped(help), rich_help_panel=panel, **more)
@@ -245,7 +245,7 @@ class Key:
 
     table: str
     name: str
-    kind: Kind
+    kind: FieldType
     help: str
     unset: str | None
     """What it stands for where no recipe has it."""
@@ -299,10 +299,10 @@ class RecipeKeys:
         stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}
         keys = []
         for table, name, of in options.recipe_keys():
-            if (kind := kinds_of(of).get(name)) is None:
+            if (kind := field_types(of).get(name)) is None:
                 continue  # a table of its own
             default = stated.get(name, getattr(of, name, None))
-            help, unset = _split_help(meanings_of(of)[name])
+            help, unset = _split_help(field_docs(of)[name])
             if unset is None and default not in (None, "", False):
                 unset = f"{default:g}" if isinstance(default, float) else str(default).lower()
             keys.append(Key(table, name, kind, f"{SENTENCE_END.split(help)[0].removesuffix('.')}.", unset))

@@ -93,12 +93,12 @@ def evaluate(
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
     perplexity of a text; of an encoder alone what its vectors find, or how often its labels are right."""
-    if given := [name for name, value in vars(others).items() if value is not None]:
+    if unread := [name for name, value in vars(others).items() if value is not None]:
         if source is not None or reference is not None or out is not None:
-            raise UserError(f"--{given[0]} is for one stack alone: leave out --source, --reference and --out")
-        if len(given) > 1:
-            raise UserError(f"--{given[0]} and --{given[1]}: give one of them")
-        return _evaluate_alone(model, given[0], str(getattr(others, given[0])), runtime)
+            raise UserError(f"--{unread[0]} is for one stack alone: leave out --source, --reference and --out")
+        if len(unread) > 1:
+            raise UserError(f"--{unread[0]} and --{unread[1]}: give one of them")
+        return _evaluate_alone(model, unread[0], str(getattr(others, unread[0])), runtime)
     if source is None or reference is None:
         missing = "--source" if source is None else "--reference"
         raise UserError(f"Missing option '{missing}' (or '--text', '--pairs', '--similarity' or '--labelled')")
@@ -138,7 +138,7 @@ def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings
     from mlx_transformer.data.matches import read_matches
     from mlx_transformer.data.pair_files import PairFiles
     from mlx_transformer.generation.evaluate import labels, retrieval, similarity
-    from mlx_transformer.generation.lines import Told
+    from mlx_transformer.generation.lines import LineReport
     from mlx_transformer.system.progress import quiet_progress
 
     text: Any = {
@@ -150,13 +150,13 @@ def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings
     with quiet_progress("evaluate") as report:
         done = lambda share: report(share, "")  # noqa: E731
         if what == "text":
-            found = opened.perplexity(text.texts, done)
+            scores = opened.perplexity(text.texts, done)
         elif what == "labelled":
-            found = labels(opened, text, Told(1, long.append, done))
+            scores = labels(opened, text, LineReport(1, long.append, done))
         else:
-            found = {"pairs": retrieval, "similarity": similarity}[what](opened, text, done)
+            scores = {"pairs": retrieval, "similarity": similarity}[what](opened, text, done)
     cut = {"overlong": {"lines": len(long), "treated_by": "cut"}} if long else {}
-    print(json.dumps({"model": str(model), **cut, **found}, indent=2, ensure_ascii=False))
+    print(json.dumps({"model": str(model), **cut, **scores}, indent=2, ensure_ascii=False))
 
 
 def score(

@@ -63,8 +63,8 @@ def report(
     print(f"{out}: {', '.join(f'{log.name} ({log.steps:,} steps)' for log in logs)}")
 
 
-def _help_recipe(asked: bool) -> None:
-    if asked:
+def _help_recipe(value: bool) -> None:
+    if value:
         from .recipe_help import recipe_help
 
         print(recipe_help(), end="")
@@ -106,7 +106,7 @@ def train(
     """Train a translator on parallel text or the built-in corpus, or by --objective another model on other text."""
     if machine.device is not None:
         os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read when MLX is imported first
-    from mlx_transformer.system.mac import kept_awake
+    from mlx_transformer.system.mac import keep_awake
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.run_folder import check_folder
@@ -129,7 +129,7 @@ def train(
         with tempfile.TemporaryDirectory() as folder:
             print(Trainer(chosen, Path(folder), group=group).rehearse())
         return
-    with kept_awake() if machine.keep_awake else nullcontext():
+    with keep_awake() if machine.keep_awake else nullcontext():
         result = Trainer(chosen, out, resume, force=force, group=group).run()
     state = result.state
     if not group.leads:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.checkpoint import Checkpoint, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
-from mlx_transformer.generation.settings import beside_weights, read_settings
+from mlx_transformer.generation.settings import files_with_weights, read_settings
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
@@ -20,13 +20,13 @@ def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
     for other in others:
         if other.config != first.config:
             raise UserError(f"{other.folder}: its config differs from that of {first.folder}; no average makes sense")
-    found = {}
+    means = {}
     for name in first.names():
         total = first.tensor(name).astype(np.float64)
         for other in others:
             total += other.tensor(name)
-        found[name] = (total / len(checkpoints)).astype(np.float32)
-    return found
+        means[name] = (total / len(checkpoints)).astype(np.float32)
+    return means
 
 
 def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: bool = False) -> Path:
@@ -35,8 +35,8 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
     `UserError` if they differ in config or vocabulary, or if one of them would be replaced.
     """
     if len(folders) < 2:
-        given = f"{folders[0]}: is one checkpoint" if folders else "nothing to average"
-        raise UserError(f"{given}: give two or more of one run")
+        problem = f"{folders[0]}: is one checkpoint" if folders else "nothing to average"
+        raise UserError(f"{problem}: give two or more of one run")
     check_free(Path(out), "checkpoint", holds_checkpoint, force, *(resolve(folder) for folder in folders))
     opened = [open_checkpoint(folder) for folder in folders]
     texts = [checkpoint.tokenizer_json() for checkpoint in opened]
@@ -45,5 +45,5 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
             raise UserError(f"{checkpoint.folder}: its tokenizer.json differs from that of {opened[0].folder}")
     weights = averaged(opened)
     first = opened[0]
-    own = beside_weights(read_settings(first.folder, first.config), first.folder)
+    own = files_with_weights(read_settings(first.folder, first.config), first.folder)
     return save_checkpoint(out, first.config, weights, texts[0], **own)

@@ -24,7 +24,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.generation.settings import SETTINGS, beside_weights, read_settings
+from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
@@ -67,15 +67,15 @@ def merge_adapter(
     adapter leaves alone the very same; returns what that cost. `out` is new or empty, or with `force` another
     checkpoint that is replaced. `UserError` if the adapter is damaged or belongs to other weights.
     """
-    opened, found = _opened(base, adapter, out, force)
+    opened, delta = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
-    merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
-    own = beside_weights(read_settings(opened.folder, opened.config), opened.folder)
+    merged = {name: delta.merged(name, weight) for name, weight in opened.tensors()}
+    own = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)
     if not requantize:
         save_checkpoint(out, opened.config, merged, text, **own)
         return None
-    _check_quantised(replace(opened, adapter=found), "none can be rounded again: leave out --requantize")
-    stored, rounded = _rounded(opened, found, merged)
+    _check_quantised(replace(opened, adapter=delta), "none can be rounded again: leave out --requantize")
+    stored, rounded = _rounded(opened, delta, merged)
     save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization, **own)
     was = {name: opened.tensor(name) for name in rounded}
     exact = {name: merged[name] for name in rounded}
@@ -95,39 +95,40 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
 
     `out` and errors: as of `merge_adapter`; `UserError` too if nothing that the adapter changes is quantised.
     """
-    opened, found = _opened(base, adapter, out, force)
+    opened, change = _opened(base, adapter, out, force)
     opened.tokenizer_json()  # which says what is wrong with it
-    together = replace(opened, adapter=found)
+    together = replace(opened, adapter=change)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(Path(out), "checkpoint") as temporary:
-        named = beside_weights(read_settings(opened.folder, opened.config), opened.folder)["copies"]
+        named = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["copies"]
         for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES, *named):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
-        found.save(temporary)
+        change.save(temporary)
         write_card(temporary, opened.config, begin=carried(opened.folder), replaced=Path(out))
         write_manifest(temporary)
     sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
-    held = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)
-    return f"{found.config.kind} of rank {found.config.rank} beside {len(together.kept)} matrices of integers: {held}"
+    megabytes = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)
+    integers = len(together.adapted_integers)
+    return f"{change.config.kind} of rank {change.config.rank} beside {integers} matrices of integers: {megabytes}"
 
 
 def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool) -> tuple[Checkpoint, Adapter]:
     """Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be written."""
     opened = open_checkpoint(base).base
     check_free(Path(out), "checkpoint", holds_checkpoint, force, opened.folder, Path(adapter))
-    found = read_adapter(adapter)
-    if found.config.base != (digest := weights_digest(opened.folder)):
+    change = read_adapter(adapter)
+    if change.config.base != (digest := weights_digest(opened.folder)):
         raise UserError(
-            f"{adapter}: belongs to weights of SHA-256 {found.config.base[:12]}..., those of {opened.folder} have "
+            f"{adapter}: belongs to weights of SHA-256 {change.config.base[:12]}..., those of {opened.folder} have "
             f"{digest[:12]}...; give the checkpoint that it was trained from"
         )
-    found.check_fits(opened.config, str(adapter))
-    return opened, found
+    change.check_fits(opened.config, str(adapter))
+    return opened, change
 
 
 def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:
-    if not checkpoint.kept:
+    if not checkpoint.adapted_integers:
         raise UserError(f"{checkpoint.folder}: no matrix that the adapter changes is quantised; {advice}")
 
 

@@ -9,13 +9,13 @@ import mlx.core as mx
 from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
-from mlx_transformer.generation.settings import beside_weights
+from mlx_transformer.generation.settings import files_with_weights
 from mlx_transformer.nn import Transformer as Network
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 READ, ROUNDED = 0.3, 0.7
 """About the shares of the time after which a checkpoint is read, and is quantised."""
@@ -37,7 +37,7 @@ def quantize(model: Network, scheme: Scheme) -> None:
 
 
 def quantize_checkpoint(
-    folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False, watch: Watch = unwatched
+    folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False, watch: Progress = no_progress
 ) -> str:
     """Write a checkpoint's quantised copy, tokenizer included; returns what was done in words.
 
@@ -60,7 +60,7 @@ def quantize_checkpoint(
         watch(READ + (ROUNDED - READ) * done / len(quantization), path)
         mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
     watch(ROUNDED, "writing")
-    own = beside_weights(model.generation, checkpoint.folder)
+    own = files_with_weights(model.generation, checkpoint.folder)
     save_checkpoint(out, model.config, model.weights(), text, quantization=quantization, **own)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]

@@ -72,16 +72,16 @@ class AdapterConfig:
 
     def shapes(self, config: TransformerConfig) -> dict[str, Shape]:
         """Name and shape of every array. `UserError` if the model has no such linear map, or the rank is too large."""
-        maps, found = linear_maps(config), dict[str, Shape]()
+        maps, shapes = linear_maps(config), dict[str, Shape]()
         for path in self.targets:
             if path not in maps:
                 raise UserError(f"{path}: the model has no such linear map")
             rows, width = maps[path]
             if self.rank > min(rows, width):
                 raise UserError(f"{path} is {rows} x {width}: no change of it has a rank above {min(rows, width)}")
-            found |= {f"{path}.{A}": (self.rank, width), f"{path}.{B}": (rows, self.rank)}
-            found |= {f"{path}.{MAGNITUDE}": (rows,)} if self.kind == "dora" else {}
-        return found
+            shapes |= {f"{path}.{A}": (self.rank, width), f"{path}.{B}": (rows, self.rank)}
+            shapes |= {f"{path}.{MAGNITUDE}": (rows,)} if self.kind == "dora" else {}
+        return shapes
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class Adapter:
             expected = self.config.shapes(config)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        found = {name: tuple(array.shape) for name, array in self.arrays.items()}
-        if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
+        shapes = {name: tuple(array.shape) for name, array in self.arrays.items()}
+        if wrong := sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)):
             name = wrong[0]
-            raise UserError(f"{where}: {name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}")
+            raise UserError(f"{where}: {name} is {shapes.get(name, 'missing')}, expected {expected.get(name, 'none')}")
 
     def json(self) -> str:
         """The text of adapter.json."""
@@ -195,7 +195,7 @@ def read_adapter(folder: str | Path) -> Adapter:
     return _read(places[0])
 
 
-def read_beside(folder: Path, weights: Callable[[], str]) -> Adapter | None:
+def attached_adapter(folder: Path, weights: Callable[[], str]) -> Adapter | None:
     """The adapter that a checkpoint's folder keeps beside its weights, whose SHA-256 `weights` gives; None if there is
     none, or it is one of a run's checkpoints, whose weights have it in them.
 

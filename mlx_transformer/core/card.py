@@ -77,7 +77,7 @@ class Form(NamedTuple):
 CHECKPOINT = Form("mlx-transformer", ("mlx", "transformer"))
 
 
-def given(**values: object) -> str:
+def begin_card(**values: object) -> str:
     """Return the begin of a card: keys of front matter, which `write_card` completes; keys of None are left out."""
     return front_matter({key: yaml_of(key, value) for key, value in values.items() if value is not None})
 
@@ -86,8 +86,8 @@ def carried(folder: Path, results: bool = False) -> str:
     """Return the begin of the card of a model that is made of the one in `folder`: what that one's card says of
     license, languages and origin, and with `results` its scores, if the weights are the same."""
     keys = keys_of(_text(folder / CARD)) if (folder / CARD).is_file() else {}
-    wanted = (*ABOUT, RESULTS) if results else ABOUT
-    return front_matter({key: lines for key, lines in keys.items() if key in wanted})
+    names = (*ABOUT, RESULTS) if results else ABOUT
+    return front_matter({key: lines for key, lines in keys.items() if key in names})
 
 
 def write_card(
@@ -174,10 +174,10 @@ def _use(folder: Path, kind: Kind) -> str:
 
 def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
     layers = [f"{count} {name}" for name, count in (("encoder", c.encoder_layers), ("decoder", c.decoder_layers))]
-    shown = {"encoder-decoder": layers, "encoder": layers[:1], "decoder": layers[1:]}[c.architecture]
+    counts = {"encoder-decoder": layers, "encoder": layers[:1], "decoder": layers[1:]}[c.architecture]
     rows = {
         "parameters": f"{parameter_count(c):,}",
-        "layers": ", ".join(shown),
+        "layers": ", ".join(counts),
         "width, heads": f"{c.d_model}, {c.heads}",
         "vocabulary": f"{c.vocab_size:,}",
         "positions": f"{c.max_positions:,}",
@@ -185,8 +185,8 @@ def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
     for path in sorted(folder.rglob("*")):
         if path.suffix in WEIGHTS and path.is_file():
             size = path.stat().st_size
-            shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
-            rows[f"`{path.relative_to(folder).as_posix()}`"] = shown
+            counts = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+            rows[f"`{path.relative_to(folder).as_posix()}`"] = counts
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 

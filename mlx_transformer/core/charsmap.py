@@ -86,7 +86,7 @@ def replacements(table: bytes) -> dict[str, str]:
     children: dict[int, list[int]] = {}
     for place in np.flatnonzero(label < 256):
         children.setdefault(int(place) ^ int(label[place]), []).append(int(place))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     waiting, visits = [(0, b"")], 0
     while waiting and visits < MOST_NODES:
         place, key = waiting.pop()
@@ -96,7 +96,7 @@ def replacements(table: bytes) -> dict[str, str]:
         if units[place] & 0x100:
             start = int(units[base] & 0x7FFFFFFF)
             end = ends.find(b"\0", start)
-            found[key.decode("utf-8", "replace")] = ends[start : end if end >= 0 else None].decode("utf-8", "replace")
+            texts[key.decode("utf-8", "replace")] = ends[start : end if end >= 0 else None].decode("utf-8", "replace")
         # A child without a letter is NUL's only where it isn't the value.
         waiting += [(child, key + bytes([child ^ base])) for child in children.get(base, ()) if child != base]
-    return found
+    return texts

@@ -26,7 +26,7 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest, sha25
 from mlx_transformer.system.stored import Stored
 from mlx_transformer.system.tensors import open_tensors, stored_tensors, write_tensors
 
-from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
+from .adapter import ADAPTER, ARRAYS, Adapter, attached_adapter
 from .card import write_card
 from .config import TransformerConfig, parse_object
 from .parameters import check_parameters, parameter_shapes, quantizable_shapes
@@ -63,7 +63,7 @@ class Checkpoint:
         return replace(self, adapter=None)
 
     @property
-    def kept(self) -> list[str]:
+    def adapted_integers(self) -> list[str]:
         """The matrices that the adapter changes and that are integers: both stay as they are, side by side."""
         return [name for name in self.quantization if self.adapter is not None and self.adapter.delta(name)]
 
@@ -152,7 +152,7 @@ def save_checkpoint(
 
     `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
     words, scales and biases). `texts` and `tensors` are further files by name (the trainer's state), `copies` files
-    that are copied as they are. The text of README.md, if there is one, begins the model card (`card.given`). An
+    that are copied as they are. The text of README.md, if there is one, begins the model card (`card.begin_card`). An
     existing checkpoint of that name is replaced only after the new one is complete on disk.
     Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
     untouched.
@@ -182,10 +182,10 @@ def holds_checkpoint(folder: Path) -> bool:
         return False
     if (folder / MANIFEST).is_file():
         return True
-    return (folder / WEIGHTS).is_file() and not holds_theirs(folder)
+    return (folder / WEIGHTS).is_file() and not is_huggingface_folder(folder)
 
 
-def holds_theirs(folder: Path) -> bool:
+def is_huggingface_folder(folder: Path) -> bool:
     """Whether a folder is a Hugging Face model, with its weights in the form in which they are written here."""
     return is_published(folder) and (folder / WEIGHTS).is_file()
 
@@ -214,8 +214,12 @@ def weights_digest(folder: Path) -> str:
 
 def digests(checkpoint: Checkpoint) -> dict[str, str]:
     """{file: SHA-256} of what says which numbers the checkpoint has."""
-    found = {WEIGHTS: weights_digest(checkpoint.folder)}
-    return found if checkpoint.adapter is None else {**found, ARRAYS: sha256(checkpoint.folder / ARRAYS)}
+    digests_by_file = {WEIGHTS: weights_digest(checkpoint.folder)}
+    return (
+        digests_by_file
+        if checkpoint.adapter is None
+        else {**digests_by_file, ARRAYS: sha256(checkpoint.folder / ARRAYS)}
+    )
 
 
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
@@ -224,7 +228,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     `verify` compares each file's SHA-256 with the manifest. Raises `UserError` naming the file and what is wrong.
     """
     folder = resolve(folder)
-    if holds_theirs(folder):
+    if is_huggingface_folder(folder):
         raise UserError(_import_first(folder))
     if verify:
         verify_files(folder, listed=(CONFIG, WEIGHTS))
@@ -241,7 +245,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
         if kind not in allowed:
             allowed_types = ", ".join(sorted(allowed))
             raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights are of a type in {allowed_types}")
-    adapter = read_beside(folder, lambda: weights_digest(folder))
+    adapter = attached_adapter(folder, lambda: weights_digest(folder))
     if adapter is not None:
         adapter.check_fits(config, str(folder / ARRAYS))
     return Checkpoint(folder, config, quantization, adapter)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields, kinds_of, unknown_keys
+from mlx_transformer.system.fields import Bounds, check_fields, field_types, unknown_keys
 from mlx_transformer.system.files import parse_json
 
 from .heads import VOCABULARY, Head
@@ -246,36 +246,36 @@ class TransformerConfig:
 
     def _keep_pattern(self) -> list[str]:
         """Keep the shortest pattern of what makes a difference; returns what is wrong with it."""
-        given = self.layer_pattern
-        if not isinstance(given, list | tuple) or not all(isinstance(layer, Mapping) for layer in given):
-            return [f"layer_pattern={given!r:.60} must be a list of tables of fields"]
-        if unknown := [name for layer in given for name in layer if name not in OF_A_LAYER]:
+        pattern = self.layer_pattern
+        if not isinstance(pattern, list | tuple) or not all(isinstance(layer, Mapping) for layer in pattern):
+            return [f"layer_pattern={pattern!r:.60} must be a list of tables of fields"]
+        if unknown := [name for layer in pattern for name in layer if name not in OF_A_LAYER]:
             return [f"layer_pattern: {unknown[0]!r} is not one of {', '.join(OF_A_LAYER)}"]
-        own = [Table({n: x for n, x in layer.items() if x != getattr(self, n)}) for layer in given]
+        own = [Table({n: x for n, x in layer.items() if x != getattr(self, n)}) for layer in pattern]
         if own and isinstance(self.encoder_layers, int) and 0 < self.encoder_layers <= MOST_LAYERS:
             each = [own[i % len(own)] for i in range(self.encoder_layers)]
             periods = (n for n in range(1, len(each) + 1) if all(x == each[i % n] for i, x in enumerate(each)))
             own = each[: next(periods)]
         object.__setattr__(self, "layer_pattern", tuple(own) if any(own) else ())
-        kinds = kinds_of(TransformerConfig)
+        kinds = field_types(TransformerConfig)
         wrong = [(name, x) for layer in own for name, x in layer.items() if not kinds[name].accepts(x)]
-        return [f"layer_pattern: {name}={x!r:.60} {kinds[name].wanted}" for name, x in wrong]
+        return [f"layer_pattern: {name}={x!r:.60} {kinds[name].expectation}" for name, x in wrong]
 
     def _keep_decoder(self) -> list[str]:
         """Keep of the decoder's table what makes a difference; returns what is wrong with it."""
-        given = self.decoder
-        if not isinstance(given, Mapping):
-            return [f"decoder={given!r:.60} must be a table of fields"]
-        if unknown := [name for name in given if name not in OF_A_STACK]:
+        table = self.decoder
+        if not isinstance(table, Mapping):
+            return [f"decoder={table!r:.60} must be a table of fields"]
+        if unknown := [name for name in table if name not in OF_A_STACK]:
             return [f"decoder: {unknown[0]!r} is not one of {', '.join(OF_A_STACK)}"]
-        if given and self.architecture != "encoder-decoder":
+        if table and self.architecture != "encoder-decoder":
             return [f"decoder: an architecture of {self.architecture!r} alone has one stack"]
         object.__setattr__(self, "decoder", SAME)
-        if not given:
+        if not table:
             return []
         try:
-            stack, own = _with_own(self, given), dict(given)
-            for name in given:
+            stack, own = _with_own(self, table), dict(table)
+            for name in table:
                 without = {other: value for other, value in own.items() if other != name}
                 own = without if _with_own(self, without) == stack else own
         except UserError as error:
@@ -325,9 +325,9 @@ class TransformerConfig:
         """Every field; of `YOUNGER` those that are not at their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        kept = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+        written = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
         tables = {"decoder": dict, "head": Head.to_dict, "layer_pattern": lambda pattern: list(map(dict, pattern))}
-        return {name: tables[name](value) if name in tables else value for name, value in kept.items()}
+        return {name: tables[name](value) if name in tables else value for name, value in written.items()}
 
     def summary(self) -> dict[str, str]:
         """In words for a table: the sizes, and what else isn't as it is by default."""

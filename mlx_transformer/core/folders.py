@@ -9,7 +9,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
 from mlx_transformer.system.manifest import CARD, sha256
 
-SPEC = "mlx_transformer.json"
+ONNX_CONFIG = "mlx_transformer.json"
 """Our config inside an ONNX folder."""
 
 

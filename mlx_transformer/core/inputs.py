@@ -77,19 +77,19 @@ class Sources:
         self.lengths = np.array([len(row) for row in self._first], np.int64)
 
     @classmethod
-    def of(cls, config: TransformerConfig, what: str = "source", **given: Any) -> Sources:
+    def of(cls, config: TransformerConfig, what: str = "source", **arrays: Any) -> Sources:
         """Check what a caller gives, by argument: ids=rows, or inputs_embeds=rows in their place.
 
         `UserError` names the row and the position of what doesn't fit the model. what: the ids' name in its messages.
         """
-        found = {name: entry for name, entry in INPUTS.items() if given.get(entry.argument) is not None}
-        if SOURCE_IDS.name in found and VECTORS.name in found:
+        entries = {name: entry for name, entry in INPUTS.items() if arrays.get(entry.argument) is not None}
+        if SOURCE_IDS.name in entries and VECTORS.name in entries:
             raise UserError("ids and inputs_embeds: give one of them; the vectors stand in place of the ids")
-        if VECTORS.name in found and not config.has_encoder:
+        if VECTORS.name in entries and not config.has_encoder:
             raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
-        if not found.keys() & {SOURCE_IDS.name, VECTORS.name}:
+        if not entries.keys() & {SOURCE_IDS.name, VECTORS.name}:
             raise UserError(f"{what}: expected a list of lists of ids, or vectors in their place as inputs_embeds")
-        rows = {name: entry.check(given[entry.argument], config, what) for name, entry in found.items()}
+        rows = {name: entry.check(arrays[entry.argument], config, what) for name, entry in entries.items()}
         lengths = [len(row) for row in next(iter(rows.values()))]
         for entry in companions(config):
             own = rows.setdefault(entry.name, [np.zeros(length, np.int64) for length in lengths])

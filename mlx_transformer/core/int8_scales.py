@@ -79,26 +79,26 @@ class Int8Scales:
     @property
     def float32(self) -> list[str]:
         """The layers that stay float32, in the order of the network; single matrices where not all of a layer do."""
-        found = []
+        matrices = []
         for layer, names in layers_of(self.products).items():
-            kept = [name for name in names if self.of(name).float32]
-            found += [layer] if kept == names else [name.removesuffix(".weight") for name in kept]
-        return found
+            whole = [name for name in names if self.of(name).float32]
+            matrices += [layer] if whole == names else [name.removesuffix(".weight") for name in whole]
+        return matrices
 
     def leaving(self, layers: Iterable[str], config: TransformerConfig) -> Int8Scales:
         """Return the same but for these layers, or parts of them, which stay float32: encoder.layers.0 is all of a
         layer, encoder.layers.0.feed_forward.down_proj one matrix. `UserError` for one that the model hasn't."""
-        matrices, kept = quantizable_shapes(config), set[str]()
+        matrices, unquantised = quantizable_shapes(config), set[str]()
         for layer in layers:
             names = [name for name in matrices if f"{name}.".startswith(f"{layer}.")]
             if config.architecture != "encoder":
                 raise UserError(f"float32 layer {layer!r}: only an encoder alone has layers that int8 leaves so")
             if not names:
                 raise UserError(f"float32 layer {layer!r}: the model has {', '.join(layers_of(matrices))}")
-            kept |= {*names}
-        if not kept:
+            unquantised |= {*names}
+        if not unquantised:
             return self
-        return Int8Scales({name: FLOAT32 if name in kept else self.of(name) for name in matrices}, self.origin)
+        return Int8Scales({name: FLOAT32 if name in unquantised else self.of(name) for name in matrices}, self.origin)
 
     def json(self) -> str:
         """Write the text of the file."""
@@ -109,8 +109,8 @@ class Int8Scales:
     def parse(cls, values: Any, config: TransformerConfig, where: str) -> Int8Scales:
         """Read what `json` writes, for a model of this config. `UserError` lists all that is wrong with it."""
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            found = values.get("format") if isinstance(values, dict) else type(values).__name__
-            raise UserError(f"{where}: format {found!r} is not known to this version (it reads format {FORMAT})")
+            form = values.get("format") if isinstance(values, dict) else type(values).__name__
+            raise UserError(f"{where}: format {form!r} is not known to this version (it reads format {FORMAT})")
         problems = [f"unknown key {key!r}" for key in values if key not in ("format", "origin", "products")]
         origin, products = values.get("origin", {}), values.get("products")
         if not isinstance(origin, dict) or not all(isinstance(value, str | int | float) for value in origin.values()):
@@ -139,11 +139,11 @@ def multiplied_names(config: TransformerConfig) -> set[str]:
 
 def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the layers of an encoder, and the matrices of each."""
-    found: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")
-        found.setdefault(".".join(parts[:4] if parts[0] == "encoder" else parts[:1]), []).append(name)
-    return found
+        layers.setdefault(".".join(parts[:4] if parts[0] == "encoder" else parts[:1]), []).append(name)
+    return layers
 
 
 def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterator[str]:

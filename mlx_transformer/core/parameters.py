@@ -83,19 +83,19 @@ def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
 
 
 def check_parameters(
-    config: TransformerConfig, found: Mapping[str, Shape], where: str, quantization: Quantization | None = None
+    config: TransformerConfig, shapes: Mapping[str, Shape], where: str, quantization: Quantization | None = None
 ) -> None:
-    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter of `found` against the table.
+    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter of `shapes` against the table.
 
     With `quantization` the tensors stored of its matrices (`stored_shapes`) are expected in their place.
     """
     expected = stored_shapes(parameter_shapes(config), quantization or {})
-    problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in found]
-    problems += [f"unknown {name} {tuple(shape)}" for name, shape in found.items() if name not in expected]
+    problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in shapes]
+    problems += [f"unknown {name} {tuple(shape)}" for name, shape in shapes.items() if name not in expected]
     problems += [
-        f"{name} is {tuple(found[name])}, expected {shape}"
+        f"{name} is {tuple(shapes[name])}, expected {shape}"
         for name, shape in expected.items()
-        if name in found and tuple(found[name]) != shape
+        if name in shapes and tuple(shapes[name]) != shape
     ]
     if problems:
         raise UserError(f"{where}: parameters don't fit the config: {first_of(problems)}")

@@ -59,15 +59,15 @@ def tensors_of(name: str) -> tuple[str, str, str]:
 
 def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> dict[str, Shape]:
     """A parameter table, its quantised matrices replaced by what is stored of them."""
-    found: dict[str, Shape] = {}
+    stored: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if name in quantization:
             (rows, width), scheme = shape, quantization[name]
             groups = (rows, width // scheme.group_size)
-            found |= zip(tensors_of(name), ((rows, width * scheme.bits // 32), groups, groups), strict=True)
+            stored |= zip(tensors_of(name), ((rows, width * scheme.bits // 32), groups, groups), strict=True)
         else:
-            found[name] = shape
-    return found
+            stored[name] = shape
+    return stored
 
 
 def to_config(quantization: Quantization) -> dict[str, Any]:
@@ -88,25 +88,25 @@ def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]
     layers = {f"{path}.weight": value for path, value in values.items() if path not in ("group_size", "bits", "mode")}
     default = _scheme(values)
     problems = [f"unknown layer {name.removesuffix('.weight')!r}" for name in layers if name not in matrices]
-    found: dict[str, Scheme] = {}
+    schemes: dict[str, Scheme] = {}
     stored = set(names)
     for name, shape in matrices.items():
-        wanted = layers.get(name, default)
+        expected = layers.get(name, default)
         if tensors_of(name)[1] not in stored:
             continue
-        if wanted is False:
+        if expected is False:
             problems.append(f"{name} has scales, but is said not to be quantised")
             continue
-        scheme = default if wanted is True else wanted if isinstance(wanted, Scheme) else _scheme(wanted)
+        scheme = default if expected is True else expected if isinstance(expected, Scheme) else _scheme(expected)
         if scheme.divides(shape):
-            found[name] = scheme
+            schemes[name] = scheme
         else:
             problems.append(f"{name} of width {shape[1]} has no groups of {scheme.group_size}")
-    if not found and not problems:
+    if not schemes and not problems:
         problems.append("no matrix has scales")
     if problems:
         raise UserError(f"{KEY}: {'; '.join(problems[:8])}")
-    return found
+    return schemes
 
 
 def described(quantization: Quantization, matrices: Mapping[str, Shape]) -> str:

@@ -14,11 +14,11 @@ RELATIVE = ("relative", "relative_layers")
 
 def relations(c: Any) -> list[str]:
     """Everything that is wrong with a `TransformerConfig` whose fields are sound."""
-    found: list[str] = []
+    problems: list[str] = []
 
     def check(holds: bool, message: str) -> None:
         if not holds:
-            found.append(message)
+            problems.append(message)
 
     check(c.heads % c.key_value_heads == 0, f"heads={c.heads} is not a multiple of key_value_heads={c.key_value_heads}")
     for id_name in ("pad_id", "bos_id", "eos_id"):
@@ -90,4 +90,4 @@ def relations(c: Any) -> list[str]:
             not c.one_embedding,
             f"tie_embeddings={c.tie_embeddings!r}: a decoder has no source embedding (use 'target-output' or 'none')",
         )
-    return found
+    return problems

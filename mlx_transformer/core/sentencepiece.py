@@ -75,7 +75,7 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
                 trainer |= dict(_fields(_bytes(value)))
             elif field == 3:
                 normalizer |= dict(_fields(_bytes(value)))
-        found = SentencePiece(
+        model = SentencePiece(
             pieces=tuple(pieces),
             model_type=_int(trainer.get(3, UNIGRAM)),
             byte_fallback=bool(_int(trainer.get(35, 0))),
@@ -88,12 +88,12 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
         suffix, escaped = _int(trainer.get(24, 0)), _int(normalizer.get(5, 1))
     except (ValueError, struct.error, IndexError, TypeError) as error:
         raise UserError(f"{origin}: damaged, or no SentencePiece model ({error}); restore it from a copy") from None
-    problems = _unreadable(found)
+    problems = _unreadable(model)
     problems += ["it puts the space behind each word (treat_whitespace_as_suffix)"] if suffix else []
     problems += ["it leaves spaces as they are (escape_whitespaces is off)"] if not escaped else []
     if problems:
         raise UserError(f"{origin}: a SentencePiece model that can't be read: {'; '.join(problems)}")
-    return found
+    return model
 
 
 def sentencepiece_bytes(model: SentencePiece) -> bytes:

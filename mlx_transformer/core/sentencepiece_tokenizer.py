@@ -200,10 +200,10 @@ class ExactText:
         if self._published is not None:
             raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
         normalized = [self._normalized(text) for text in texts]
-        found = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
+        located_texts = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
         return [
             each if after == before else Located(each.ids, self._places(before, each.places))
-            for before, after, each in zip(texts, normalized, found, strict=True)
+            for before, after, each in zip(texts, normalized, located_texts, strict=True)
         ]
 
     def _places(self, text: str, places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:

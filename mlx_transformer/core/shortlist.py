@@ -52,10 +52,10 @@ class Shortlist:
         for id in {*source}:
             if id < len(begins) - 1:  # padding has no list
                 chosen[self.ids[int(begins[id]) : int(begins[id + 1])]] = True
-        found = np.flatnonzero(chosen)
-        if (missing := -len(found) % MULTIPLE) == 0:
-            return found
-        near = chosen[self.first : len(found) + missing]  # where so many free ones are, if anywhere
+        ids = np.flatnonzero(chosen)
+        if (missing := -len(ids) % MULTIPLE) == 0:
+            return ids
+        near = chosen[self.first : len(ids) + missing]  # where so many free ones are, if anywhere
         chosen[self.first + np.flatnonzero(~near)[:missing]] = True
         return np.flatnonzero(chosen)
 

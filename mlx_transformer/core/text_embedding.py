@@ -150,10 +150,10 @@ class TextEmbedding:
 
     def check_fits(self, d_model: int, where: str) -> None:
         """Raise `UserError`, which begins with `where`, unless its matrices are those that it needs."""
-        shapes, found = self.shapes(d_model), {name: array.shape for name, array in self.weights.items()}
-        wrong = [f"{name} is {found.get(name, 'missing')}, expected {shape}" for name, shape in shapes.items()]
-        wrong = [text for text, name in zip(wrong, shapes, strict=True) if found.get(name) != shapes[name]]
-        wrong += [f"unknown {name} {shape}" for name, shape in found.items() if name not in shapes]
+        shapes, stored = self.shapes(d_model), {name: array.shape for name, array in self.weights.items()}
+        wrong = [f"{name} is {stored.get(name, 'missing')}, expected {shape}" for name, shape in shapes.items()]
+        wrong = [text for text, name in zip(wrong, shapes, strict=True) if stored.get(name) != shapes[name]]
+        wrong += [f"unknown {name} {shape}" for name, shape in stored.items() if name not in shapes]
         if wrong:
             raise UserError(f"{where}: {first_of(wrong)}")
 
@@ -177,8 +177,10 @@ class TextEmbedding:
         unit vector again one of unit length.
         """
         places = [np.flatnonzero(row) for row in np.asarray(mask)]
-        kept = [row if self.prompt_counts else row[skipped:] for row in places]
-        return self.shortened([self._vector(each, row) for each, row in zip(memory, kept, strict=True)], dimensions)
+        pooled_places = [row if self.prompt_counts else row[skipped:] for row in places]
+        return self.shortened(
+            [self._vector(each, row) for each, row in zip(memory, pooled_places, strict=True)], dimensions
+        )
 
     def shortened(self, vectors: Sequence[NDArray], dimensions: int | None) -> NDArray[np.float32]:
         """Return the first numbers of vectors (B, W) of any length, of unit length where vectors are."""
@@ -190,8 +192,8 @@ class TextEmbedding:
 
     def token_vectors(self, memory: NDArray) -> NDArray[np.float32]:
         """Return the vectors (L - 1, `multi`) of all tokens but the first of a text's rows (L, D), of unit length."""
-        found = self._of_tokens("multi", memory[1:])
-        return (found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), SMALLEST_NORM)).astype(np.float32)
+        vectors = self._of_tokens("multi", memory[1:])
+        return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), SMALLEST_NORM)).astype(np.float32)
 
     def _of_tokens(self, head: str, rows: NDArray) -> NDArray[np.float64]:
         weight, bias = (self.weights[f"{head}.{name}"].astype(np.float64) for name in ("weight", "bias"))
@@ -217,8 +219,8 @@ class TextEmbedding:
         values |= {"pooling": list(self.pooling), "dense": [dataclasses.asdict(layer) for layer in self.dense]}
         usual = dict(max_length=None, dense=[], prompts={}, default_prompt=None, similarity=None)
         usual |= dict(lower_case=False, prompt_counts=True, sparse=False, multi=None)
-        told = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
-        return json.dumps({"format": FORMAT, **told}, indent=2, ensure_ascii=False) + "\n"
+        written = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        return json.dumps({"format": FORMAT, **written}, indent=2, ensure_ascii=False) + "\n"
 
     def texts(self) -> dict[str, str]:
         """{name: contents} of its file."""
@@ -243,8 +245,8 @@ def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
 def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, NDArray]] = dict) -> TextEmbedding:
     """Make it of what the file says. `UserError` for what is no such thing; weights: called if it needs some."""
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        found = values.get("format") if isinstance(values, dict) else type(values).__name__
-        raise UserError(f"{path}: format {found!r} is not known to this version (it reads format {FORMAT})")
+        form = values.get("format") if isinstance(values, dict) else type(values).__name__
+        raise UserError(f"{path}: format {form!r} is not known to this version (it reads format {FORMAT})")
     fields = {name: value for name, value in values.items() if name != "format"}
     problems = unknown_keys(fields, TextEmbedding) + ["weights are in a file of their own"] * ("weights" in fields)
     layers = fields.get("dense", [])
@@ -255,9 +257,9 @@ def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, 
     if problems:
         raise UserError(f"{path}: {'; '.join(problems)}")
     needed = layers or fields.get("sparse") or fields.get("multi")
-    given = {**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights() if needed else {}}
+    arguments = {**fields, "dense": [Dense(**layer) for layer in layers], "weights": weights() if needed else {}}
     try:
-        return TextEmbedding(**given)
+        return TextEmbedding(**arguments)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
@@ -268,7 +270,7 @@ def _weights(folder: Path) -> Mapping[str, NDArray]:
     return read_tensors(folder / DENSE)
 
 
-def kept_files(folder: Path) -> Iterator[tuple[str, Path]]:
+def embedding_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """(name, path) of those of its files that a folder has, for who copies them as they are."""
     return ((name, folder / name) for name in (EMBEDDING, DENSE) if (folder / name).is_file())
 

@@ -47,17 +47,17 @@ class Located(NamedTuple):
         size = most - len(head) - len(tail)
         if size < 1:
             raise UserError(f"max_length={most}: {len(head) + len(tail)} tokens stand around a text: give more")
-        found = []
+        windows = []
         for start in _starts(len(text), size):
             part = text[start : start + size]
             ids = [*head, *part, *tail]
-            found.append(Window(Pair(ids, [0] * len(ids)), before, start, len(part)))
-        return found
+            windows.append(Window(Pair(ids, [0] * len(ids)), before, start, len(part)))
+        return windows
 
     def alone(self) -> Located:
         """The same without what stands around the text."""
-        kept = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
-        return Located([id for id, _ in kept], [place for _, place in kept])
+        pairs = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
+        return Located([id for id, _ in pairs], [place for _, place in pairs])
 
 
 class Window(NamedTuple):

@@ -101,7 +101,7 @@ class Tokenizer:
         self._mask = roles.get("mask")
         self._published = of_pieces or bool(roles)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
-            _told_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
+            _listed_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
         )
         _check(self._backend, self.eos_id, origin)
         self._exact = ExactText(self._specification) if of_pieces else None
@@ -202,10 +202,10 @@ class Tokenizer:
 
     def encode_places(self, texts: Sequence[str]) -> list[Located]:
         """`encode_batch`, and for each token the characters of the text that it stands for."""
-        given = list(unicode_texts(texts))
+        plain = list(unicode_texts(texts))
         if self._exact is not None:
-            return self._exact.located(given)
-        return [Located.of(encoding) for encoding in self._backend.encode_batch(given)]
+            return self._exact.located(plain)
+        return [Located.of(encoding) for encoding in self._backend.encode_batch(plain)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
         """Two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError for a
@@ -345,19 +345,19 @@ def _patterns(node: Any) -> Iterator[str]:
 
 def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) -> tuple[int, ...]:
     """The ids of pad, bos, eos and unk: the first four, but for vocabularies of published models."""
-    found = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
+    ids = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
     if published:
-        found["<s>"] = found["<pad>"] if found["<s>"] is None else found["<s>"]
-        if missing := [token for token, id in found.items() if id is None]:
+        ids["<s>"] = ids["<pad>"] if ids["<s>"] is None else ids["<s>"]
+        if missing := [token for token, id in ids.items() if id is None]:
             raise UserError(f"{origin}: has no {' and no '.join(missing)}; import the model again")
-        return tuple(id for id in found.values() if id is not None)
+        return tuple(id for id in ids.values() if id is not None)
     for id, token in enumerate(SPECIAL_TOKENS):
-        if found[token] != id:
-            raise UserError(f"{origin}: {token} has id {found[token]}, expected {id}; train a tokenizer anew")
+        if ids[token] != id:
+            raise UserError(f"{origin}: {token} has id {ids[token]}, expected {id}; train a tokenizer anew")
     return PAD, BOS, EOS, UNK
 
 
-def _told_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
+def _listed_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
     """The same of a file that names them by their ids; eos and unk where they aren't called </s> and <unk>."""
     end = roles.get("eos", backend.token_to_id("</s>"))
     unknown = roles.get("unk", backend.token_to_id("<unk>"))

@@ -41,15 +41,15 @@ def train_unigram(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     if not texts:
         raise UserError("vocabulary: there is no text to learn it from")
     backend.train_from_iterator(texts, trainer)
-    found = json.loads(backend.to_str())["model"]["vocab"][len(SPECIAL) :]
-    pieces = sorted(_settled(found), key=lambda piece: (-piece.score, piece.text))
+    vocabulary = json.loads(backend.to_str())["model"]["vocab"][len(SPECIAL) :]
+    pieces = sorted(_settled(vocabulary), key=lambda piece: (-piece.score, piece.text))
     model = SentencePiece(pieces=(*SPECIAL, *pieces), normalizer="identity", special=(1, -1, 0, -1))
     return Tokenizer(tokenizer_json(model, ["<pad>"]), "trained tokenizer")
 
 
-def _settled(found: Sequence[tuple[str, float]]) -> Iterator[Piece]:
+def _settled(pieces: Sequence[tuple[str, float]]) -> Iterator[Piece]:
     """Take from the scores what differs from run to run: the last digits, since threads add up in any order, and which
     of the rarest characters is before which."""
-    least = min((score for text, score in found if len(text) > 1), default=0.0)
-    for text, score in found:
+    least = min((score for text, score in pieces if len(text) > 1), default=0.0)
+    for text, score in pieces:
         yield Piece(text, float(np.float32(max(score, least))))

@@ -49,10 +49,10 @@ class BpeDropout:
 
     def ids(self, text: str, random: Iterator[float]) -> list[int]:
         """Return the ids of `text`, ending with eos; `random` gives numbers in [0, 1)."""
-        found: list[int] = []
+        ids: list[int] = []
         for word, _ in self._words.pre_tokenize_str(text):
-            found += self._segments([self._ids[letter] for letter in word], random)
-        return [*found, self._eos]
+            ids += self._segments([self._ids[letter] for letter in word], random)
+        return [*ids, self._eos]
 
     def _segments(self, ids: list[int], random: Iterator[float]) -> list[int]:
         merges, dropout = self._merges, self.dropout

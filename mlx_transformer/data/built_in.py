@@ -20,27 +20,27 @@ class Corpus(Protocol):
     def held_out(self) -> ParallelText: ...
 
 
-def is_of_sentences(spec: str) -> bool:
-    return spec.startswith("sentences:")
+def is_of_sentences(name: str) -> bool:
+    return name.startswith("sentences:")
 
 
-def languages(spec: str) -> list[str]:
+def languages(name: str) -> list[str]:
     """Return the codes in the name: two, or one of a text to learn a language from."""
-    return spec.partition(":")[2].split("-")
+    return name.partition(":")[2].split("-")
 
 
-def build(spec: str, train_pairs: int = 60_000, seed: int = 1) -> Corpus:
+def build(name: str, train_pairs: int = 60_000, seed: int = 1) -> Corpus:
     """Build pairs. `train_pairs`: how many, where they are composed without end. `UserError` for an unknown name."""
-    if is_of_sentences(spec):
-        sentences.sides(spec)
+    if is_of_sentences(name):
+        sentences.sides(name)
         return sentences.build(seed)
     from . import cldr  # not at the top: it needs babel
 
-    return cldr.build(spec, train_pairs=train_pairs, seed=seed)
+    return cldr.build(name, train_pairs=train_pairs, seed=seed)
 
 
-def documents(spec: str, seed: int = 1) -> tuple[Documents, Documents]:
+def documents(name: str, seed: int = 1) -> tuple[Documents, Documents]:
     """Build the text of one language, for training and for validation. `UserError` for a name of two."""
-    side, corpus = sentences.sides(spec)[0], sentences.build(seed)
+    side, corpus = sentences.sides(name)[0], sentences.build(seed)
     train, valid = ((text.source, text.target)[side] for text in (corpus.train, corpus.valid))
     return Documents(train, [""] * len(train)), Documents(valid, [""] * len(valid))

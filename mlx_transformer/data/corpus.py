@@ -65,14 +65,14 @@ class ParallelText:
             write_lines(path, lines)
 
 
-def kept_pairs(count: int, seed: int, name: str, noun: str = "pairs") -> np.ndarray:
+def training_mask(count: int, seed: int, name: str, noun: str = "pairs") -> np.ndarray:
     """Return (count,) bool, True on those that stay for training. `UserError`, with the text's name, for one alone."""
     if count < 2:
         raise UserError(f"{name}: {count} usable {noun}; training needs more, or give validation files")
     order = np.random.default_rng(seed).permutation(count)
-    kept = np.ones(count, dtype=bool)
-    kept[order[: max(1, min(MOST_SET_ASIDE, count // 100))]] = False
-    return kept
+    mask = np.ones(count, dtype=bool)
+    mask[order[: max(1, min(MOST_SET_ASIDE, count // 100))]] = False
+    return mask
 
 
 def read_parallel(source: str | Path, target: str | Path) -> ParallelText:

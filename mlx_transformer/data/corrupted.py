@@ -79,10 +79,10 @@ class MaskedBatches(_Corrupted[MaskedBatch]):
         learned = np.arange(most) < counts[:, None]
         targets = np.where(learned, np.take_along_axis(ids, picked, axis=1), self.clean.pad_id)
         kind = random.random_sample(picked.shape)
-        shown = np.where(kind < MASKED, self.mask_id, random.choice(self._vocabulary, picked.shape))
-        shown = np.where(kind < MASKED + RANDOM, shown, targets)
+        inputs = np.where(kind < MASKED, self.mask_id, random.choice(self._vocabulary, picked.shape))
+        inputs = np.where(kind < MASKED + RANDOM, inputs, targets)
         row, column = np.nonzero(learned)
-        ids[row, picked[row, column]] = shown[row, column]
+        ids[row, picked[row, column]] = inputs[row, column]
         return MaskedBatch(ids, picked, targets.astype(np.int32), int(learned.sum()))
 
 
@@ -101,8 +101,8 @@ class DenoisingBatches(_Corrupted[Batch]):
         for row, ids in enumerate(clean.source):
             length = int((ids != self.clean.pad_id).sum())
             if length:
-                found = self._infilled(ids[: length - 1], random)[: source.shape[1] - 1]
-                source[row, : len(found) + 1] = [*found, ids[length - 1]]
+                infilled = self._infilled(ids[: length - 1], random)[: source.shape[1] - 1]
+                source[row, : len(infilled) + 1] = [*infilled, ids[length - 1]]
         longest = int((source != self.clean.pad_id).sum(axis=1).max())
         # On a device that compiles for each shape S stays the bucket's.
         width = source.shape[1] if self.clean.few_shapes else longest
@@ -117,11 +117,11 @@ class DenoisingBatches(_Corrupted[Batch]):
             starts[start] = True
             hidden[start : start + length] = True
             to_hide -= max(1, length)
-        found: list[int] = []
+        result: list[int] = []
         for i, id in enumerate(ids):
             # Spans that touch are one.
             if starts[i] and (not hidden[i] or i == 0 or not hidden[i - 1]):
-                found.append(self.mask_id)
+                result.append(self.mask_id)
             if not hidden[i]:
-                found.append(int(id))
-        return [*found, self.mask_id] if starts[-1] and not hidden[-1:].any() else found
+                result.append(int(id))
+        return [*result, self.mask_id] if starts[-1] and not hidden[-1:].any() else result

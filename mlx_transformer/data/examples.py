@@ -60,10 +60,10 @@ def cells(first: NDArray, second: NDArray) -> tuple[NDArray, NDArray]:
     width = int(second.max()) + 1
     code = first.astype(np.int64) * width + second
     if int(first.max() + 1) * width <= 1 << 24:
-        found = np.flatnonzero(np.bincount(code))
-        number = np.zeros(int(found[-1]) + 1, np.uint16 if len(found) <= 1 << 16 else np.int32)
-        number[found] = np.arange(len(found))
+        codes = np.flatnonzero(np.bincount(code))
+        number = np.zeros(int(codes[-1]) + 1, np.uint16 if len(codes) <= 1 << 16 else np.int32)
+        number[codes] = np.arange(len(codes))
         cell_of = number[code]
     else:
-        found, cell_of = np.unique(code, return_inverse=True)
-    return np.stack(np.divmod(found, width), axis=1), cell_of.ravel()
+        codes, cell_of = np.unique(code, return_inverse=True)
+    return np.stack(np.divmod(codes, width), axis=1), cell_of.ravel()

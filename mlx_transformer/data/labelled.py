@@ -71,8 +71,8 @@ class Labelled:
         if self.form == "labels":
             return tuple(sorted({label for each in self.targets for label in each}))
         if self.form == "entities":
-            found = {label for parts in self.targets for part in parts for label in part[2:]}
-            return (OUTSIDE, *sorted(found - {OUTSIDE}))
+            names = {label for parts in self.targets for part in parts for label in part[2:]}
+            return (OUTSIDE, *sorted(names - {OUTSIDE}))
         return (SCORE,) if self.form == "score" else ()
 
     @property
@@ -101,9 +101,9 @@ def read_labelled(where: str) -> tuple[Labelled, int]:
     texts: list[Text] = []
     targets: list[Any] = []
     empty = 0
-    for place, found, text, target in readers[kind](path):
-        if found != (form := form or found):
-            raise UserError(f"{place}: has {found!r}, the lines before it have {form!r}; give one form in a file")
+    for place, label, text, target in readers[kind](path):
+        if label != (form := form or label):
+            raise UserError(f"{place}: has {label!r}, the lines before it have {form!r}; give one form in a file")
         if not "".join(text).strip():
             empty += 1
             continue

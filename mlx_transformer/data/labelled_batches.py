@@ -46,9 +46,9 @@ def encoded(text: Labelled, tokenizer: Tokenizer, head: Head, most: int) -> Labe
         return LabelledRows([row for row, _ in windows], [target for _, target in windows])
     if text.form == "entities":
         located = tokenizer.encode_places([each for each in text.texts if isinstance(each, str)])
-        found = [each.cut(most) if len(each.ids) > most else each for each in located]
-        kinds = [_kinds(each, parts, numbers) for each, parts in zip(found, text.targets, strict=True)]
-        return LabelledRows([Pair(each.ids, [0] * len(each.ids)) for each in found], kinds)
+        short = [each.cut(most) if len(each.ids) > most else each for each in located]
+        kinds = [_kinds(each, parts, numbers) for each, parts in zip(short, text.targets, strict=True)]
+        return LabelledRows([Pair(each.ids, [0] * len(each.ids)) for each in short], kinds)
     return LabelledRows(_texts(text, tokenizer, most), [_classes(text.form, each, numbers) for each in text.targets])
 
 

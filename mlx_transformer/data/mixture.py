@@ -48,13 +48,13 @@ class Mixture(Examples):
     def members(self, slots: NDArray, epoch: int) -> NDArray:
         """Return the pairs that stand in these slots in an epoch."""
         corpora = np.searchsorted(self._ends, slots, side="right")
-        found = np.empty(len(slots), np.int64)
+        members = np.empty(len(slots), np.int64)
         for i in np.unique(corpora).tolist():
             ranked, count, here = self._corpora[i], self.counts[i], corpora == i
             slot = slots[here].astype(np.int64) - (int(self._ends[i]) - count)
             n, e = len(ranked), epoch % len(ranked)
-            found[here] = ranked[-(-(slot + e * count // n + 1) * n // count) - 1 - e]
-        return found
+            members[here] = ranked[-(-(slot + e * count // n + 1) * n // count) - 1 - e]
+        return members
 
     def rows(self, members: NDArray, epoch: int) -> tuple[Rows, Rows]:
         return self._pairs.rows(self.members(members, epoch), epoch)

@@ -233,16 +233,20 @@ def build(seed: int = 1) -> SentenceCorpus:
     """Draw the corpus: the same for the same seed on every platform. All of `NOTES` but `UNSEEN` are in `train`, and
     every phrase of a bank alone."""
     pairs: list[tuple[str, Phrase]] = []
-    kept: list[tuple[str, Phrase]] = []
+    chosen_phrases: list[tuple[str, Phrase]] = []
     for kind, (pattern, count) in PATTERNS.items():
         phrases = [phrase for phrase in pattern() if phrase[0] != UNSEEN]
         always = [phrase for phrase in phrases if phrase[0] in NOTES or phrase[0].startswith(ALONE)]
         others = [phrase for phrase in phrases if phrase not in always]
-        kept += [(kind, phrase) for phrase in always]
+        chosen_phrases += [(kind, phrase) for phrase in always]
         drawn = Random(f"{seed}:{kind}").sample(others, count - len(always))
         pairs += [(kind, phrase) for phrase in drawn]
     Random(f"{seed}:order").shuffle(pairs)
-    held_out, valid, train = pairs[:HELD_OUT], pairs[HELD_OUT : HELD_OUT + VALID], pairs[HELD_OUT + VALID :] + kept
+    held_out, valid, train = (
+        pairs[:HELD_OUT],
+        pairs[HELD_OUT : HELD_OUT + VALID],
+        pairs[HELD_OUT + VALID :] + chosen_phrases,
+    )
     return SentenceCorpus(*map(_text, (train, valid, held_out)))
 
 
@@ -250,8 +254,8 @@ def _text(pairs: list[tuple[str, Phrase]]) -> ParallelText:
     return ParallelText([s for _, (s, _) in pairs], [t for _, (_, t) in pairs], [kind for kind, _ in pairs])
 
 
-def sides(spec: str) -> tuple[int, ...]:
+def sides(name: str) -> tuple[int, ...]:
     """Return which sides a kind of the corpus has: 0 English, 1 German. `UserError` for another."""
-    if spec not in LANGUAGES:
-        raise UserError(f"corpus {spec!r}: choose one of {', '.join(LANGUAGES)}")
-    return LANGUAGES[spec]
+    if name not in LANGUAGES:
+        raise UserError(f"corpus {name!r}: choose one of {', '.join(LANGUAGES)}")
+    return LANGUAGES[name]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.progress import quiet_progress
 
-from .corpus import ParallelText, kept_pairs
+from .corpus import ParallelText, training_mask
 from .examples import Pairs
 from .pair_files import PairFiles
 from .token_cache import TokenCache
@@ -33,7 +33,7 @@ class StoredText:
         self.counts: list[int] = [usable for usable, _ in counts]
         self.dropped = sum(dropped for _, dropped in counts)
         count = sum(self.counts)
-        self.kept = kept_pairs(count, seed, corpora[0].name) if set_aside else np.ones(count, dtype=bool)
+        self.for_training = training_mask(count, seed, corpora[0].name) if set_aside else np.ones(count, dtype=bool)
         """The usable pairs that are for training, as (n,) bool."""
         facts = cache.fact({"text": self._identity, "seed": seed, "set_aside": set_aside}, self._facts)
         self.digests: dict[str, str] = facts["digests"]
@@ -45,15 +45,15 @@ class StoredText:
         return [self._identity, self._seed if self._set_aside else None]
 
     def __len__(self) -> int:
-        return int(self.kept.sum())
+        return int(self.for_training.sum())
 
     def parts(self) -> Iterator[tuple[list[str], list[str]]]:
         """Read sources and targets, some at a time."""
-        for source, target, kept in self._usable():
-            if kept.all():
+        for source, target, usable in self._usable():
+            if usable.all():
                 yield source, target
             else:
-                indices = np.flatnonzero(kept).tolist()
+                indices = np.flatnonzero(usable).tolist()
                 yield [source[i] for i in indices], [target[i] for i in indices]
 
     def pairs(self, tokenizer: Tokenizer) -> Pairs:
@@ -61,7 +61,7 @@ class StoredText:
         source, target = self.cache.tokens(self.corpora, tokenizer, self.counts)
         if not self._set_aside:
             return Pairs(source, target)
-        return Pairs(source.select(self.kept), target.select(self.kept))
+        return Pairs(source.select(self.for_training), target.select(self.for_training))
 
     def _usable(self) -> Iterator[tuple[list[str], list[str], NDArray]]:
         begin = 0
@@ -69,13 +69,13 @@ class StoredText:
             for corpus in self.corpora:
                 for source, target, _ in corpus.usable_parts():
                     end = begin + len(source)
-                    yield source, target, self.kept[begin:end]
+                    yield source, target, self.for_training[begin:end]
                     begin = end
-                    report(begin / max(1, len(self.kept)), f"{begin:,} pairs")
+                    report(begin / max(1, len(self.for_training)), f"{begin:,} pairs")
 
     def _count(self) -> list[tuple[int, int]]:
         """Count the usable and the other pairs of each corpus."""
-        found, read = [], 0
+        counts, read = [], 0
         with quiet_progress("text") as report:
             for corpus in self.corpora:
                 usable = dropped = 0
@@ -83,8 +83,8 @@ class StoredText:
                     usable, dropped = usable + len(source), dropped + others
                     read += len(source)
                     report(0.0, f"{read:,} pairs")
-                found.append((usable, dropped))
-        return found
+                counts.append((usable, dropped))
+        return counts
 
     def _facts(self) -> dict:
         """Return the digests of the training text, as `ParallelText` has them, and the pairs that are set aside."""
@@ -93,9 +93,9 @@ class StoredText:
             return {"digests": dict(zip(("source", "target"), files, strict=True))}
         sides = {"source": hashlib.sha256(), "target": hashlib.sha256()}
         valid: dict[str, list[str]] = {"source": [], "target": []}
-        for source, target, kept in self._usable():
+        for source, target, usable in self._usable():
             for side, lines in (("source", source), ("target", target)):
-                text = "".join([f"{line}\n" for line, keep in zip(lines, kept, strict=True) if keep])
+                text = "".join([f"{line}\n" for line, keep in zip(lines, usable, strict=True) if keep])
                 sides[side].update(text.encode(errors="surrogatepass"))
-                valid[side] += [lines[i] for i in np.flatnonzero(~kept).tolist()]
+                valid[side] += [lines[i] for i in np.flatnonzero(~usable).tolist()]
         return {"digests": {side: digest.hexdigest() for side, digest in sides.items()}, "valid": valid}

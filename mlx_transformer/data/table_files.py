@@ -46,10 +46,10 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _listed(path: Path, key: str) -> list[Any]:
-    found = read_json(path)
-    if not isinstance(found, dict) or not isinstance(found.get(key), list) or not found[key]:
+    values = read_json(path)
+    if not isinstance(values, dict) or not isinstance(values.get(key), list) or not values[key]:
         raise UserError(f"{path}: lists no {key}; save the dataset anew")
-    return found[key]
+    return values[key]
 
 
 def _reader(path: Path) -> Callable[[Path, Columns], Iterator[Part]]:
@@ -147,13 +147,13 @@ def _tables(batches: Callable[[Path, Columns, Any], Iterator[Any]], path: Path, 
 def _column(batch: Any, name: str, columns: Columns, path: Path, pyarrow: Any) -> list[str]:
     try:
         if columns[0] in batch.schema.names:
-            found = batch.column(name)
+            values = batch.column(name)
         else:
             struct = batch.column(INSIDE)
-            found = struct.flatten()[[field.name for field in struct.type].index(name)]
+            values = struct.flatten()[[field.name for field in struct.type].index(name)]
     except (KeyError, ValueError, TypeError, AttributeError):
         raise UserError(f"{path}: {_lacks(columns)}; its columns are {', '.join(batch.schema.names)}") from None
-    kind = found.type.value_type if pyarrow.types.is_dictionary(found.type) else found.type
+    kind = values.type.value_type if pyarrow.types.is_dictionary(values.type) else values.type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or str(kind) == "string_view"):
-        raise UserError(f"{path}: its column {name} holds {found.type}, no text")
-    return [value or "" for value in found.to_pylist()]
+        raise UserError(f"{path}: its column {name} holds {values.type}, no text")
+    return [value or "" for value in values.to_pylist()]

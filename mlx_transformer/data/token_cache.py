@@ -51,9 +51,9 @@ class TokenCache:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from error
         known = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
         path = self.folder / "digests" / f"{_key(known[0])}.json"
-        kept = _kept(path)
-        if kept is not None and kept.get("key") == known:
-            return str(kept["value"])
+        entry = _stored_entry(path)
+        if entry is not None and entry.get("key") == known:
+            return str(entry["value"])
         digest = sha256(file)
         # A file that was just written may change without another time of its last change.
         if time.time_ns() - status.st_mtime_ns > SETTLED and file.stat().st_mtime_ns == status.st_mtime_ns:
@@ -68,9 +68,9 @@ class TokenCache:
         """Return the JSON value that `make` returns; it is made once for all that it depends on."""
         key = json.loads(json.dumps([VERSION, depends_on]))
         path = self.folder / "facts" / f"{_key(key)}.json"
-        kept = _kept(path)
-        if kept is not None and kept.get("key") == key:
-            return kept["value"]
+        entry = _stored_entry(path)
+        if entry is not None and entry.get("key") == key:
+            return entry["value"]
         value = make()
         _keep(path, key, value)
         return value
@@ -143,10 +143,10 @@ def _key(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _kept(path: Path) -> dict[str, Any] | None:
+def _stored_entry(path: Path) -> dict[str, Any] | None:
     with suppress(UserError):
-        if path.exists() and isinstance(found := read_json(path), dict) and "value" in found:
-            return found
+        if path.exists() and isinstance(entry := read_json(path), dict) and "value" in entry:
+            return entry
     return None
 
 

@@ -13,7 +13,7 @@ from mlx_transformer.system.files import default_folder
 from mlx_transformer.system.machine import check_memory
 
 from .bpe_dropout import DroppedPairs
-from .corpus import ParallelText, kept_pairs, read_parallel
+from .corpus import ParallelText, read_parallel, training_mask
 from .epochs import legacy_random
 from .examples import Examples, Pairs
 from .mixture import Mixture
@@ -114,15 +114,15 @@ def load_training(
     sizes = [corpus.size() for corpus in corpora]
     if not bpe_dropout and (cache is not None or sum(sizes) > LARGE):
         stored = StoredText(corpora, TokenCache(cache or default_folder()), seed, set_aside)
-        train = TrainingText(stored, _split(stored.kept, stored.counts), weights, 0.0, seed)
+        train = TrainingText(stored, _split(stored.for_training, stored.counts), weights, 0.0, seed)
         return train, stored.valid, stored.dropped
     for corpus, size in zip(corpora, sizes, strict=True):
         check_memory(4 * size, f"{corpus.name}: its text", "give less, or leave out bpe_dropout")
     text, counts, dropped = _in_memory(corpora)
-    kept = kept_pairs(len(text), seed, corpora[0].name) if set_aside else np.ones(len(text), dtype=bool)
-    valid = text.select(np.flatnonzero(~kept).tolist()) if set_aside else None
-    train = text.select(np.flatnonzero(kept).tolist()) if set_aside else text
-    return TrainingText(train, _split(kept, counts), weights, bpe_dropout, seed), valid, dropped
+    trained = training_mask(len(text), seed, corpora[0].name) if set_aside else np.ones(len(text), dtype=bool)
+    valid = text.select(np.flatnonzero(~trained).tolist()) if set_aside else None
+    train = text.select(np.flatnonzero(trained).tolist()) if set_aside else text
+    return TrainingText(train, _split(trained, counts), weights, bpe_dropout, seed), valid, dropped
 
 
 def read_pairs(corpus: PairFiles) -> ParallelText:
@@ -154,6 +154,6 @@ def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
     return ParallelText(source, target), np.diff(ends).tolist(), dropped
 
 
-def _split(kept: np.ndarray, counts: list[int]) -> list[int]:
+def _split(trained: np.ndarray, counts: list[int]) -> list[int]:
     """Count the pairs of each corpus that are kept."""
-    return [int(part.sum()) for part in np.split(kept, np.cumsum(counts)[:-1])]
+    return [int(part.sum()) for part in np.split(trained, np.cumsum(counts)[:-1])]

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlx_transformer.core.card import carried, given
+from mlx_transformer.core.card import begin_card, carried
 from mlx_transformer.core.checkpoint import (
     CONFIG,
     holds_checkpoint,
-    holds_theirs,
+    is_huggingface_folder,
     is_published,
     open_checkpoint,
     save_checkpoint,
@@ -117,12 +117,12 @@ def import_huggingface(
     """
     out = Path(out)
     check_free(out, "checkpoint", holds_checkpoint, force, Path(folder))
-    found = find_model(folder, revision)
-    _check_theirs(found.folder)
-    ours = read_published(found.folder, keep_float16)
+    place = find_model(folder, revision)
+    _check_theirs(place.folder)
+    ours = read_published(place.folder, keep_float16)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
-    texts[ORIGIN] = json.dumps(found.origin or place_of(found.folder, sources(found.folder), out), indent=2) + "\n"
-    texts[CARD] = _card(found, ours.settings)
+    texts[ORIGIN] = json.dumps(place.origin or place_of(place.folder, sources(place.folder), out), indent=2) + "\n"
+    texts[CARD] = _card(place, ours.settings)
     texts |= {} if vectors is None else vectors.texts()
     tensors = {} if vectors is None else vectors.tensors()
     save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
@@ -157,7 +157,7 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     Raises `UserError` with every reason why the family has no such model.
     """
     opened = open_checkpoint(checkpoint)
-    check_free(Path(out), "Hugging Face folder", holds_theirs, force, opened.folder)
+    check_free(Path(out), "Hugging Face folder", is_huggingface_folder, force, opened.folder)
     tokenizer = opened.tokenizer_json()
     if tokenizer is not None and side_texts(tokenizer) is not None:
         raise UserError(
@@ -170,11 +170,11 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     return write_folder(Path(out), opened.config, config, weights, tokenizer, settings, card, embedding)
 
 
-def _card(found: Found, settings: Settings) -> str:
+def _card(place: Found, settings: Settings) -> str:
     """The begin of an imported model's card: what its own says, its languages, and its name on the Hub."""
     codes = dict.fromkeys(code.partition("_")[0] for code in settings.get(LANGUAGES, ()))
-    ours = keys_of(given(language=list(codes) or None, base_model=found.repository))
-    return front_matter({**ours, **keys_of(carried(found.folder, results=True))})
+    ours = keys_of(begin_card(language=list(codes) or None, base_model=place.repository))
+    return front_matter({**ours, **keys_of(carried(place.folder, results=True))})
 
 
 def pads_either_side(folder: str | Path) -> bool:

@@ -88,10 +88,10 @@ def _with_roles(
     roles: dict[str, Any] = {"bos": ends[0][1], "eos": ends[1][1], **({"as_written": True} if as_written else {})}
     for role, usual in (("pad", "<pad>"), ("unk", "<unk>"), ("mask", "<mask>")):
         spelled = _named(settings, role)
-        found = [known[name] for name in (spelled, NAMES[role], usual) if name in known]
-        if not found and role != "mask":
+        ids = [known[name] for name in (spelled, NAMES[role], usual) if name in known]
+        if not ids and role != "mask":
             raise UserError(f"{where}: has no {NAMES[role]} and no {usual}")
-        roles |= {role: found[0]} if found else {}
+        roles |= {role: ids[0]} if ids else {}
     template = specification["post_processor"]
     if template["type"] != "TemplateProcessing":
         template = _template(ends, typed=template["type"] == "BertProcessing")

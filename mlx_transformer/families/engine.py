@@ -22,7 +22,7 @@ from mlx_transformer.core.heads import Head
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import channels, reordered, sinusoids
 from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.fields import kinds_of
+from mlx_transformer.system.fields import field_types
 
 from .keys import Given, Line, Values
 
@@ -107,14 +107,14 @@ class Family:
     def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
         """Fields of our config from config.json and generation_config.json, and everything that is wrong with them."""
         defaults = {key: default for line in self.keys for key, default in line.defaults.items()}
-        given, fields = Given(config, generation, defaults), dict(self.ours)
-        problems = [problem for line in self.keys for problem in line.read(given, fields)]
+        lines, fields = Given(config, generation, defaults), dict(self.ours)
+        problems = [problem for line in self.keys for problem in line.read(lines, fields)]
         if config.get("quantization_config") is not None:
             problems.append("its weights are quantised")
         own = {name.partition(".")[2]: fields.pop(name) for name in list(fields) if name.startswith("decoder.")}
         if different := {name: value for name, value in own.items() if fields.get(name) != value}:
             fields["decoder"] = different
-        kinds = kinds_of(TransformerConfig)
+        kinds = field_types(TransformerConfig)
         sound = not problems and all(kind.accepts(fields[n]) for n, kind in kinds.items() if n in fields)
         return (self.derived(fields) if sound else fields), problems
 
@@ -191,10 +191,10 @@ class Family:
         places = {}
         for name in parameter_shapes(config):
             matches = ((ours, at, match) for regex, ours, at in table if (match := regex.fullmatch(name)))
-            found = next(matches, None)
-            if found is None:
+            place = next(matches, None)
+            if place is None:
                 raise LookupError(f"{self.name}: no line of its names has {name}")
-            ours, at, match = found
+            ours, at, match = place
             places[name] = self._spelled([_filled(t, ours, match) for t in (at.name, *at.copies)], config), at
         return places
 
@@ -251,11 +251,11 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
         refused = [str(error)]
     ours = {field.name: getattr(c, field.name) for field in dataclasses.fields(c)}
     alike = {"source-target", "none"} if family.untied_alike else set()
-    told = {name: value for name, value in ours.items() if name in back and back[name] != value}
+    changed = {name: value for name, value in ours.items() if name in back and back[name] != value}
     if {back.get("tie_embeddings"), ours["tie_embeddings"]} <= alike:
-        told.pop("tie_embeddings", None)
+        changed.pop("tie_embeddings", None)
     differing = [
-        f"{name}={value!r}, {family.name} has {back[name]!r}" for name, value in told.items() if name not in TRAINING
+        f"{name}={value!r}, {family.name} has {back[name]!r}" for name, value in changed.items() if name not in TRAINING
     ]
     return [*differing, *problems] or refused
 

@@ -99,13 +99,13 @@ def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None)
 
     tokenizer: the text of what was read of it.
     """
-    found: Mapping[Any, Any] = {}
+    languages: Mapping[Any, Any] = {}
     if tokenizer is not None or (path / TOKENIZER).is_file():
         added = (read_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer)).get("added_tokens")
-        found = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
+        languages = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
     elif (path / ADDED).is_file():
-        found = read_object(path / ADDED)
-    return codes_of(found, min(config.vocab_size, config.source_vocab_size))
+        languages = read_object(path / ADDED)
+    return codes_of(languages, min(config.vocab_size, config.source_vocab_size))
 
 
 def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:

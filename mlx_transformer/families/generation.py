@@ -39,43 +39,43 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def settings_of(config: Values, generation: Values, c: TransformerConfig, where: str) -> tuple[Settings, list[str]]:
     """Our settings of both files, and notes: what of them was left behind. `UserError` for values that are none."""
     source = generation or config
-    given = {key: value for key, value in source.items() if value is not None}
+    present = {key: value for key, value in source.items() if value is not None}
     settings: Settings = {}
-    if given.get("num_beams", 1) != 1 or "length_penalty" in given:
-        early = given.get("early_stopping", False)
+    if present.get("num_beams", 1) != 1 or "length_penalty" in present:
+        early = present.get("early_stopping", False)
         if early not in (True, False, "never"):
             raise UserError(f'{where}: early_stopping={early!r} must be true, false or "never"')
-        settings |= {"beam": given.get("num_beams", 1), "penalty_form": "length"}
-        settings |= {"length_penalty": given.get("length_penalty", 1.0)}
+        settings |= {"beam": present.get("num_beams", 1), "penalty_form": "length"}
+        settings |= {"length_penalty": present.get("length_penalty", 1.0)}
         settings |= {"early_stopping": True} if early is True else {"heuristic_stop": True} if early is False else {}
-    settings |= _lengths(given, c)
-    if given.get("repetition_penalty", 1) != 1:
-        settings["repetition_penalty"] = given["repetition_penalty"]
-    if given.get("no_repeat_ngram_size", 0) != 0:
-        settings["no_repeat_ngram"] = given["no_repeat_ngram_size"]
-    if "forced_bos_token_id" in given:
-        settings["forced_first"] = [given["forced_bos_token_id"]]
+    settings |= _lengths(present, c)
+    if present.get("repetition_penalty", 1) != 1:
+        settings["repetition_penalty"] = present["repetition_penalty"]
+    if present.get("no_repeat_ngram_size", 0) != 0:
+        settings["no_repeat_ngram"] = present["no_repeat_ngram_size"]
+    if "forced_bos_token_id" in present:
+        settings["forced_first"] = [present["forced_bos_token_id"]]
     if (start := generation.get("decoder_start_token_id")) not in (None, c.bos_id):
         settings["start_id"] = start
-    left = [key for key, neutral in NEUTRAL.items() if key in given and given[key] not in neutral]
-    if (forced := given.get("forced_eos_token_id")) in (c.eos_id, [c.eos_id]):
+    left = [key for key, neutral in NEUTRAL.items() if key in present and present[key] not in neutral]
+    if (forced := present.get("forced_eos_token_id")) in (c.eos_id, [c.eos_id]):
         settings["forced_end"] = True
     elif forced is not None:
         left.append(f"forced_eos_token_id={forced}")
-    ends = given.get("eos_token_id", c.eos_id)
+    ends = present.get("eos_token_id", c.eos_id)
     ends = (ends or [c.eos_id]) if isinstance(ends, list) else [ends]
     if c.eos_id not in ends:  # there it would be a word like others, at which nothing ends
         raise UserError(
-            f"{where}: eos_token_id={given['eos_token_id']!r} lacks config.json's {c.eos_id}, which ends here"
+            f"{where}: eos_token_id={present['eos_token_id']!r} lacks config.json's {c.eos_id}, which ends here"
         )
     if others := [id for id in ends if id != c.eos_id]:
         settings["end_ids"] = others
-    suppressed, sequences = _banned(given, c, ends)
+    suppressed, sequences = _banned(present, c, ends)
     settings |= {"suppressed": suppressed} if suppressed else {}
     settings |= {"banned_sequences": sequences} if sequences else {}
-    if first := given.get("begin_suppress_tokens"):
+    if first := present.get("begin_suppress_tokens"):
         settings["suppressed_first"] = first
-    if prefix := given.get("prefix", config.get("prefix")):
+    if prefix := present.get("prefix", config.get("prefix")):
         settings[TASK_PREFIX] = prefix
     notes = _tasks(config)
     notes += [f"settings of generation left behind: {', '.join(left)}"] if left else []
@@ -122,29 +122,29 @@ def with_first_end(published: Published) -> Published:
     return replace(published, config=one(published.config))
 
 
-def _lengths(given: Values, c: TransformerConfig) -> Settings:
-    found: Settings = {}
-    least = given.get("min_new_tokens", given.get("min_length", 0))
-    if "min_new_tokens" not in given and _is_number(least):
+def _lengths(theirs: Values, c: TransformerConfig) -> Settings:
+    ours: Settings = {}
+    least = theirs.get("min_new_tokens", theirs.get("min_length", 0))
+    if "min_new_tokens" not in theirs and _is_number(least):
         least = max(0, least - 1)
     if least != 0:
-        found["min_new_tokens"] = least
-    most = given.get("max_new_tokens", given.get("max_length"))
+        ours["min_new_tokens"] = least
+    most = theirs.get("max_new_tokens", theirs.get("max_length"))
     if most is not None:
-        counted = most - ("max_new_tokens" not in given) if _is_number(most) else most
-        found["max_new_tokens"] = min(counted, c.max_positions) if _is_number(counted) else counted
-    if _is_number(least) and _is_number(found.get("max_new_tokens")) and least > found["max_new_tokens"]:
-        found["max_new_tokens"] = least
-    return found
+        counted = most - ("max_new_tokens" not in theirs) if _is_number(most) else most
+        ours["max_new_tokens"] = min(counted, c.max_positions) if _is_number(counted) else counted
+    if _is_number(least) and _is_number(ours.get("max_new_tokens")) and least > ours["max_new_tokens"]:
+        ours["max_new_tokens"] = least
+    return ours
 
 
-def _banned(given: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list[Any], list[Any]]:
+def _banned(theirs: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list[Any], list[Any]]:
     """Ids that are never written, beside those that ours never are; and sequences. An end among bad words stays one,
     there and here; among suppressed tokens it is none."""
-    words = given.get("bad_words_ids", [])
+    words = theirs.get("bad_words_ids", [])
     words = [word for word in (words if isinstance(words, list) else [words]) if word not in [[end] for end in ends]]
     single = [word[0] if isinstance(word, list) and len(word) == 1 else None for word in words]
-    ids = given.get("suppress_tokens", [])
+    ids = theirs.get("suppress_tokens", [])
     ids = [*(ids if isinstance(ids, list) else [ids]), *(id for id in single if id is not None)]
     sequences = [word for word, id in zip(words, single, strict=True) if id is None]
     return [id for id in dict.fromkeys(map(_hashable, ids)) if id not in (*banned_ids(c), -1)], sequences
@@ -153,8 +153,10 @@ def _banned(given: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list[
 def _tasks(config: Values) -> list[str]:
     """A note of the texts that T5's tasks begin with, of which a caller chooses one."""
     tasks = config.get("task_specific_params")
-    found = [task.get("prefix") for task in tasks.values() if isinstance(task, dict)] if isinstance(tasks, dict) else []
-    named = [repr(prefix) for prefix in found if prefix and isinstance(prefix, str)]
+    prefixes = (
+        [task.get("prefix") for task in tasks.values() if isinstance(task, dict)] if isinstance(tasks, dict) else []
+    )
+    named = [repr(prefix) for prefix in prefixes if prefix and isinstance(prefix, str)]
     return [f"texts begin with a task (--task-prefix): {', '.join(named):.300}"] if named else []
 
 

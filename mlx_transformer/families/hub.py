@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.checkpoint import CONFIG
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
@@ -92,13 +92,13 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
         raise UserError(f"{name}: has no revision {revision!r} on the Hugging Face Hub") from error
     except Exception as error:  # offline, or nobody answers: errors of whichever library it speaks HTTP by
         return _cached(hub, name, revision, error)
-    wanted = needed(entry.rfilename for entry in info.siblings)
-    if not wanted:
+    names = needed(entry.rfilename for entry in info.siblings)
+    if not names:
         raise UserError(f"{name}: holds no model on the Hugging Face Hub ({CONFIG} missing)")
     try:
         # By the branch's name, under which the cache finds it again; the others from the same commit.
-        folder = Path(hub.hf_hub_download(name, wanted[0], revision=revision)).parent
-        for file in wanted[1:]:
+        folder = Path(hub.hf_hub_download(name, names[0], revision=revision)).parent
+        for file in names[1:]:
             hub.hf_hub_download(name, file, revision=folder.name)
     except Exception as error:
         raise UserError(f"{name}: could not be fetched from the Hugging Face Hub ({one_line(error)})") from error
@@ -139,8 +139,8 @@ def needed(files: Iterable[str]) -> list[str]:
         return []
     parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
     small = [file for file in SMALL if file in files] + parts
-    if SPEC in files:
-        return [*small, SPEC, *graphs]
+    if ONNX_CONFIG in files:
+        return [*small, ONNX_CONFIG, *graphs]
     for form in FORMS:
         if form.name in files:
             return [*small, form.name]

@@ -28,8 +28,8 @@ class Given:
 
     def value(self, key: str, default: Any) -> Any:
         """The key's value; null is as missing. `default` "@other": what the key `other` has."""
-        found = (file[key] for file in self._files if file.get(key) is not None)
-        return next(found, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
+        values = (file[key] for file in self._files if file.get(key) is not None)
+        return next(values, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
 
     def is_null(self, key: str) -> bool:
         """Whether config.json has the key, with null."""
@@ -59,7 +59,7 @@ class Line(Protocol):
         """What their library takes where a key is missing."""
         ...
 
-    def read(self, given: Given, fields: Values) -> list[str]:
+    def read(self, theirs: Given, fields: Values) -> list[str]:
         """Put what it says into the fields of our config; returns what is wrong with it."""
         ...
 
@@ -91,10 +91,10 @@ class Key:
     def defaults(self) -> Values:
         return dict(zip(_several(self.theirs), _several(self.default), strict=True))
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        if problems := [p for key, default in self.defaults.items() for p in given.mistyped(key, default)]:
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        if problems := [p for key, default in self.defaults.items() for p in theirs.mistyped(key, default)]:
             return problems
-        values = tuple(given.value(key, default) for key, default in self.defaults.items())
+        values = tuple(theirs.value(key, default) for key, default in self.defaults.items())
         value = values if isinstance(self.theirs, tuple) else values[0]
         if self.words is not None:
             if value not in list(self.words):
@@ -128,9 +128,9 @@ class Fixed:
     def defaults(self) -> Values:
         return {self.theirs: self.value}
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        value = given.value(self.theirs, self.value)
-        if problems := given.mistyped(self.theirs, self.value):
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        value = theirs.value(self.theirs, self.value)
+        if problems := theirs.mistyped(self.theirs, self.value):
             return problems
         if not self.checked or value == self.value:
             return []
@@ -153,8 +153,8 @@ class Also:
     def defaults(self) -> Values:
         return {self.theirs: 0}
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        return given.mistyped(self.theirs, 0)
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        return theirs.mistyped(self.theirs, 0)
 
     def write(self, config: Any) -> Values:
         return {self.theirs: getattr(config, self.ours)}
@@ -164,12 +164,12 @@ class Also:
 class Heads(Key):
     """A count of heads that share d_model, which is read before; so are the encoder's."""
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        if problems := super().read(given, fields):
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        if problems := super().read(theirs, fields):
             return problems
         heads, width = fields[str(self.ours)], fields.get("d_model")
-        said = self.ours != "heads" and heads == fields.get("heads")
-        if isinstance(width, int) and heads > 0 and width % heads and not said:
+        as_usual = self.ours != "heads" and heads == fields.get("heads")
+        if isinstance(width, int) and heads > 0 and width % heads and not as_usual:
             return [f"d_model={width} is not a multiple of {self.theirs}={heads}"]
         return []
 
@@ -181,8 +181,8 @@ class TargetVocabulary(Key):
     Version 4 of transformers makes both embeddings of one size; version 5 loads two.
     """
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        if problems := super().read(given, fields):
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        if problems := super().read(theirs, fields):
             return problems
         size, own = fields.get("source_vocab_size"), fields["vocab_size"]
         if fields.get("tie_embeddings") in ("all", "source-target") and own != size:
@@ -214,12 +214,12 @@ class ScaledTie:
         scale = {self.scale: "@tie_word_embeddings"} if self.scale else {}
         return {"tie_word_embeddings": self.default, **scale, "transformers_version": ""}
 
-    def read(self, given: Given, fields: Values) -> list[str]:
+    def read(self, theirs: Given, fields: Values) -> list[str]:
         switches = {key: value for key, value in self.defaults.items() if key != "transformers_version"}
-        if problems := [problem for key, default in switches.items() for problem in given.mistyped(key, default)]:
+        if problems := [problem for key, default in switches.items() for problem in theirs.mistyped(key, default)]:
             return problems
-        tied, *scaled = (given.value(key, default) for key, default in switches.items())
-        version = str(given.value("transformers_version", "")).partition(".")[0]
+        tied, *scaled = (theirs.value(key, default) for key, default in switches.items())
+        version = str(theirs.value("transformers_version", "")).partition(".")[0]
         is_5 = version.isdecimal() and int(version[:3]) >= 5
         if tied and self.until_5 and not version:
             return ["tie_word_embeddings is on, and no transformers_version says what that means"]
@@ -238,8 +238,8 @@ class Special(Key):
     """The id of a token that config.json need not have, read after vocab_size and pad_token_id: where it is beyond a
     vocabulary without the usual one, or padding's, the first token but padding stands for it."""
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        problems, ours = super().read(given, fields), str(self.ours)
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        problems, ours = super().read(theirs, fields), str(self.ours)
         size, pad = fields.get("vocab_size"), fields.get("pad_id")
         beyond = isinstance(size, int) and fields.get(ours) == self.default and self.default >= size
         if isinstance(pad, int) and (beyond or fields.get(ours) == pad):
@@ -252,8 +252,8 @@ class Counted(Key):
     """The id of a token that begins a text where padding's id has no position, whatever it stands for; read after
     pad_token_id."""
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        if problems := super().read(given, fields):
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        if problems := super().read(theirs, fields):
             return problems
         id, pad = fields[str(self.ours)], fields.get("pad_id")
         return [f"{self.theirs}={id} is pad_token_id, which has no position"] if id == pad else []
@@ -263,8 +263,8 @@ class Counted(Key):
 class PositionRows(Key):
     """The rows of a table of positions whose first that is read is after that of padding's number, read before."""
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        if problems := super().read(given, fields):
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        if problems := super().read(theirs, fields):
             return problems
         rows, pad = fields[str(self.ours)], fields.get("pad_id")
         if isinstance(pad, int) and rows <= pad + 1:
@@ -296,11 +296,11 @@ class Architectures:
         labels = dict(id2label=None, label2id={}, num_labels=2)
         return {"architectures": [next(iter(self.heads))], "add_pooling_layer": True, "problem_type": None, **labels}
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        values = {key: given.value(key, default) for key, default in self.defaults.items()}
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        values = {key: theirs.value(key, default) for key, default in self.defaults.items()}
         classes, labels, count = values["architectures"], values["id2label"], values["num_labels"]
         if labels is None:
-            if given.mistyped("num_labels", 2) or not 1 <= count <= MOST_LABELS:
+            if theirs.mistyped("num_labels", 2) or not 1 <= count <= MOST_LABELS:
                 return [f"num_labels={count!r:.60} must be a whole number from 1 to {MOST_LABELS}"]
             labels = {str(i): f"LABEL_{i}" for i in range(count)}
         name = classes[0] if isinstance(classes, list) and len(classes) == 1 else classes
@@ -312,8 +312,8 @@ class Architectures:
             if not places or set(places) != set(labels) or not all(isinstance(x, str) for x in labels.values()):
                 return [f"id2label={labels!r:.60} must name each of its classes, from 0 on"]
             head |= {"labels": [labels[place] for place in places]}
-            told = values["problem_type"] if head["kind"] == "classes" else None
-            head |= {own: True for own, name in PROBLEMS.items() if name == told}
+            problem = values["problem_type"] if head["kind"] == "classes" else None
+            head |= {own: True for own, name in PROBLEMS.items() if name == problem}
         if head.get("kind") == "pooled" and values["add_pooling_layer"] is False:
             head = {"kind": "hidden"}
         if head.get("kind") is not None:  # logits of words alone may be tied
@@ -332,8 +332,8 @@ class Architectures:
         ids = {label: int(i) for i, label in labels.items()}
         bare = {"add_pooling_layer": False} if kind == "hidden" else {}
         problem = next((value for field, value in PROBLEMS.items() if getattr(config.head, field)), None)
-        told = {} if problem is None else {"problem_type": problem}
-        return {"architectures": [name], **bare, **told, **({"id2label": labels, "label2id": ids} if labels else {})}
+        extra = {} if problem is None else {"problem_type": problem}
+        return {"architectures": [name], **bare, **extra, **({"id2label": labels, "label2id": ids} if labels else {})}
 
     def _head(self, name: str, activation: Any) -> Values:
         return {key: activation if value == "@activation" else value for key, value in self.heads[name].items()}

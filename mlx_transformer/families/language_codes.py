@@ -37,19 +37,19 @@ def own_code(code: str, known: Collection[str]) -> str | None:
     base, _, part = code.replace("_", "-").lower().partition("-")
     full = OF_NLLB.get(base, "")
     names = {base, OTHERS.get(base, base), full.partition("_")[0]}
-    found = [each for each in known if each.partition("_")[0] in names]
-    exact = [each for each in found if part and each.partition("_")[2].lower() == part]
-    if exact or full in found:
+    codes = [each for each in known if each.partition("_")[0] in names]
+    exact = [each for each in codes if part and each.partition("_")[2].lower() == part]
+    if exact or full in codes:
         return exact[0] if exact else full
-    return found[0] if len(found) == 1 else None
+    return codes[0] if len(codes) == 1 else None
 
 
 def short_codes(known: Iterable[str]) -> dict[str, str]:
     """{ISO 639-1's code, or where there is none the model's own: the model's own}."""
     known = list(known)
-    found: dict[str, str] = {}
+    codes: dict[str, str] = {}
     for code in dict.fromkeys([*OF_NLLB, *(each.partition("_")[0] for each in known)]):
         own = own_code(code, known)
-        if own is not None and own not in found.values():
-            found[code] = own
-    return found | {each: each for each in known if each not in found.values()}
+        if own is not None and own not in codes.values():
+            codes[code] = own
+    return codes | {each: each for each in known if each not in codes.values()}

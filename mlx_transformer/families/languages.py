@@ -39,10 +39,10 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
     """
     decoder = settings.get("added_tokens_decoder")
     numbered = decoder.items() if isinstance(decoder, dict) else ()
-    if found := _languages({content_of(token): int(id) for id, token in numbered if id.isdecimal()}):
-        return found
-    if found := _languages(added):
-        return found
+    if languages := _languages({content_of(token): int(id) for id, token in numbered if id.isdecimal()}):
+        return languages
+    if languages := _languages(added):
+        return languages
     listed = settings.get("additional_special_tokens")
     tokens = [content_of(each) for each in listed] if isinstance(listed, list) else []
     named = [token for token in tokens if LANGUAGE.fullmatch(token)] or usual.split()
@@ -51,8 +51,8 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
 
 def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
     """Nothing, unless there is a language."""
-    found = {str(text): id for text, id in tokens.items() if LANGUAGE.fullmatch(str(text)) or text == "<mask>"}
-    return {} if not found.keys() - {"<mask>"} else found
+    ids = {str(text): id for text, id in tokens.items() if LANGUAGE.fullmatch(str(text)) or text == "<mask>"}
+    return {} if not ids.keys() - {"<mask>"} else ids
 
 
 def content_of(token: Any) -> str:

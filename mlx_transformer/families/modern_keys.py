@@ -25,10 +25,10 @@ class LocalLayers:
         bases = dict(global_rope_theta=160000.0, local_rope_theta=10000.0)
         return {**numbers, **bases, "layer_types": None, "rope_parameters": None, "rope_scaling": None}
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        if problems := [p for key, default in self.defaults.items() for p in given.mistyped(key, default)]:
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        if problems := [p for key, default in self.defaults.items() for p in theirs.mistyped(key, default)]:
             return problems
-        values = {key: given.value(key, default) for key, default in self.defaults.items()}
+        values = {key: theirs.value(key, default) for key, default in self.defaults.items()}
         every, wide, layers = (
             values["global_attn_every_n_layers"],
             values["local_attention"],
@@ -38,7 +38,7 @@ class LocalLayers:
         problems += [f"global_attn_every_n_layers={every} must be at least 1"] * (every < 1)
         problems += [f"local_attention={wide} must be at least 2"] * (wide < 2)
         bases = {FULL: values["global_rope_theta"], LOCAL: values["local_rope_theta"]}
-        bases[LOCAL] = bases[FULL] if given.is_null("local_rope_theta") else bases[LOCAL]
+        bases[LOCAL] = bases[FULL] if theirs.is_null("local_rope_theta") else bases[LOCAL]
         rope = values["rope_parameters"] or {}
         for kind, own in rope.items() if isinstance(rope, dict) else [("", rope)]:
             if kind not in bases or not isinstance(own, dict) or own.get("rope_type", "default") != "default":
@@ -81,10 +81,10 @@ class ModernHead(Architectures):
         own = dict(classifier_activation="gelu", classifier_bias=False, classifier_pooling="cls", decoder_bias=True)
         return {**super().defaults, **own}
 
-    def read(self, given: Given, fields: Values) -> list[str]:
-        values = {key: given.value(key, default) for key, default in self.defaults.items()}
-        problems = super().read(given, fields)
-        problems += [p for key in ("classifier_bias", "decoder_bias") for p in given.mistyped(key, self.defaults[key])]
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        values = {key: theirs.value(key, default) for key, default in self.defaults.items()}
+        problems = super().read(theirs, fields)
+        problems += [p for key in ("classifier_bias", "decoder_bias") for p in theirs.mistyped(key, self.defaults[key])]
         pooling, activation = values["classifier_pooling"], values["classifier_activation"]
         problems += [f"classifier_pooling={pooling!r:.60} is not one of cls, mean"] * (pooling not in ("cls", "mean"))
         known = activation in list(WORDS)

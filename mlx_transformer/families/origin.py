@@ -29,7 +29,7 @@ def named_alone(file: Path) -> bytes | None:
     return (json.dumps({**record, "place": name}, indent=2) + "\n").encode()
 
 
-def found_at(record: Mapping[str, Any], checkpoint: Path) -> Path:
+def original_path(record: Mapping[str, Any], checkpoint: Path) -> Path:
     """The file or folder that `place_of` wrote down; `UserError` if it isn't there any more, or another one is."""
     place, digests = record.get("place"), record.get("sha256")
     if not isinstance(place, str) or not isinstance(digests, dict):

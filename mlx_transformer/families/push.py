@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.card import LEGAL
-from mlx_transformer.core.checkpoint import CONFIG, holds_theirs, open_checkpoint, resolve
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.checkpoint import CONFIG, is_huggingface_folder, open_checkpoint, resolve
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import check_name, read_bytes
 from mlx_transformer.system.front_matter import keys_of
@@ -54,12 +54,12 @@ def shipment(folder: str | Path) -> Shipment:
     """
     check_name(folder)
     folder = Path(folder)
-    if (folder / SPEC).is_file():
+    if (folder / ONNX_CONFIG).is_file():
         verify_files(folder)
         verify_files(folder / GRAPHS)
     elif (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
         read_adapter(folder)
-    elif (folder / ADAPTER).is_file() or not (holds_theirs(folder) or holds_marian(folder)):
+    elif (folder / ADAPTER).is_file() or not (is_huggingface_folder(folder) or holds_marian(folder)):
         folder = resolve(folder)
         open_checkpoint(folder)
     files = {

@@ -55,13 +55,13 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
 def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
     """Text of each side is cut by its own model. The ids are of one vocabulary, or of one for each."""
     source, target = read_sentencepiece(path / SOURCE), read_sentencepiece(path / TARGET)
-    given = _vocabulary(path / VOCABULARY, config.source_vocab_size)
+    vocabulary = _vocabulary(path / VOCABULARY, config.source_vocab_size)
     if not settings.get("separate_vocabs"):
-        other = json.loads(_by_vocabulary(target, given, config))
-        return _by_vocabulary(source, given, config, more={"prefixes": True, "target": other})
+        other = json.loads(_by_vocabulary(target, vocabulary, config))
+        return _by_vocabulary(source, vocabulary, config, more={"prefixes": True, "target": other})
     targets = _vocabulary(path / TARGET_VOCABULARY, config.vocab_size)
     return join_texts(
-        _by_vocabulary(source, given, config, more={"prefixes": True}), _by_vocabulary(target, targets, config)
+        _by_vocabulary(source, vocabulary, config, more={"prefixes": True}), _by_vocabulary(target, targets, config)
     )
 
 
@@ -160,12 +160,12 @@ def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
     """Tokens behind the pieces."""
-    found = added_tokens(settings, read_object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
-    wrong = [token for token, id in found.items() if type(id) is not int or not first <= id < config.vocab_size]
-    if wrong or not found:
+    tokens = added_tokens(settings, read_object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
+    wrong = [token for token, id in tokens.items() if type(id) is not int or not first <= id < config.vocab_size]
+    if wrong or not tokens:
         reason = f"{wrong[0]} has no id behind its {first} pieces" if wrong else "names no tokens of languages"
         raise UserError(f"{path}: {reason}")
-    return found
+    return tokens
 
 
 def _token(settings: Mapping[str, Any], role: str, default: str) -> str:

@@ -42,9 +42,9 @@ def open_weights(folder: Path) -> dict[str, Stored]:
             return _sharded(folder, form)
     save = 'save it by save_pretrained("FOLDER") of transformers'
     others = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.h5"), *folder.glob("*.msgpack")]
-    held = f"its weights may be in {min(others).name}" if others else "it has no weights"
+    reason = f"its weights may be in {min(others).name}" if others else "it has no weights"
     known = ", ".join(name for form in FORMS for name in (form.name, form.index))
-    raise UserError(f"{folder}: none of {known}; {held}; {save}")
+    raise UserError(f"{folder}: none of {known}; {reason}; {save}")
 
 
 def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
@@ -59,7 +59,7 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
     problems += [f"{shortened(name)} is missing" for name in plain if not (folder / name).is_file()]
     if problems:
         raise UserError(f"{index}: {first_of(problems)}; restore what is missing from a copy")
-    found: dict[str, Stored] = {}
+    by_name: dict[str, Stored] = {}
     for file in plain:
         tensors = form.reader(folder / file)
         expected = [name for name, place in places.items() if place == file]
@@ -69,10 +69,10 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
             for name in tensors
             if places.get(name) != file
         ]
-        found |= tensors
+        by_name |= tensors
     if problems:
         raise UserError(f"{index}: {first_of(problems)}; restore the files from a copy")
-    return found
+    return by_name
 
 
 def _is_plain(name: str) -> bool:

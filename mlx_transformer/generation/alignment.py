@@ -68,7 +68,7 @@ def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> Cr
         return ids, real
 
     def weights(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[NDArray]:
-        found: list[NDArray] = [np.zeros((0, len(source)), np.float32) for source in sources]
+        weights_of: list[NDArray] = [np.zeros((0, len(source)), np.float32) for source in sources]
         # Neighbours in length are computed together; nothing is written of an empty one.
         order = sorted((i for i, row in enumerate(targets) if row), key=lambda i: (len(sources[i]), len(targets[i])))
         for first in range(0, len(order), TOGETHER):
@@ -76,8 +76,8 @@ def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> Cr
             source = padded([sources[i] for i in rows], config.pad_id)
             read, _ = padded([[config.bos_id, *targets[i][:-1]] for i in rows], config.eos_id)
             for i, each in zip(rows, attention(*source, read), strict=True):
-                found[i] = each[: len(targets[i]), : len(sources[i])]
-        return found
+                weights_of[i] = each[: len(targets[i]), : len(sources[i])]
+        return weights_of
 
     return weights
 

@@ -18,7 +18,7 @@ from mlx_transformer.core.text_pairs import Window
 from mlx_transformer.system.errors import UserError
 
 from .encoder_head import EncoderHead
-from .lines import UNTOLD, Told
+from .lines import NO_REPORT, LineReport
 from .options import AnswerOptions
 from .tag import trimmed
 from .translate import as_lines
@@ -41,48 +41,48 @@ class Answer:
 
 def paired(questions: str | Sequence[str], contexts: str | Sequence[str]) -> list[tuple[str, str]]:
     """Return each question with its context; one of either is that of all."""
-    asked, given = as_lines(questions), as_lines(contexts)
+    question_lines, context_lines = as_lines(questions), as_lines(contexts)
     if isinstance(questions, str):
-        asked = asked * len(given)
+        question_lines = question_lines * len(context_lines)
     if isinstance(contexts, str):
-        given = given * len(asked)
-    if len(asked) != len(given):
-        raise UserError(f"{len(asked)} questions and {len(given)} contexts: give as many of both, or one of either")
-    return list(zip(asked, given, strict=True))
+        context_lines = context_lines * len(question_lines)
+    if len(question_lines) != len(context_lines):
+        raise UserError(
+            f"{len(question_lines)} questions and {len(context_lines)} contexts: give as many of both, or one of either"
+        )
+    return list(zip(question_lines, context_lines, strict=True))
 
 
 def answer(
     encoder: EncoderHead,
     pairs: Sequence[tuple[str, str]],
     options: AnswerOptions | None = None,
-    told: Told = UNTOLD,
+    report: LineReport = NO_REPORT,
 ) -> list[Answer | None]:
     """Return the best answer for each (question, context); None where the context has no tokens.
 
-    `UserError` for a question that leaves less than half of a row to its context, unless `told` is told of it; then its
-    end is left out.
+    `UserError` for a question that leaves less than half of a row to its context, unless `report` counts those; then
+    its end is left out.
     """
     options = options or AnswerOptions()
     tokenizer = encoder.tokenizer
     form = tokenizer.pair_form(encoder.most)
     located = [each.alone() for each in tokenizer.encode_places([text for pair in pairs for text in pair])]
     rows: list[list[Window]] = []
-    for number, (question, context) in enumerate(zip(located[::2], located[1::2], strict=True), told.first_line):
-        asked = question.ids
-        if len(asked) > form.half:
-            if told.on_overlong is None:
-                raise UserError(
-                    f"question {number}: {len(asked)} tokens, at most {form.half} leave room for its context"
-                )
-            told.on_overlong(number)
-        rows.append(form.windows(asked[: form.half], context.ids) if context.ids else [])
-    logits = iter(encoder.logits([window.row for windows in rows for window in windows], told.done))
-    found: list[Answer | None] = []
+    for number, (question, context) in enumerate(zip(located[::2], located[1::2], strict=True), report.first_line):
+        ids = question.ids
+        if len(ids) > form.half:
+            if report.on_overlong is None:
+                raise UserError(f"question {number}: {len(ids)} tokens, at most {form.half} leave room for its context")
+            report.on_overlong(number)
+        rows.append(form.windows(ids[: form.half], context.ids) if context.ids else [])
+    logits = iter(encoder.logits([window.row for windows in rows for window in windows], report.done))
+    answers: list[Answer | None] = []
     for (_, text), context, windows in zip(pairs, located[1::2], rows, strict=True):
         places = [place for place in context.places if place is not None]
         parts = [(window, next(logits)) for window in windows]
-        found.append(_best(text, places, parts, form.before, options.max_answer_tokens) if parts else None)
-    return found
+        answers.append(_best(text, places, parts, form.before, options.max_answer_tokens) if parts else None)
+    return answers
 
 
 def _best(

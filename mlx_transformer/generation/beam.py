@@ -36,11 +36,11 @@ class Beam(Strategy):
         none = xp.asarray(np.zeros((size, k), np.int32))
         self.ends = {"step": none, "slot": none, "token": none}  # last step, slot before it, last token
         self.tokens, self.parents = History(xp, size), History(xp, size)
-        self.aside = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
+        self.finished = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
-        found, forced = self.candidates(logits, t), self.rules.unscored(t, self.limits)
-        return self.advance(*(found if forced is None else self._forced(forced, *found)), t)
+        candidates, forced = self.candidates(logits, t), self.rules.unscored(t, self.limits)
+        return self.advance(*(candidates if forced is None else self._forced(forced, *candidates)), t)
 
     def advance(self, values: Array, parent: Array, token: Array, t: int) -> tuple[Array, Array]:
         """Take the finished ones out of the candidates (B, C), and go on with the K best others."""
@@ -79,9 +79,9 @@ class Beam(Strategy):
         """The candidates of a step in which sentences get a token (B,), or -1: the live ones, each with it."""
         xp, (size, live), count = self.xp, self.live.shape, values.shape[1]
         own = xp.concatenate([self.live, xp.full((size, count - live), 2 * BANNED)], axis=1)
-        slots, given = xp.arange(count)[None], forced[:, None]
-        parent = xp.where(given < 0, parent, xp.where(slots < live, slots, 0))
-        return xp.where(given < 0, values, own), parent, xp.where(given < 0, token, given)
+        slots, forced_ids = xp.arange(count)[None], forced[:, None]
+        parent = xp.where(forced_ids < 0, parent, xp.where(slots < live, slots, 0))
+        return xp.where(forced_ids < 0, values, own), parent, xp.where(forced_ids < 0, token, forced_ids)
 
     def _finish(self, values: Array, parent: Array, token: Array, ends: Array, t: int) -> None:
         """Merge the ending ones of the K best candidates into the finished set."""
@@ -108,7 +108,7 @@ class Beam(Strategy):
         ahead = self.limit_penalty if self.options.length_penalty >= 0 else float(self.options.penalty(length + 1))
         return full & (worst >= self.live[:, 0] / ahead)
 
-    def held(self) -> list[Array]:
+    def arrays(self) -> list[Array]:
         return [
             self.done,
             self.live,
@@ -119,7 +119,7 @@ class Beam(Strategy):
         ]
 
     def keep(self, live: np.ndarray) -> None:
-        self._put_aside()
+        self._set_finished_aside()
         self.index = self.index[live]
         self.rules.keep(live)
         arrays = take_sentences(
@@ -128,17 +128,17 @@ class Beam(Strategy):
         self.limits, self.limit_penalty, self.done, self.live, self.scores = arrays[:5]
         self.ends = dict(zip(self.ends, arrays[5:], strict=True))
 
-    def _put_aside(self) -> None:
+    def _set_finished_aside(self) -> None:
         self.tokens.close(self.index)
         self.parents.close(self.index)
         for name, x in {"score": self.scores, **self.ends}.items():
-            self.aside[name][self.index] = self.xp.numpy(x)
+            self.finished[name][self.index] = self.xp.numpy(x)
 
     def results(self) -> list[list[Hypothesis]]:
-        self._put_aside()
+        self._set_finished_aside()
         tokens, parents = self.tokens.numpy(0), self.parents.numpy(0)  # (T, B, K)
         count = self.options.n_best
-        step, slot, last = (np.asarray(self.aside[name][:, :count], np.int64) for name in ("step", "slot", "token"))
+        step, slot, last = (np.asarray(self.finished[name][:, :count], np.int64) for name in ("step", "slot", "token"))
         paths = np.zeros((*step.shape, len(tokens)), np.int64)
         sentence = np.arange(len(step))[:, None]
         for t in reversed(range(len(tokens))):
@@ -146,7 +146,7 @@ class Beam(Strategy):
             paths[..., t] = np.where(before, tokens[t][sentence, slot], last)
             slot = np.where(before, parents[t][sentence, slot], slot)
         results = []
-        for i, scores in enumerate(self.aside["score"][:, :count]):
+        for i, scores in enumerate(self.finished["score"][:, :count]):
             # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
             ended = [
                 (paths[i, j, : step[i, j] + 1].tolist(), float(score)) for j, score in enumerate(scores) if score > DEAD

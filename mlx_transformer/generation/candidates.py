@@ -79,22 +79,22 @@ class Candidates:
 
     def narrowed(self, batch: Batch, options: Options) -> tuple[Batch, Options]:
         """The batch and the options in terms of their places."""
-        given = {name: ids for name in ID_FIELDS if (ids := getattr(options, name))}
-        if given or options.banned_sequences:
+        fields_set = {name: ids for name in ID_FIELDS if (ids := getattr(options, name))}
+        if fields_set or options.banned_sequences:
             known = {*self.ids.tolist()}
-            fields = {name: [id for id in ids if id in known] for name, ids in given.items()}
-            found = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
+            fields = {name: [id for id in ids if id in known] for name, ids in fields_set.items()}
+            narrowed = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
             sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
             banned = tuple(tuple(self.places(ids).tolist()) for ids in sequences)
-            options = _changed(options, **found, banned_sequences=banned)
+            options = _changed(options, **narrowed, banned_sequences=banned)
         if options.start_id is not None:
             options = _changed(options, start_id=int(self.places(options.start_id)))
         prefix = [self.places(row) if len(row) else row for row in batch.prefix]
         return _changed(batch, prefix=prefix, candidates=None), options
 
-    def restored(self, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def restored(self, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Hypotheses of places as ones of ids."""
-        return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in found]
+        return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in hypotheses]
 
 
 def _ascending(size: int, *ids: Sequence[int] | NDArray) -> NDArray[np.int64]:

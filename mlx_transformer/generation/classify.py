@@ -12,7 +12,7 @@ from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.system.errors import UserError
 
 from .encoder_head import EncoderHead, softmax
-from .lines import UNTOLD, Told
+from .lines import NO_REPORT, LineReport
 
 Text = str | tuple[str, str]
 """One text, or two of which the model says something together."""
@@ -27,16 +27,16 @@ class Scored:
 
 
 def classify(
-    encoder: EncoderHead, texts: Sequence[Text], several: bool | None = None, told: Told = UNTOLD
+    encoder: EncoderHead, texts: Sequence[Text], several: bool | None = None, report: LineReport = NO_REPORT
 ) -> list[list[Scored]]:
     """Return every class of the model with its probability, the likeliest first, for each text.
 
     several: a text may be in several classes or in none, each with a probability of its own; else, and of more than one
     class, they sum to 1; None: as the model's config says, by which they may be scores. `UserError` for a text that is
-    longer than the model takes, unless `told` is told of it; a pair that is too long loses the ends of its texts.
+    longer than the model takes, unless `report` counts it; a pair that is too long loses the ends of its texts.
     """
-    rows = text_rows(encoder, texts, told)
-    return [scored(encoder, logits, several) for logits in encoder.logits(rows, told.done)]
+    rows = text_rows(encoder, texts, report)
+    return [scored(encoder, logits, several) for logits in encoder.logits(rows, report.done)]
 
 
 def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | None = None) -> list[Scored]:
@@ -49,26 +49,26 @@ def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | No
     return [Scored(head.labels[i], float(shares[i])) for i in np.argsort(-shares, kind="stable")]
 
 
-def text_rows(encoder: EncoderHead, texts: Sequence[Text], told: Told) -> list[Pair]:
+def text_rows(encoder: EncoderHead, texts: Sequence[Text], report: LineReport) -> list[Pair]:
     """Return the ids of each text, in their order; what is too long is cut, or refused, as `classify` says."""
-    for number, text in enumerate(texts, told.first_line):
+    for number, text in enumerate(texts, report.first_line):
         if not isinstance(text, str) and not _is_pair(text):
             raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")
     pairs = [text for text in texts if isinstance(text, tuple)]
     encoded = iter(encoder.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
     joined = iter(encoder.tokenizer.encode_pairs(pairs) if pairs else ())
     rows = []
-    for number, text in enumerate(texts, told.first_line):
+    for number, text in enumerate(texts, report.first_line):
         if isinstance(text, tuple):
             row = next(joined)
             if len(row.ids) > encoder.most:
                 [row] = encoder.tokenizer.encode_pairs([text], encoder.most)
-                if told.on_overlong is not None:
-                    told.on_overlong(number)
+                if report.on_overlong is not None:
+                    report.on_overlong(number)
             rows.append(row)
             continue
         ids = next(encoded)
-        if encoder.is_overlong(len(ids), number, told):
+        if encoder.is_overlong(len(ids), number, report):
             ids = [*ids[: encoder.most - 1], ids[-1]]
         rows.append(Pair(ids, [0] * len(ids)))
     return rows

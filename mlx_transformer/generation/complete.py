@@ -32,8 +32,8 @@ def complete(
     """
     check_single(options, "complete", "search")
     check_stop(stop)
-    found = generate(prompt_ids(tokenizer, prompts), **options)
-    return ["".join(until([text], stop)) for text in tokenizer.decode_batch(found)]
+    outputs = generate(prompt_ids(tokenizer, prompts), **options)
+    return ["".join(until([text], stop)) for text in tokenizer.decode_batch(outputs)]
 
 
 def stream(
@@ -52,20 +52,20 @@ def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
     """The texts up to the first stop word, which is left out; what may yet become one is held back."""
-    held = ""
+    waiting = ""
     for text in texts:
-        held += text
-        ends = [place for word in stop if (place := held.find(word)) >= 0]
+        waiting += text
+        ends = [place for word in stop if (place := waiting.find(word)) >= 0]
         if ends:
             if min(ends):
-                yield held[: min(ends)]
+                yield waiting[: min(ends)]
             return
-        kept = max((n for word in stop for n in range(1, len(word)) if held.endswith(word[:n])), default=0)
-        if ready := held[: len(held) - kept]:
+        possible = max((n for word in stop for n in range(1, len(word)) if waiting.endswith(word[:n])), default=0)
+        if ready := waiting[: len(waiting) - possible]:
             yield ready
-        held = held[len(held) - kept :]
-    if held:
-        yield held
+        waiting = waiting[len(waiting) - possible :]
+    if waiting:
+        yield waiting
 
 
 def check_stop(stop: Sequence[str]) -> None:

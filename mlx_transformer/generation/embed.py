@@ -59,30 +59,32 @@ class Embedder:
         no `pooling` does either, and for wrong options."""
         self.config, self.where, self.token_vectors = config, where, token_vectors
         self._tokenizer = tokenizer
-        asked = EmbedOptions(**options)
-        self.kind = asked.kind
-        if asked.kind != "dense" and (embedding is None or asked.kind not in embedding.kinds):
-            raise UserError(f"{where}: kind={asked.kind}: the model has no such head; its texts have one vector each")
-        if embedding is None and asked.pooling is None:
+        settings = EmbedOptions(**options)
+        self.kind = settings.kind
+        if settings.kind != "dense" and (embedding is None or settings.kind not in embedding.kinds):
+            raise UserError(
+                f"{where}: kind={settings.kind}: the model has no such head; its texts have one vector each"
+            )
+        if embedding is None and settings.pooling is None:
             raise UserError(
                 f"{where}: doesn't say how a text's vector is made: give pooling=mean, or how it was trained for it"
             )
         embedding = embedding or TextEmbedding()
-        if asked.pooling is not None:
+        if settings.pooling is not None:
             if embedding.dense:
                 raise UserError(
-                    f"pooling={asked.pooling!r}: its dense layers were made for its own pooling; leave it out"
+                    f"pooling={settings.pooling!r}: its dense layers were made for its own pooling; leave it out"
                 )
-            embedding = replace(embedding, pooling=(asked.pooling,))
-        if asked.normalize is not None:
-            embedding = replace(embedding, normalize=asked.normalize)
+            embedding = replace(embedding, pooling=(settings.pooling,))
+        if settings.normalize is not None:
+            embedding = replace(embedding, normalize=settings.normalize)
         self.embedding, self.width = embedding, embedding.width(config.d_model)
-        if asked.dimensions is not None and asked.dimensions > self.width:
-            raise UserError(f"dimensions={asked.dimensions}: the model's vectors have {self.width}")
-        self.dimensions = asked.dimensions or self.width
+        if settings.dimensions is not None and settings.dimensions > self.width:
+            raise UserError(f"dimensions={settings.dimensions}: the model's vectors have {self.width}")
+        self.dimensions = settings.dimensions or self.width
         whole = self.dimensions == self.width and embedding.prompt_counts
         self._graph = graph if graph is not None and whole and graph.embedding == embedding.arithmetic else None
-        self.prompt = embedding.prompt(asked.prompt_name) if asked.prompt is None else asked.prompt
+        self.prompt = embedding.prompt(settings.prompt_name) if settings.prompt is None else settings.prompt
         self.most = min(embedding.max_length or config.max_positions, config.max_positions)
 
     @property
@@ -109,13 +111,13 @@ class Embedder:
     ) -> NDArray[np.float32]:
         """Return the vectors (N, W) of rows of ids; of_text: which begin with the prompt, as `rows` gave them. `done`
         is told the share of them that is done."""
-        found = np.zeros((len(rows), self.dimensions), np.float32)
+        vectors = np.zeros((len(rows), self.dimensions), np.float32)
         skipped = self._prompt_tokens() if of_text and self.prompt and not self.embedding.prompt_counts else 0
-        for part, given, mask in self._computed(rows, self._graph, done):
+        for part, outputs, mask in self._computed(rows, self._graph, done):
             if self._graph is None:
-                given = self.embedding.vectors(given, mask, skipped, self.dimensions)
-            found[part] = given
-        return found
+                outputs = self.embedding.vectors(outputs, mask, skipped, self.dimensions)
+            vectors[part] = outputs
+        return vectors
 
     def made(self, rows: Ids, done: Callable[[float], None] = lambda share: None, of_text: bool = True) -> Any:
         """Return what `kind` says of rows of ids, arguments as for `vectors`: the vectors (N, W); for each the weights
@@ -125,18 +127,18 @@ class Embedder:
             return self.vectors(rows, done, of_text)
         c = self.config
         special = {c.pad_id, c.bos_id, c.eos_id, *([self._tokenizer.unk_id] if self._tokenizer else [])}
-        found: list[Any] = [None] * len(rows)
-        for part, given, mask in self._computed(rows, None, done):
-            for i, memory, real in zip(part, given, mask, strict=True):
+        vectors: list[Any] = [None] * len(rows)
+        for part, outputs, mask in self._computed(rows, None, done):
+            for i, memory, real in zip(part, outputs, mask, strict=True):
                 tokens = memory[real == 1]
                 if self.kind == "multi":
-                    found[i] = self.embedding.token_vectors(tokens)
+                    vectors[i] = self.embedding.token_vectors(tokens)
                     continue
-                found[i] = {}
+                vectors[i] = {}
                 for id, weight in zip(rows[i], self.embedding.token_weights(tokens).tolist(), strict=True):
-                    if id not in special and weight > found[i].get(id, 0):
-                        found[i][id] = weight
-        return found
+                    if id not in special and weight > vectors[i].get(id, 0):
+                        vectors[i][id] = weight
+        return vectors
 
     def _computed(
         self, rows: Ids, graph: GraphVectors | None, done: Callable[[float], None]
@@ -154,10 +156,10 @@ class Embedder:
         for part in batches:
             arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
             compute = self.token_vectors if graph is None else graph.compute
-            given = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
-            if not np.isfinite(given).all():
+            outputs = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
+            if not np.isfinite(outputs).all():
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
-            yield part, given, mask
+            yield part, outputs, mask
             computed += len(part)
             done(computed / len(rows))
 

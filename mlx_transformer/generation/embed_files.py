@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlx_transformer.system.errors import UserError
 
 from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
-from .lines import Told
+from .lines import LineReport
 from .options import EmbedOptions
 from .verbs import TextVerbs
 
@@ -48,12 +48,12 @@ def embed_stream(
         )
     key, written = FORMS[embedder.kind]
 
-    def make(lines: Sequence[str], told: Told) -> bytes:
-        rows = embedder.rows(lines, told.first_line, told.on_overlong)
-        found = embedder.made(rows, told.done)
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
+        rows = embedder.rows(lines, report.first_line, report.on_overlong)
+        vectors = embedder.made(rows, report.done)
         if as_array:
-            return found.astype("<f4").tobytes()
-        return json_lines({"text": line, key: written(each)} for line, each in zip(lines, found, strict=True))
+            return vectors.astype("<f4").tobytes()
+        return json_lines({"text": line, key: written(each)} for line, each in zip(lines, vectors, strict=True))
 
     work = LineWork(
         name="embed",

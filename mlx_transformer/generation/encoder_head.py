@@ -15,7 +15,7 @@ from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .lines import Told
+from .lines import LineReport
 from .translate import fitting_tokenizer
 
 BATCH_TOKENS = 4096
@@ -41,19 +41,19 @@ class EncoderHead:
         self.tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", verb, words=False)
         self.config, self.where, self.most, self._logits = config, where, config.max_positions, logits
 
-    def is_overlong(self, length: int, number: int, told: Told) -> bool:
-        """Return whether a text of so many tokens has to be cut, and tell its number; `UserError` if nobody is told."""
+    def is_overlong(self, length: int, number: int, report: LineReport) -> bool:
+        """Return whether a text of so many tokens has to be cut, and report its number; `UserError` if none listens."""
         if length <= self.most:
             return False
-        if told.on_overlong is None:
+        if report.on_overlong is None:
             raise UserError(f"text {number}: {length} tokens, the model takes at most {self.most}")
-        told.on_overlong(number)
+        report.on_overlong(number)
         return True
 
     def logits(self, rows: Sequence[Pair], done: Callable[[float], None]) -> list[NDArray[np.float64]]:
         """Return what the head gives for each row, (C,) or (L, C). Rows of one length are computed together, so that
         nothing is padded."""
-        found: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
+        logits: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
         computed = 0
         for part in _batches([len(row.ids) for row in rows]):
             types = {"token_types": [rows[i].token_types for i in part]} if self.config.token_types else {}
@@ -61,10 +61,10 @@ class EncoderHead:
             if not np.isfinite(batch).all():
                 raise UserError(f"{self.where}: its logits are not finite; check its weights")
             for i, each in zip(part, batch, strict=True):
-                found[i] = each
+                logits[i] = each
             computed += len(part)
             done(computed / len(rows))
-        return found
+        return logits
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

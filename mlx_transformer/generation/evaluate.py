@@ -15,7 +15,7 @@ All are means over the queries. Spearman's correlation is Pearson's of the ranks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from mlx_transformer.system.errors import UserError
 
 from .answer import answer
 from .classify import classify
-from .lines import Told
+from .lines import LineReport
+from .search import DoneShare
 from .tag import tag
 from .verbs import TextVerbs
 
@@ -35,10 +36,9 @@ NEAREST = (1, 5, 10)
 """The k of recall@k."""
 QUERIES = 256
 """Queries that are compared with all documents at a time."""
-Done = Callable[[float], None]
 
 
-def retrieval(model: TextVerbs, text: Matches, done: Done = lambda share: None) -> dict[str, Any]:
+def retrieval(model: TextVerbs, text: Matches, done: DoneShare = lambda share: None) -> dict[str, Any]:
     """Return the scores of a model's vectors on pairs; queries and documents have the prompts of these names, if the
     model has them. `UserError` for a model that has no vectors of texts."""
     queries = list(dict.fromkeys(text.columns[0]))
@@ -48,9 +48,11 @@ def retrieval(model: TextVerbs, text: Matches, done: Done = lambda share: None) 
     for query, target in zip(*text.columns[:2], strict=True):
         relevant[query].add(places[target])
     whole = len(queries) + len(documents)
-    asked = _embedded(model, "query", queries, lambda share: done(share * len(queries) / whole))
-    found = _embedded(model, "document", documents, lambda share: done(1 - (1 - share) * len(documents) / whole))
-    scores = ranking_scores(asked, found, [sorted(relevant[query]) for query in queries])
+    query_vectors = _embedded(model, "query", queries, lambda share: done(share * len(queries) / whole))
+    document_vectors = _embedded(
+        model, "document", documents, lambda share: done(1 - (1 - share) * len(documents) / whole)
+    )
+    scores = ranking_scores(query_vectors, document_vectors, [sorted(relevant[query]) for query in queries])
     return {"queries": len(queries), "documents": len(documents), **scores}
 
 
@@ -68,7 +70,7 @@ def ranking_scores(queries: NDArray, documents: NDArray, relevant: Sequence[Sequ
     return values
 
 
-def _embedded(model: TextVerbs, name: str, texts: Sequence[str], done: Done) -> NDArray[np.float32]:
+def _embedded(model: TextVerbs, name: str, texts: Sequence[str], done: DoneShare) -> NDArray[np.float32]:
     """Vectors, of length 1 unless the model compares by products."""
     embedding = model.text_embedding
     named = {"prompt_name": name} if embedding is not None and name in embedding.prompts else {}
@@ -106,48 +108,48 @@ def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (np.cumsum(counts) - (counts - 1) / 2)[place.ravel()]
 
 
-def similarity(model: TextVerbs, text: Labelled, done: Done = lambda share: None) -> dict[str, Any]:
+def similarity(model: TextVerbs, text: Labelled, done: DoneShare = lambda share: None) -> dict[str, Any]:
     """Return how well the similarities of pairs rank as their numbers do. `UserError` for text without numbers."""
-    wanted = numbers_of(text)
+    scores = numbers_of(text)
     first, second = zip(*text.texts, strict=True)
     a = _embedded(model, "", first, lambda share: done(share / 2))
     b = _embedded(model, "", second, lambda share: done((1 + share) / 2))
     products = (a.astype(np.float64) * b.astype(np.float64)).sum(axis=1)
-    return {"pairs": len(text), "spearman": spearman(products.tolist(), wanted)}
+    return {"pairs": len(text), "spearman": spearman(products.tolist(), scores)}
 
 
 def numbers_of(text: Labelled) -> list[float]:
     """Return the number of each pair; `UserError` for what isn't pairs with numbers."""
     if text.form not in ("label", "score") or not all(isinstance(each, tuple) for each in text.texts):
         raise UserError("similarities are compared with pairs of texts that have a number each")
-    found = []
+    numbers = []
     for line, each in enumerate(text.targets, start=1):
         try:
-            found.append(float(each))
+            numbers.append(float(each))
         except ValueError:
-            found.append(math.nan)
-        if not math.isfinite(found[-1]):
+            numbers.append(math.nan)
+        if not math.isfinite(numbers[-1]):
             raise UserError(f"pair {line}: {each!r:.60} is no finite number")
-    return found
+    return numbers
 
 
-def labels(model: TextVerbs, text: Labelled, told: Told) -> dict[str, Any]:
+def labels(model: TextVerbs, text: Labelled, report: LineReport) -> dict[str, Any]:
     """Return how often a model's labels are those of the text, by the kind of its head. `UserError` for a model whose
     head has none of the kind."""
     if text.form == "answer":
         pairs = [each for each in text.texts if isinstance(each, tuple)]
-        found = answer(model.encoder_head("spans", "evaluate"), pairs, told=told)
-        both = [(f, c[slice(*t)]) for f, (_, c), t in zip(found, pairs, text.targets, strict=True) if t is not None]
+        answers = answer(model.encoder_head("spans", "evaluate"), pairs, report=report)
+        both = [(f, c[slice(*t)]) for f, (_, c), t in zip(answers, pairs, text.targets, strict=True) if t is not None]
         return {"questions": len(both), "exact_match": _mean([f is not None and f.text == w for f, w in both])}
     if text.form == "entities":
         lines = [each for each in text.texts if isinstance(each, str)]
-        tagged = tag(model.encoder_head("token-classes", "evaluate"), lines, told)
+        tagged = tag(model.encoder_head("token-classes", "evaluate"), lines, report)
         named = [{(e.label, e.start, e.end) for e in each} for each in tagged]
         return {
             "texts": len(text),
             **_f1(named, [entities_of(*each) for each in zip(text.targets, lines, strict=True)]),
         }
-    classes = classify(model.encoder_head("classes", "evaluate"), text.texts, text.form == "labels" or None, told)
+    classes = classify(model.encoder_head("classes", "evaluate"), text.texts, text.form == "labels" or None, report)
     if text.form == "score":
         return {"texts": len(text), "spearman": spearman([each[0].probability for each in classes], text.targets)}
     if text.form == "labels":
@@ -161,19 +163,19 @@ def labels(model: TextVerbs, text: Labelled, told: Told) -> dict[str, Any]:
 
 def entities_of(parts: Sequence[Part], text: str) -> set[tuple[str, int, int]]:
     """Return the entities (label, start, end) that labelled parts of a text make up, as `tag` joins tokens."""
-    found: list[tuple[str, int, int]] = []
+    entities: list[tuple[str, int, int]] = []
     for start, end, label, _ in parts:
         name = label[len(BEGINS) :] if label.startswith((BEGINS, CONTINUES)) else label
-        goes_on = bool(found) and found[-1][0] == name and not label.startswith(BEGINS)
-        if goes_on and not text[found[-1][2] : start].strip():
-            found[-1] = (name, found[-1][1], end)
+        goes_on = bool(entities) and entities[-1][0] == name and not label.startswith(BEGINS)
+        if goes_on and not text[entities[-1][2] : start].strip():
+            entities[-1] = (name, entities[-1][1], end)
         else:
-            found.append((name, start, end))
-    return {each for each in found if each[0] != OUTSIDE}
+            entities.append((name, start, end))
+    return {each for each in entities if each[0] != OUTSIDE}
 
 
-def _f1(found: Sequence[set[Any]], wanted: Sequence[set[Any]]) -> dict[str, float]:
+def _f1(predicted: Sequence[set[Any]], expected: Sequence[set[Any]]) -> dict[str, float]:
     """Precision, recall and their harmonic mean, over all texts together."""
-    right = sum(len(f & w) for f, w in zip(found, wanted, strict=True))
-    precision, recall = (right / max(1, sum(map(len, each))) for each in (found, wanted))
+    right = sum(len(f & w) for f, w in zip(predicted, expected, strict=True))
+    precision, recall = (right / max(1, sum(map(len, each))) for each in (predicted, expected))
     return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / max(precision + recall, 1e-12)}

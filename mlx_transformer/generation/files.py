@@ -16,7 +16,7 @@ from mlx_transformer.system.fields import changed
 
 from .alignment import CrossWeights
 from .line_files import LineWork, write_lines
-from .lines import Layout, Told, one_line
+from .lines import Layout, LineReport, one_line
 from .options import Options, TextSettings
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
 from .verbs import TextVerbs
@@ -64,33 +64,33 @@ def translate_stream(
     layout = Layout(n_best=options.get("n_best", 1), scores=s.scores, json=s.json, alignment=s.alignment)
     aligned = s.alignment and (cross_weights or True)
 
-    def make(lines: Sequence[str], told: Told) -> bytes:
-        found = model.n_best(
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
+        translations = model.n_best(
             lines,
             overlong=s.overlong,
-            first_line=told.first_line,
+            first_line=report.first_line,
             scored=layout.scored,
-            on_overlong=told.on_overlong,
+            on_overlong=report.on_overlong,
             aligned=aligned,
-            done=told.done,
+            done=report.done,
             **options,
         )
-        rows = (layout.line(*pair) + "\n" for pair in zip(lines, found, strict=True))
+        rows = (layout.line(*pair) + "\n" for pair in zip(lines, translations, strict=True))
         return "".join(rows).encode(errors="replace")
 
-    def pieces(line: str, told: Told) -> Iterator[bytes]:
+    def pieces(line: str, report: LineReport) -> Iterator[bytes]:
         begun = model.stream(
-            line, overlong=s.overlong, line_number=told.first_line, on_overlong=told.on_overlong, **options
+            line, overlong=s.overlong, line_number=report.first_line, on_overlong=report.on_overlong, **options
         )
         yield from (one_line(piece).encode(errors="replace") for piece in begun)
 
     check = partial(model.check_lines, overlong="error", task_prefix=s.task_prefix)
-    said = {"overlong": s.overlong, "scores": s.scores, "json": s.json, "alignment": s.alignment}
+    chosen = {"overlong": s.overlong, "scores": s.scores, "json": s.json, "alignment": s.alignment}
     work = LineWork(
         name="translate",
         make=make,
         overlong=f"longer than the model takes, {DONE_WITH.get(s.overlong, 'an error')}",
-        options={**asdict(Options()), **model.generation, **options, **said},
+        options={**asdict(Options()), **model.generation, **options, **chosen},
         check=check if s.overlong == "error" else None,
         pieces=pieces if s.stream else None,
     )

@@ -48,7 +48,7 @@ def fill(
         raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
     if not 1 <= top_k <= most:
         raise UserError(f"top_k={top_k}: give 1 to {most}")
-    found = []
+    guesses = []
     for number, line in enumerate(as_lines(lines), start=1):
         if len(_parts(tokenizer, line)) == 1:
             raise UserError(f"line {number}: holds no {MASK_TOKEN}; put it where a word is to be found")
@@ -56,8 +56,8 @@ def fill(
         if len(ids) > config.max_positions:
             raise UserError(f"line {number}: {len(ids)} tokens, the model takes at most {config.max_positions}")
         places = [i for i, id in enumerate(ids) if id == mask_id]
-        found.append(_guesses(tokenizer, ids, places, np.array(logits([ids]), np.float64)[0, places], top_k))
-    return found
+        guesses.append(_guesses(tokenizer, ids, places, np.array(logits([ids]), np.float64)[0, places], top_k))
+    return guesses
 
 
 def _guesses(
@@ -73,14 +73,14 @@ def _guesses(
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]  # (M, top_k)
     filled = np.array(ids)
     filled[places] = best[:, 0]
-    found = []
+    likeliest = []
     for mask, place in enumerate(places):
         guesses = []
         for token in best[mask].tolist():
             text = tokenizer.decode([*filled[:place].tolist(), token, *filled[place + 1 :].tolist()])
             guesses.append(Filling(tokenizer.decode([token]), float(probabilities[mask, token]), text))
-        found.append(guesses)
-    return found
+        likeliest.append(guesses)
+    return likeliest
 
 
 def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:

@@ -56,17 +56,17 @@ class Greedy(Strategy):
         self.done = self.done | self.rules.is_end(token) | (self.limits <= t + 1)
         return token, None
 
-    def held(self) -> list[Array]:
+    def arrays(self) -> list[Array]:
         return [self.done, self.total]
 
     def keep(self, live: np.ndarray) -> None:
-        self._put_aside()
+        self._set_finished_aside()
         self.index = self.index[live]
         self.rules.keep(live)
         self.limits, self.done, self.total = take_sentences(self.xp, live, self.limits, self.done, self.total)
 
     def results(self) -> list[list[Hypothesis]]:
-        self._put_aside()
+        self._set_finished_aside()
         tokens = self.history.numpy(self.config.pad_id).T  # (B, T)
         lengths = (tokens != self.config.pad_id).sum(axis=1)  # pad is never generated, it only follows the end
         results = []
@@ -76,6 +76,6 @@ class Greedy(Strategy):
             results.append([Hypothesis(ids[:-1] if ids and ids[-1] in self.rules.ends else ids, score)])
         return results
 
-    def _put_aside(self) -> None:
+    def _set_finished_aside(self) -> None:
         self.history.close(self.index)
         self.scores[self.index] = self.xp.numpy(self.total)

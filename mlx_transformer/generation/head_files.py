@@ -12,7 +12,7 @@ from mlx_transformer.system.errors import UserError
 from .answer import answer
 from .classify import Text, classify
 from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
-from .lines import Told
+from .lines import LineReport
 from .options import AnswerOptions, ClassifyOptions, RerankOptions
 from .rerank import check_reranker, rerank
 from .tag import tag
@@ -40,11 +40,11 @@ def classify_stream(
     encoder = model.encoder_head("classes", "classify")
     number = "score" if encoder.config.head.scores and several is None else "probability"
 
-    def make(lines: Sequence[str], told: Told) -> bytes:
-        found = classify(encoder, [_text_of(line) for line in lines], several, told)
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
+        scored = classify(encoder, [_text_of(line) for line in lines], several, report)
         return json_lines(
             {**_texts_of(line), "classes": [{"label": each.label, number: each.probability} for each in classes[:most]]}
-            for line, classes in zip(lines, found, strict=True)
+            for line, classes in zip(lines, scored, strict=True)
         )
 
     work = LineWork(name="classify", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options))
@@ -73,18 +73,18 @@ def rerank_stream(
         for number, line in enumerate(lines, first_line):
             _queried(line, number, as_json)
 
-    def make(lines: Sequence[str], told: Told) -> bytes:
-        found = []
-        for number, line in enumerate(lines, told.first_line):
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
+        texts = []
+        for number, line in enumerate(lines, report.first_line):
             query, documents = _queried(line, number, as_json)
             cut: list[int] = []
-            ranked = rerank(encoder, query, documents, options, Told(on_overlong=cut.append))
-            if cut and told.on_overlong is not None:
-                told.on_overlong(number)
+            ranked = rerank(encoder, query, documents, options, LineReport(on_overlong=cut.append))
+            if cut and report.on_overlong is not None:
+                report.on_overlong(number)
             results = [{**asdict(each), "document": documents[each.index]} for each in ranked]
-            found.append({"query": query, "results": results})
-            told.done((number - told.first_line + 1) / len(lines))
-        return json_lines(found)
+            texts.append({"query": query, "results": results})
+            report.done((number - report.first_line + 1) / len(lines))
+        return json_lines(texts)
 
     work = LineWork(
         name="rerank", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options), check=check
@@ -123,10 +123,10 @@ def tag_stream(
     "end": ..., "text": ...}]}, places in characters from 0; arguments as for `write_lines`."""
     encoder = model.encoder_head("token-classes", "tag")
 
-    def make(lines: Sequence[str], told: Told) -> bytes:
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
         return json_lines(
             {"text": line, "entities": [asdict(each) for each in entities]}
-            for line, entities in zip(lines, tag(encoder, lines, told), strict=True)
+            for line, entities in zip(lines, tag(encoder, lines, report), strict=True)
         )
 
     work = LineWork(name="tag", suffixes=JSON, make=make)
@@ -149,12 +149,12 @@ def answer_stream(
     options = options or AnswerOptions()
     encoder = model.encoder_head("spans", "answer")
 
-    def make(lines: Sequence[str], told: Told) -> bytes:
-        _check_questions(lines, told.first_line)
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
+        _check_questions(lines, report.first_line)
         pairs = [(question, context) for question, _, context in (line.partition(SEPARATOR) for line in lines)]
         return json_lines(
-            {"question": question, "context": context, "answer": None if found is None else asdict(found)}
-            for (question, context), found in zip(pairs, answer(encoder, pairs, options, told), strict=True)
+            {"question": question, "context": context, "answer": None if best is None else asdict(best)}
+            for (question, context), best in zip(pairs, answer(encoder, pairs, options, report), strict=True)
         )
 
     cut = cut_at(encoder.tokenizer.pair_form(encoder.most).half)

@@ -18,7 +18,7 @@ from mlx_transformer.core.inputs import Ids, Sources, check_ids
 from mlx_transformer.system.errors import UserError
 
 from .options import Options
-from .search import Progress, batches, reported
+from .search import DoneShare, batches, reported
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LARGEST_EXPONENT = 700.0
 """The largest that e is raised to: more is infinite in float64."""
 
 
-def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Progress | None = None) -> list[np.ndarray]:
+def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare | None = None) -> list[np.ndarray]:
     """For each input the log-probabilities of its target's tokens, float32, each given the input and the tokens before.
 
     ids: as for `search`. targets: outputs without start token, with eos where its probability is to be counted. done:
@@ -42,25 +42,25 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Progress | 
     if len(ids) != len(targets):
         raise UserError(f"{len(ids)} inputs but {len(targets)} targets: they must be equally many")
     sources = Sources.of(config, ids=ids)
-    wanted = check_ids(targets, config.vocab_size, "target")
-    for i, (source, target) in enumerate(zip(sources, wanted, strict=True)):
+    target_rows = check_ids(targets, config.vocab_size, "target")
+    for i, (source, target) in enumerate(zip(sources, target_rows, strict=True)):
         prompt = 0 if config.has_encoder else len(source) - 1
         longest = max(len(source), prompt + len(target))
         if longest > config.max_positions and not model.extends_positions:
             raise UserError(f"row {i}: {longest} tokens, the model takes at most {config.max_positions}")
     lengths = sources.lengths
-    steps = np.array([len(row) for row in wanted], int)
-    found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sources)
+    steps = np.array([len(row) for row in target_rows], int)
+    rows: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sources)
     positions = None if model.extends_positions or config.has_encoder else config.max_positions
     # By the number of steps: a batch takes as many as its longest target.
     for index in reported(batches(steps, lengths, lengths, Options(), positions), len, len(sources), done):
-        values = _batch(model, sources[index], [wanted[i] for i in index])
+        values = _batch(model, sources[index], [target_rows[i] for i in index])
         for i, row in zip(index, values, strict=True):
-            found[i] = row[: steps[i]]
-    for i, row in enumerate(found):
+            rows[i] = row[: steps[i]]
+    for i, row in enumerate(rows):
         if not np.isfinite(row).all():
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
-    return found
+    return rows
 
 
 def score(
@@ -76,8 +76,8 @@ def score(
     source, target = as_lines(lines), as_lines(translations)
     if len(source) != len(target):
         raise UserError(f"{len(source)} lines but {len(target)} translations: they must be equally many")
-    found = log_p(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target))
-    return [math.fsum(values.tolist()) for values in found]
+    per_token = log_p(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target))
+    return [math.fsum(values.tolist()) for values in per_token]
 
 
 def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndarray:
@@ -115,10 +115,10 @@ def perplexity(
     rows = [row for ids in tokenizer.encode_batch(texts) for row in _pieces([config.bos_id, *ids], config)]
     total, tokens, finished = 0.0, sum(len(row) - 1 for row in rows), 0
     for batch in _batches(rows):
-        found = np.asarray(logits(batch[:, :-1].tolist()), np.float32).astype(np.float64)
-        top = found.max(axis=-1, keepdims=True)
-        normaliser = top[..., 0] + np.log(np.exp(found - top).sum(axis=-1))
-        total += float((normaliser - np.take_along_axis(found, batch[:, 1:, None], axis=-1)[..., 0]).sum())
+        z = np.asarray(logits(batch[:, :-1].tolist()), np.float32).astype(np.float64)
+        top = z.max(axis=-1, keepdims=True)
+        normaliser = top[..., 0] + np.log(np.exp(z - top).sum(axis=-1))
+        total += float((normaliser - np.take_along_axis(z, batch[:, 1:, None], axis=-1)[..., 0]).sum())
         finished += batch[:, 1:].size
         done(finished / tokens)
     if not math.isfinite(total):

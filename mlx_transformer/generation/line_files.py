@@ -17,9 +17,9 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.progress import quiet_progress
-from mlx_transformer.system.watch import Watch
+from mlx_transformer.system.watch import Progress
 
-from .lines import PART_LINES, LineReader, Told
+from .lines import PART_LINES, LineReader, LineReport
 from .output import Writer, finishing, writer
 
 JSON = (".jsonl", ".ndjson", ".json", ".txt")
@@ -32,7 +32,7 @@ class LineWork:
 
     name: str
     """The verb, which the progress bar shows."""
-    make: Callable[[Sequence[str], Told], bytes]
+    make: Callable[[Sequence[str], LineReport], bytes]
     """From lines to what is written of them."""
     overlong: str = ""
     """What is said of lines that are too long, behind their number, where there are such."""
@@ -42,7 +42,7 @@ class LineWork:
     """As `checked_lines` takes it, for lines of which nothing can be made."""
     head: Callable[[int], bytes] | None = None
     """What a file of so many lines begins with."""
-    pieces: Callable[[str, Told], Iterable[bytes]] | None = None
+    pieces: Callable[[str, LineReport], Iterable[bytes]] | None = None
     """In place of `make`, what is written of one line as it is decided; such a file is not continued."""
     suffixes: Sequence[str] = ()
     """What the name of the file may end in, unless in nothing; without them in anything."""
@@ -93,8 +93,8 @@ def write_lines(
 
         def facts() -> Mapping[str, str]:
             assert known is not None
-            asked = {key: str(value) for key, value in work.options.items()}
-            return {"input": known[1], **asked, **model_facts()}
+            options = {key: str(value) for key, value in work.options.items()}
+            return {"input": known[1], **options, **model_facts()}
 
         target = writer(output, None if known is None or work.pieces is not None else facts, resume)
         stack.callback(target.close)
@@ -102,8 +102,8 @@ def write_lines(
         if work.head is not None and known is None:
             source.seek(0)
         head = b"" if work.head is None or lines is None else work.head(lines)
-        shown = lines if output is not None or not sys.stdout.isatty() else None
-        _Job(work, source, name, target, head, shown).run()
+        echoed = lines if output is not None or not sys.stdout.isatty() else None
+        _Job(work, source, name, target, head, echoed).run()
 
 
 @dataclass
@@ -126,36 +126,36 @@ class _Job:
                 self._write(self.head)
             self._parts(reader) if self.work.pieces is None else self._stream(reader, self.work.pieces)
         if count := self.progress.overlong:
-            told = (
+            which = (
                 f"{count:,} of {self.progress.lines:,} lines, the first of them line {self.progress.first_overlong:,}"
             )
-            print(f"{self.name}: {told}: {self.work.overlong}", file=sys.stderr)
+            print(f"{self.name}: {which}: {self.work.overlong}", file=sys.stderr)
 
     def _parts(self, reader: LineReader) -> None:
         # A person at the keyboard waits for each line.
         size = 1 if self.source.isatty() else PART_LINES
-        with quiet_progress(self.work.name if self.lines else None) as report:
+        with quiet_progress(self.work.name if self.lines else None) as watch:
             for lines in reader.parts(size):
                 if before := self.progress.lines:
                     self.target.save(replace(self.progress))
-                told = Told(before + 1, self._count, self._told(report, before, len(lines)))
-                self._write(self.work.make(lines, told))
+                report = LineReport(before + 1, self._count, self._reporting(watch, before, len(lines)))
+                self._write(self.work.make(lines, report))
                 self.progress.lines, self.progress.read = reader.number, reader.position
 
-    def _stream(self, reader: LineReader, pieces: Callable[[str, Told], Iterable[bytes]]) -> None:
+    def _stream(self, reader: LineReader, pieces: Callable[[str, LineReport], Iterable[bytes]]) -> None:
         for line in reader:
-            for piece in pieces(line, Told(reader.number, self._count)):
+            for piece in pieces(line, LineReport(reader.number, self._count)):
                 self._write(piece)
             self._write(b"\n")
             self.progress.lines = reader.number
 
-    def _told(self, report: Watch, before: int, count: int) -> Callable[[float], None]:
+    def _reporting(self, watch: Progress, before: int, count: int) -> Callable[[float], None]:
         """What passes on the share of these lines that is done, as one of all."""
 
         def done(share: float) -> None:
             if total := self.lines:
                 now = before + round(share * count)
-                report(now / total, f"{now:,} of {total:,} lines")
+                watch(now / total, f"{now:,} of {total:,} lines")
 
         return done
 

@@ -65,18 +65,18 @@ class LineReader(Iterator[str]):
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is known of some lines, and who is told of them."""
+class LineReport:
+    """Which lines these are, and who hears of them."""
 
     first_line: int = 1
     """The number of the first one, in messages."""
     on_overlong: Callable[[int], None] | None = None
-    """Told the number of a line that is longer than the model takes, whose end is left out; None: it is an error."""
+    """Called with the number of a line that is longer than the model takes, whose end is left out; None: an error."""
     done: Callable[[float], None] = lambda share: None
-    """Told the share of them that is done."""
+    """Called with the share of them that is done."""
 
 
-UNTOLD = Told()
+NO_REPORT = LineReport()
 """Lines that are no file's: a caller's texts."""
 
 
@@ -98,18 +98,18 @@ class Layout:
     def scored(self) -> bool:
         return self.scores or self.json
 
-    def line(self, source: str, found: Sequence[Translation]) -> str:
+    def line(self, source: str, translations_of: Sequence[Translation]) -> str:
         if self.json:
-            translations = [{"text": t.text, "score": t.score, **self._links(t)} for t in found]
+            translations = [{"text": t.text, "score": t.score, **self._links(t)} for t in translations_of]
             return json.dumps({"source": source, "translations": translations}, ensure_ascii=False)
         tabs_separate = self.n_best > 1 or self.scores or self.alignment
         cells: list[str] = []
         for i in range(self.n_best):
-            cells.append(one_line(found[i].text, tabs_separate) if i < len(found) else "")
+            cells.append(one_line(translations_of[i].text, tabs_separate) if i < len(translations_of) else "")
             if self.scores:
-                cells.append(f"{found[i].score:.4f}" if i < len(found) else "")
+                cells.append(f"{translations_of[i].score:.4f}" if i < len(translations_of) else "")
             if self.alignment:
-                alignment = found[i].alignment if i < len(found) else None
+                alignment = translations_of[i].alignment if i < len(translations_of) else None
                 cells.append(pharaoh(alignment.links) if alignment else "")
         return "\t".join(cells)
 

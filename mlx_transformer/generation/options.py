@@ -109,11 +109,11 @@ class Options:
     are as long as their sources; of a decoder alone, as long as they may become."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
+    def of(cls, values: Mapping[str, Any]) -> Options:
         """The settings of these names; `UserError` for a name that none has."""
-        if problems := unknown_keys(given, cls, "there is no option {!r}"):
+        if problems := unknown_keys(values, cls, "there is no option {!r}"):
             raise UserError("; ".join(problems))
-        return cls(**given)
+        return cls(**values)
 
     def __post_init__(self) -> None:
         problems = [*check_fields(self), *(p for name in ID_FIELDS for p in self._check_ids(name))]
@@ -133,26 +133,26 @@ class Options:
 
     def _check_ids(self, name: str) -> list[str]:
         """What is wrong with a tuple of ids, which may be any sequence of them."""
-        given = getattr(self, name)
-        if type(given) is tuple and not given:
+        ids = getattr(self, name)
+        if type(ids) is tuple and not ids:
             return []
-        if problems := _problems_of_ids(name, given):
+        if problems := _problems_of_ids(name, ids):
             return problems
-        object.__setattr__(self, name, tuple(map(int, given)))
+        object.__setattr__(self, name, tuple(map(int, ids)))
         return []
 
     def _check_sequences(self) -> list[str]:
         """The same of `banned_sequences`."""
-        given, name = self.banned_sequences, "banned_sequences"
-        if type(given) is tuple and not given:
+        sequences, name = self.banned_sequences, "banned_sequences"
+        if type(sequences) is tuple and not sequences:
             return []
-        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
-            return [f"{name}={given!r:.60} must be a list of lists of ids"]
-        if problems := [problem for ids in given for problem in _problems_of_ids(name, ids)]:
+        if isinstance(sequences, str) or not isinstance(sequences, Sequence) or len(sequences) > LONGEST:
+            return [f"{name}={sequences!r:.60} must be a list of lists of ids"]
+        if problems := [problem for ids in sequences for problem in _problems_of_ids(name, ids)]:
             return problems[:1]
-        if short := [ids for ids in given if len(ids) < 2]:
+        if short := [ids for ids in sequences if len(ids) < 2]:
             return [f"{name}: {list(short[0])} is no sequence of two ids or more; suppressed are single ones"]
-        object.__setattr__(self, name, tuple(tuple(map(int, ids)) for ids in given))
+        object.__setattr__(self, name, tuple(tuple(map(int, ids)) for ids in sequences))
         return []
 
     @property
@@ -179,10 +179,10 @@ class Options:
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
-def _problems_of_ids(name: str, given: Any) -> list[str]:
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
-        return [f"{name}={given!r:.60} must be a list of ids"]
-    wrong = (id for id in given if not _is_id(id))
+def _problems_of_ids(name: str, ids: Any) -> list[str]:
+    if isinstance(ids, str) or not isinstance(ids, Sequence) or len(ids) > LONGEST:
+        return [f"{name}={ids!r:.60} must be a list of ids"]
+    wrong = (id for id in ids if not _is_id(id))
     return [f"{name}: {id!r:.60} is no id" for id in islice(wrong, 1)]
 
 
@@ -315,9 +315,9 @@ def check_prefix(
     checked = check_ids(prefix, config.vocab_size, "prefix", empty=True)
     for i, row in enumerate(checked):
         for name in ("pad_id", "bos_id", "eos_id"):
-            found = np.flatnonzero(row == getattr(config, name))
-            if found.size:
-                raise UserError(f"prefix row {i}, position {found[0]}: {name} {row[found[0]]} can't be forced")
+            places = np.flatnonzero(row == getattr(config, name))
+            if places.size:
+                raise UserError(f"prefix row {i}, position {places[0]}: {name} {row[places[0]]} can't be forced")
         for id in set(row.tolist()) & {*end_ids}:
             raise UserError(f"prefix row {i}: {id} can't be forced: it is one of end_ids")
     return checked

@@ -27,7 +27,7 @@ DIGEST = 64  # characters of a fact that nobody can read
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """How far a translation has come. read: bytes of the input, written: of the output. overlong: lines that were, and
     the first of them."""
 
@@ -44,7 +44,7 @@ class Writer:
 
     def __init__(self, stream: BinaryIO, name: str, ours: bool = False):
         """ours: the stream is closed in the end."""
-        self.stream, self.name, self.ours, self.progress = stream, name, ours, Progress()
+        self.stream, self.name, self.ours, self.progress = stream, name, ours, JobProgress()
 
     def write(self, data: bytes) -> None:
         """`UserError` names what has no room for it; who reads no more is the caller's matter."""
@@ -61,7 +61,7 @@ class Writer:
     def _refused(self, error: OSError) -> UserError:
         return UserError(f"{self.name}: could not be written ({error.strerror}); look for free space")
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: JobProgress) -> None:
         """A part is written."""
 
     def finish(self) -> None:
@@ -82,11 +82,13 @@ class Partial(Writer):
         self.path = Path(os.path.realpath(path))  # a link stays a link
         self.partial = self.path.with_name(f"{self.path.name}.partial")
         self.record = self.path.with_name(f"{self.partial.name}.json")
-        self.shown = path.with_name(self.partial.name)
+        self.file_name = path.with_name(self.partial.name)
         self.facts, self.finished = facts, False
         try:
             if (handle := open_locked(self.partial)) is None:
-                raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
+                raise UserError(
+                    f"{self.file_name}: another process is writing it; wait for it, or choose another output"
+                )
             stream = open(handle, "r+b", buffering=0)  # noqa: SIM115 - `close` closes it
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
@@ -99,7 +101,7 @@ class Partial(Writer):
                 self._read()
             elif self.record.exists():
                 raise UserError(
-                    f"{self.shown}: holds what an interrupted run has done; go on with --resume, or remove the file"
+                    f"{self.file_name}: holds what an interrupted run has done; go on with --resume, or remove the file"
                 )
             stream.truncate(self.progress.written)
             stream.seek(self.progress.written)
@@ -115,12 +117,12 @@ class Partial(Writer):
             return
         values = read_json(self.record)
         try:
-            begun, progress = dict(values["facts"]), Progress(**values["progress"])
+            begun, progress = dict(values["facts"]), JobProgress(**values["progress"])
             whole = values["format"] == FORMAT and progress.written <= self.partial.stat().st_size
         except (LookupError, TypeError, ValueError):
             whole = False
         if not whole:
-            raise UserError(f"{self.record}: damaged; remove it and {self.shown}, and begin anew")
+            raise UserError(f"{self.record}: damaged; remove it and {self.file_name}, and begin anew")
         now = self.known
         changed = [
             f"{name} is another than before"
@@ -130,7 +132,7 @@ class Partial(Writer):
             if begun.get(name) != now.get(name)
         ]
         if changed:
-            raise UserError(f"{self.shown}: {'; '.join(changed)}; give what it was begun with, or remove the file")
+            raise UserError(f"{self.file_name}: {'; '.join(changed)}; give what it was begun with, or remove the file")
         self.progress = progress
 
     @cached_property
@@ -138,7 +140,7 @@ class Partial(Writer):
         assert self.facts is not None
         return dict(self.facts())
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: JobProgress) -> None:
         if self.facts is None:
             return
         try:
@@ -184,9 +186,9 @@ def finishing(target: Writer) -> Iterator[None]:
         yield
         target.finish()
     except (UserError, KeyboardInterrupt) as error:
-        if kept := target.progress.lines:
+        if lines := target.progress.lines:
             what = f"{error}; " if str(error) else ""
-            error.args = (f"{what}{kept:,} lines are done: go on with --resume",)
+            error.args = (f"{what}{lines:,} lines are done: go on with --resume",)
         raise
 
 

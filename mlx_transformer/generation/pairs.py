@@ -58,20 +58,20 @@ def score_pairs(
         with quiet_progress("score" if output is not None or not sys.stdout.isatty() else None) as report:
             for begin in range(0, len(text), PART_LINES):
                 pairs = list(_ids(tokenizer, text.source, text.target, begin))
-                kept = [i for i in range(len(pairs)) if fits[begin + i]]
+                usable = [i for i in range(len(pairs)) if fits[begin + i]]
 
                 def done(share: float, begin: int = begin, count: int = len(pairs)) -> None:
                     now = begin + round(share * count)
                     report(now / len(text), f"{now:,} of {len(text):,} pairs")
 
-                ids, wanted = [pairs[i][0] for i in kept], [pairs[i][1] for i in kept]
-                found = dict(zip(kept, model.log_probabilities(ids, wanted, done=done), strict=True))
+                ids, targets = [pairs[i][0] for i in usable], [pairs[i][1] for i in usable]
+                values_of = dict(zip(usable, model.log_probabilities(ids, targets, done=done), strict=True))
                 lines = []
                 for i, (_, tokens) in enumerate(pairs):
-                    values = found.get(i)
+                    values = values_of.get(i)
                     if json:
-                        given = {"source": text.source[begin + i], "target": text.target[begin + i]}
-                        lines.append(_as_json(given, tokenizer, tokens, values))
+                        texts = {"source": text.source[begin + i], "target": text.target[begin + i]}
+                        lines.append(_as_json(texts, tokenizer, tokens, values))
                     else:
                         lines.append(_as_text(values))
                 target_file.write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
@@ -80,8 +80,8 @@ def score_pairs(
         target_file.close()
     if skipped := fits.count(False):
         first = fits.index(False) + 1
-        said = f"{skipped:,} of {len(text):,} pairs, the first of them line {first:,}: longer than the model takes"
-        print(f"{source}: {said}, left empty", file=sys.stderr)
+        message = f"{skipped:,} of {len(text):,} pairs, the first of them line {first:,}: longer than the model takes"
+        print(f"{source}: {message}, left empty", file=sys.stderr)
 
 
 def _ids(
@@ -97,11 +97,11 @@ def _as_text(values: np.ndarray | None) -> str:
     return f"{_sum(values):.4f}\t{' '.join(f'{value:.4f}' for value in values)}"
 
 
-def _as_json(given: dict[str, Any], tokenizer: Tokenizer, ids: Sequence[int], values: np.ndarray | None) -> str:
-    found = {} if values is None else {"token_log_p": [float(value) for value in values]}
+def _as_json(texts: dict[str, Any], tokenizer: Tokenizer, ids: Sequence[int], values: np.ndarray | None) -> str:
+    more = {} if values is None else {"token_log_p": [float(value) for value in values]}
     total = None if values is None else _sum(values)
     tokens = [tokenizer.token(id) for id in ids]
-    return json_lines.dumps({**given, "log_p": total, "tokens": tokens, **found}, ensure_ascii=False)
+    return json_lines.dumps({**texts, "log_p": total, "tokens": tokens, **more}, ensure_ascii=False)
 
 
 def _sum(values: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from mlx_transformer.system.errors import UserError
 
 from .classify import classify
 from .encoder_head import EncoderHead
-from .lines import UNTOLD, Told
+from .lines import NO_REPORT, LineReport
 from .options import RerankOptions
 
 
@@ -36,14 +36,14 @@ def rerank(
     query: str,
     documents: Sequence[str],
     options: RerankOptions | None = None,
-    told: Told = UNTOLD,
+    report: LineReport = NO_REPORT,
 ) -> list[Ranked]:
     """Return the documents by their relevance to the query, the best first, equal ones in their order. A query and a
-    document that are too long lose the end of the longer one, then of both; `told` is told of that."""
+    document that are too long lose the end of the longer one, then of both; `report` counts that."""
     if not isinstance(query, str):
         raise UserError(f"query: must be text, not {type(query).__name__}")
-    found = classify(encoder, [(query, document) for document in documents], several=True, told=told)
-    scores = [best.probability for [best] in found]
+    classes = classify(encoder, [(query, document) for document in documents], several=True, report=report)
+    scores = [best.probability for [best] in classes]
     return ordered(scores, options or RerankOptions())
 
 

@@ -30,11 +30,11 @@ from .options import (
 )
 from .steps import Batch, Model, Strategy, run
 
-Progress = Callable[[float], None]
+DoneShare = Callable[[float], None]
 T = TypeVar("T")
 
 
-def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: Progress | None) -> Iterator[T]:
+def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: DoneShare | None) -> Iterator[T]:
     """The batches; `done` is told the share of `total` inputs that is finished whenever the next one is asked for."""
     finished = 0
     for batch in batches:
@@ -65,15 +65,15 @@ def generate(
     prefix: Ids | None = None,
     *,
     candidates: Ids | None = None,
-    done: Progress | None = None,
+    done: DoneShare | None = None,
     share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[int]]:
     """Return the best output of each input: new token ids without start token and closing eos. Arguments as for
     `search`, whose `n_best` is refused."""
     check_single(options, "generate", "search")
-    found = _search(model, *_parted(ids, options), (prefix, candidates), share, done, False)
-    return [hypotheses[0].ids for hypotheses in found]
+    best = _search(model, *_parted(ids, options), (prefix, candidates), share, done, False)
+    return [hypotheses[0].ids for hypotheses in best]
 
 
 def search(
@@ -82,7 +82,7 @@ def search(
     prefix: Ids | None = None,
     *,
     candidates: Ids | None = None,
-    done: Progress | None = None,
+    done: DoneShare | None = None,
     share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[Hypothesis]]:
@@ -104,21 +104,21 @@ def search(
 def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
     """What the model reads, by argument, and how it searches."""
     others = {entry.argument for entry in INPUTS.values()} - {"ids"}
-    given = {name: value for name, value in options.items() if name in others}
+    inputs = {name: value for name, value in options.items() if name in others}
     chosen = Options.of({name: value for name, value in options.items() if name not in others})
-    return {"ids": ids, **given}, chosen
+    return {"ids": ids, **inputs}, chosen
 
 
 def checked(
-    model: Model, given: dict[str, Any], prefix: Ids | None, chosen: Options
+    model: Model, inputs: dict[str, Any], prefix: Ids | None, chosen: Options
 ) -> tuple[Sources, list[np.ndarray], np.ndarray]:
-    """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says. given: what
+    """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says. inputs: what
     `Sources.of` takes."""
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
     check_options(chosen, config)
-    sources = Sources.of(config, **given)
+    sources = Sources.of(config, **inputs)
     if chosen.start_id is not None:
         sources.start = chosen.start_id
     forced = check_prefix(prefix, len(sources), config, chosen.end_ids)
@@ -138,16 +138,16 @@ def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> Non
 
 def _search(
     model: Model,
-    given: dict[str, Any],
+    inputs: dict[str, Any],
     chosen: Options,
     outputs: tuple[Ids | None, Ids | None],
     share: SharedSearch,
-    done: Progress | None,
+    done: DoneShare | None,
     scored: bool,
 ) -> list[list[Hypothesis]]:
     """outputs: what they begin with, and what they may be made of."""
     config, (prefix, listed) = model.config, outputs
-    sources, forced, limits = checked(model, given, prefix, chosen)
+    sources, forced, limits = checked(model, inputs, prefix, chosen)
     candidates = None if listed is None else check_candidates(listed, len(sources), config)
     places = np.arange(len(sources)) if share.row_numbers is None else np.asarray(share.row_numbers, int)
     results: list[list[Hypothesis]] = [[] for _ in sources]

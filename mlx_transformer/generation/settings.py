@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.text_embedding import kept_files
+from mlx_transformer.core.text_embedding import embedding_files
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
@@ -67,8 +67,8 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
         check_options(options, config)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    beside = {name: values[name] for name in BESIDE if values.get(name)}
-    return {name: getattr(options, name) for name in given} | beside
+    extra = {name: values[name] for name in BESIDE if values.get(name)}
+    return {name: getattr(options, name) for name in given} | extra
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
@@ -95,14 +95,14 @@ def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, P
     return {} if name is None or folder is None else {name: folder / name}
 
 
-def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
     these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
     and origin."""
     from mlx_transformer.core.card import carried  # who only searches needs nothing of what writes
 
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
-    vectors = {} if folder is None else dict(kept_files(folder))
+    vectors = {} if folder is None else dict(embedding_files(folder))
     return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}
 
 
@@ -153,24 +153,24 @@ def begun_with(settings: Mapping[str, Any], language: int) -> dict[str, Any]:
     return {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
 
 
-def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:
     """What a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
     gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
     `target_language` is its token, forced first, or what the decoder begins with.
     """
-    merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
+    merged = {name: value for name, value in {**settings, **passed}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged |= begun_with(settings, language_id(settings, target))
     known = {name: value for name, value in merged.items() if name in FIELDS}
-    if "max_length_factor" in given and "max_new_tokens" not in given:
+    if "max_length_factor" in passed and "max_new_tokens" not in passed:
         merged.pop("max_new_tokens", None)
-    if known.get("sample") is True and "beam" not in given:
+    if known.get("sample") is True and "beam" not in passed:
         merged.pop("beam", None)
     limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)
     if limit is not None and isinstance(limit, int) and isinstance(least, int) and least > limit:
-        name = "min_new_tokens" if "max_new_tokens" in given else "max_new_tokens"
-        if name not in given:
+        name = "min_new_tokens" if "max_new_tokens" in passed else "max_new_tokens"
+        if name not in passed:
             merged.pop(name, None)
     return merged

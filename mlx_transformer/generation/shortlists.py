@@ -52,8 +52,8 @@ class Counts:
         order = np.lexsort((target, -self.counts, source))
         source, target = source[order], target[order]
         begins = np.searchsorted(source, source)
-        kept = np.arange(len(source)) - begins < best
-        source, target = source[kept], target[kept]
+        among_best = np.arange(len(source)) - begins < best
+        source, target = source[among_best], target[among_best]
         ascending = np.lexsort((target, source))
         offsets = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=source_vocab_size))])
         return Shortlist(first, best, offsets.astype(np.uint64), target[ascending].astype(np.uint32))
@@ -84,9 +84,9 @@ def built_shortlist(
         fits = [max(len(s), len(t) + 1) <= config.max_positions for s, t in zip(sources, targets, strict=True)]
         pairs = [pair for pair, fitting in zip(zip(sources, targets, strict=True), fits, strict=True) if fitting]
         skipped += len(fits) - len(pairs)
-        found = weights([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
+        by_source = weights([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
         here = Counts(config.vocab_size)
-        for (source, target), rows in zip(pairs, found, strict=True):
+        for (source, target), rows in zip(pairs, by_source, strict=True):
             here.add(source, target, rows)
         counts.join(here)
         done(min(1.0, (begin + PAIRS) / len(text)))

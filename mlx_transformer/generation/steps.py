@@ -115,7 +115,7 @@ class Strategy(Protocol):
         """Logits (R, V) of new token number t -> next ids (R,), and the rows (R,) they follow (None: their own)."""
         ...
 
-    def held(self) -> list[Array]:
+    def arrays(self) -> list[Array]:
         """The arrays that `choose` changes."""
         ...
 
@@ -141,7 +141,7 @@ def run(
         earlier = strategy.done
         ids, rows = strategy.choose(logits, t)
         if xp.lazy:
-            xp.queue(ids, *strategy.held())
+            xp.queue(ids, *strategy.arrays())
         if t + 1 == steps:
             break
         if t == 0 and strategy.width > 1:
@@ -156,10 +156,10 @@ def run(
                 break
             if running <= xp.drop_below * len(finished):
                 live = running_sentences(finished, running)
-                kept_rows = (live[:, None] * strategy.width + np.arange(strategy.width)).reshape(-1).astype(np.int32)
+                rows_left = (live[:, None] * strategy.width + np.arange(strategy.width)).reshape(-1).astype(np.int32)
                 strategy.keep(live)
-                decoder.keep(xp.asarray(kept_rows))
-                ids = xp.take(ids, xp.asarray(kept_rows), axis=0)
+                decoder.keep(xp.asarray(rows_left))
+                ids = xp.take(ids, xp.asarray(rows_left), axis=0)
         if stopped():
             raise Stopped
         logits = decoder.step(ids)
@@ -203,7 +203,7 @@ class Rules:
 
     def apply(self, scores: Array, t: int) -> Array:
         """Add BANNED to the scores (B, K, V) of tokens that may not be number t. What a prefix forces may always be."""
-        xp, given = self.xp, scores
+        xp, before = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
         if self.first_bans is not None and t == len(self.options.forced_first):
             scores = scores + self.first_bans
@@ -211,7 +211,7 @@ class Rules:
             scores = self._without_sequences(self._without_repeats(scores))
         if t < self.forced.shape[1]:
             forced = xp.asarray(self.forced[:, t])[:, None, None]
-            only = xp.where(self.token == forced, given, given + BANNED)
+            only = xp.where(self.token == forced, before, before + BANNED)
             scores = xp.where(forced >= 0, only, scores)
         return scores
 
@@ -231,10 +231,10 @@ class Rules:
 
     def is_end(self, token: Array) -> Array:
         """Whether tokens (...) are ends."""
-        found = token == self.ends[0]
+        ended = token == self.ends[0]
         for other in self.ends[1:]:
-            found = found | (token == other)
-        return found
+            ended = ended | (token == other)
+        return ended
 
     def write(self, token: Array, parent: Array | None = None) -> None:
         """Take the new tokens (B, K) down, each after hypothesis `parent` of its sentence."""

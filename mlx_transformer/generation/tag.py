@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlx_transformer.core.text_pairs import Window
 
 from .encoder_head import EncoderHead, softmax
-from .lines import UNTOLD, Told
+from .lines import NO_REPORT, LineReport
 from .translate import as_lines
 
 OUTSIDE = "O"
@@ -47,19 +47,19 @@ class _Token(NamedTuple):
     place: tuple[int, int]
 
 
-def tag(encoder: EncoderHead, texts: str | Sequence[str], told: Told = UNTOLD) -> list[list[Tagged]]:
+def tag(encoder: EncoderHead, texts: str | Sequence[str], report: LineReport = NO_REPORT) -> list[list[Tagged]]:
     """Return the entities of each text, of any length, in its order, with their places in it."""
     lines = as_lines(texts)
     located = encoder.tokenizer.encode_places(lines)
     windows = [each.windows(encoder.most) for each in located]
-    logits = iter(encoder.logits([window.row for each in windows for window in each], told.done))
+    logits = iter(encoder.logits([window.row for each in windows for window in each], report.done))
     labels = encoder.config.head.labels
-    found = []
+    tagged = []
     for line, each, own in zip(lines, located, windows, strict=True):
         places = [place for place in each.places if place is not None]
         shares = _joined(len(places), own, [softmax(next(logits)) for _ in own])
-        found.append(_entities(line, _tokens(places, shares, labels)))
-    return found
+        tagged.append(_entities(line, _tokens(places, shares, labels)))
+    return tagged
 
 
 def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -94,16 +94,16 @@ def _entities(text: str, tokens: Sequence[_Token]) -> list[Tagged]:
             groups[-1].append(token)
         else:
             groups.append([token])
-    found = []
+    entities = []
     for group in groups:
         start, end = trimmed(text, group[0].place[0], group[-1].place[1])
         if group[0].label != OUTSIDE and start < end:
             probability = sum(token.probability for token in group) / len(group)
-            found.append(Tagged(group[0].label, probability, start, end, text[start:end]))
-    return found
+            entities.append(Tagged(group[0].label, probability, start, end, text[start:end]))
+    return entities
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     """Return the place without the spaces at its ends, which some vocabularies count to a word."""
-    kept = text[start:end].lstrip()
-    return end - len(kept), end - len(kept) + len(kept.rstrip())
+    text_left = text[start:end].lstrip()
+    return end - len(text_left), end - len(text_left) + len(text_left.rstrip())

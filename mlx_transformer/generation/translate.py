@@ -94,12 +94,14 @@ class Translator:
         if aligned is True:
             if not self.shows_attention:
                 raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
-            found = self.search(rows, attention=True, **options)
+            hypotheses = self.search(rows, attention=True, **options)
         elif scored or self.generate is None or options.get("n_best", 1) != 1:
-            found = self.search(rows, **options)
+            hypotheses = self.search(rows, **options)
         else:
-            found = [[Hypothesis(ids, 0.0)] for ids in self.generate(rows, **options)]
-        return self.texts(len(lines), owners, found, self._alignments(rows, found, aligned) if aligned else None)
+            hypotheses = [[Hypothesis(ids, 0.0)] for ids in self.generate(rows, **options)]
+        return self.texts(
+            len(lines), owners, hypotheses, self._alignments(rows, hypotheses, aligned) if aligned else None
+        )
 
     def rows(
         self,
@@ -132,25 +134,25 @@ class Translator:
     ) -> list[list[Translation]]:
         """The translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
         texts = (self.tokenizer.decode_batch([h.ids for h in row]) for row in hypotheses)
-        found = alignments or [[None] * len(row) for row in hypotheses]
+        weights = alignments or [[None] * len(row) for row in hypotheses]
         pieces = [
             [Translation(text, h.score, a) for text, h, a in zip(decoded, row, aligned, strict=True)]
-            for decoded, row, aligned in zip(texts, hypotheses, found, strict=True)
+            for decoded, row, aligned in zip(texts, hypotheses, weights, strict=True)
         ]
         return join(lines, owners, pieces)
 
     def _alignments(
-        self, rows: Sequence[list[int]], found: list[list[Hypothesis]], aligned: bool | CrossWeights
+        self, rows: Sequence[list[int]], best: list[list[Hypothesis]], aligned: bool | CrossWeights
     ) -> list[list[Alignment]]:
-        sources = [row for row, hypotheses in zip(rows, found, strict=True) for _ in hypotheses]
-        outputs = [h for hypotheses in found for h in hypotheses]
+        sources = [row for row, hypotheses in zip(rows, best, strict=True) for _ in hypotheses]
+        outputs = [h for hypotheses in best for h in hypotheses]
         if isinstance(aligned, bool):
             weights = iter([h.attention for h in outputs if h.attention is not None])
         else:
             weights = iter(aligned(sources, [h.ids for h in outputs]))
         return [
             [align(self.tokenizer, next(weights), row, h.ids) for h in hypotheses]
-            for row, hypotheses in zip(rows, found, strict=True)
+            for row, hypotheses in zip(rows, best, strict=True)
         ]
 
     def _encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -232,11 +234,11 @@ def as_lines(lines: str | Iterable[str]) -> list[str]:
 def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]]) -> list[list[Translation]]:
     """The translations of so many lines from those of their pieces, in order: the k-th best of one with the k-th best
     of the next. A line without any is empty."""
-    found: list[list[Translation]] = [[] for _ in range(lines)]
+    joined: list[list[Translation]] = [[] for _ in range(lines)]
     for i, new in zip(owners, pieces, strict=True):
-        both = zip(found[i], new, strict=False)
-        found[i] = [_joined(a, b) for a, b in both] if found[i] else new
-    return [translations or [Translation("", 0.0)] for translations in found]
+        both = zip(joined[i], new, strict=False)
+        joined[i] = [_joined(a, b) for a, b in both] if joined[i] else new
+    return [translations or [Translation("", 0.0)] for translations in joined]
 
 
 def _joined(first: Translation, second: Translation) -> Translation:

@@ -161,8 +161,8 @@ class TextVerbs:
         among them."""
         from .likelihood import score
 
-        found = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
-        return found[0] if isinstance(lines, str) else found
+        scores = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
+        return scores[0] if isinstance(lines, str) else scores
 
     def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
@@ -183,8 +183,8 @@ class TextVerbs:
         the options is `task_prefix` too: text before every line, such as T5's "translate English to German: ".
         """
         check_single(options, "translate", "n_best")
-        found = [best[0].text for best in self._n_best(lines, overlong=overlong, scored=False, **options)]
-        return found[0] if isinstance(lines, str) else found
+        outputs = [best[0].text for best in self._n_best(lines, overlong=overlong, scored=False, **options)]
+        return outputs[0] if isinstance(lines, str) else outputs
 
     @overload
     def n_best(self, lines: str, **options: Any) -> list[Translation]: ...  # type: ignore[overload-overlap]
@@ -193,8 +193,8 @@ class TextVerbs:
     def n_best(self, lines: str | Sequence[str], **options: Any) -> list[Translation] | list[list[Translation]]:
         """Return the `n_best` translations of a line, or of each of several, with their scores, best first; arguments
         as `generation.translate.Translator.n_best` has them."""
-        found = self._n_best(lines, **options)
-        return found[0] if isinstance(lines, str) else found
+        outputs = self._n_best(lines, **options)
+        return outputs[0] if isinstance(lines, str) else outputs
 
     def stream(self, text: str, *, stop: Sequence[str] | None = None, **options: Any) -> Iterator[str]:
         """Give the translation of one line, or what a decoder alone writes after one prompt, in pieces, as they are
@@ -221,8 +221,8 @@ class TextVerbs:
         """Return what a decoder alone writes after a prompt, or each of several, up to the first word of `stop`."""
         from .complete import complete
 
-        found = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
-        return found[0] if isinstance(prompts, str) else found
+        outputs = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
+        return outputs[0] if isinstance(prompts, str) else outputs
 
     @overload
     def fill(self, lines: str, top_k: int = 5) -> list[list[Filling]]: ...  # type: ignore[overload-overlap]
@@ -232,8 +232,8 @@ class TextVerbs:
         """Return the `top_k` likeliest tokens for each <mask> of a line, or of each of several, by an encoder alone."""
         from .fill import fill
 
-        found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
-        return found[0] if isinstance(lines, str) else found
+        guesses = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
+        return guesses[0] if isinstance(lines, str) else guesses
 
     @overload
     def classify(self, texts: str | tuple[str, str], several: bool | None = None) -> list[Scored]: ...
@@ -246,8 +246,8 @@ class TextVerbs:
         from .classify import classify
 
         encoder = self.encoder_head("classes", "classify")
-        found = classify(encoder, texts if isinstance(texts, list) else [texts], several)
-        return found if isinstance(texts, list) else found[0]
+        classes = classify(encoder, texts if isinstance(texts, list) else [texts], several)
+        return classes if isinstance(texts, list) else classes[0]
 
     @overload
     def tag(self, texts: str) -> list[Tagged]: ...  # type: ignore[overload-overlap]
@@ -258,8 +258,8 @@ class TextVerbs:
         classifies tokens; see `generation.tag`."""
         from .tag import tag
 
-        found = tag(self.encoder_head("token-classes", "tag"), texts)
-        return found[0] if isinstance(texts, str) else found
+        entities = tag(self.encoder_head("token-classes", "tag"), texts)
+        return entities[0] if isinstance(texts, str) else entities
 
     @overload
     def answer(self, question: str, context: str, **options: Any) -> Answer | None: ...
@@ -273,9 +273,9 @@ class TextVerbs:
         from .answer import answer, paired
         from .options import AnswerOptions
 
-        asked = AnswerOptions(**options)
-        found = answer(self.encoder_head("spans", "answer"), paired(question, context), asked)
-        return found[0] if isinstance(question, str) and isinstance(context, str) else found
+        settings = AnswerOptions(**options)
+        answers = answer(self.encoder_head("spans", "answer"), paired(question, context), settings)
+        return answers[0] if isinstance(question, str) and isinstance(context, str) else answers
 
     def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[Ranked]:
         """Return the documents by their relevance to a query, the best first, by an encoder that reads pairs and has
@@ -316,8 +316,8 @@ class TextVerbs:
         (L - 1, W) of its tokens, or a list of these. The end of a text is left out that is longer than the model
         takes."""
         embedder = self.embedder(**options)
-        found = embedder.made(embedder.rows([texts] if isinstance(texts, str) else texts), done)
-        return found[0] if isinstance(texts, str) else found
+        vectors = embedder.made(embedder.rows([texts] if isinstance(texts, str) else texts), done)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def embedder(self, **options: Any) -> Embedder:
         """What goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model that has

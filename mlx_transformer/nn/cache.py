@@ -109,8 +109,8 @@ class Cache:
         """Every row `beams` times, side by side. Source keys and values stay one a sentence: its beams share them."""
         self.beams *= beams
         for layer in self.layers:
-            if held := layer.arrays():
-                layer.take(mx.repeat(mx.arange(held[0].shape[0]), beams))
+            if arrays := layer.arrays():
+                layer.take(mx.repeat(mx.arange(arrays[0].shape[0]), beams))
         if self.starts is not None:
             self.starts = mx.repeat(self.starts, beams)
 
@@ -133,9 +133,9 @@ class Cache:
 
     def arrays(self) -> list[mx.array]:
         """Everything held, for `mx.eval` and `mx.async_eval`: evaluating a step's logits leaves nothing else behind."""
-        held = [array for layer in self.layers for array in layer.arrays()]
-        held += [array for pair in self.cross or [] for array in pair]
-        return held
+        arrays = [array for layer in self.layers for array in layer.arrays()]
+        arrays += [array for pair in self.cross or [] for array in pair]
+        return arrays
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:

@@ -17,13 +17,13 @@ class Dropout(nn.Module):
 
     def __init__(self, probability: float):
         super().__init__()
-        self.kept = 1 - probability
+        self.keep = 1 - probability
 
     def __call__(self, x: mx.array) -> mx.array:
-        if not self.training or self.kept == 1:
+        if not self.training or self.keep == 1:
             return x
-        mask = mx.random.bernoulli(self.kept, x.shape, key=next(_keys[-1]) if _keys else None)
-        return (mask * x) * (1 / self.kept)
+        mask = mx.random.bernoulli(self.keep, x.shape, key=next(_keys[-1]) if _keys else None)
+        return (mask * x) * (1 / self.keep)
 
 
 def drawn_key() -> mx.array:

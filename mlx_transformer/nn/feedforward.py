@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 
 from .dropout import Dropout
 
@@ -40,7 +40,7 @@ def _fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.
     compiled = mx.compile(function, shapeless=True)
 
     def activation(x: mx.array) -> mx.array:
-        return compiled(x) if choices().compiles else function(x)
+        return compiled(x) if tuning().compiles else function(x)
 
     return activation
 

@@ -53,7 +53,7 @@ def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype) -> mx.array:
     return mx.array(array).astype(dtype)
 
 
-def check_one_given(ids: Ids | None, vectors: Vectors | None, name: str) -> None:
+def check_one_input(ids: Ids | None, vectors: Vectors | None, name: str) -> None:
     """`UserError` unless exactly one of them is there."""
     if ids is None and vectors is None:
         raise UserError(f"{name}: missing; give them, or vectors in their place as inputs_embeds")

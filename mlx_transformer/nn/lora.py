@@ -21,7 +21,7 @@ from mlx import nn
 
 from mlx_transformer.core.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 
 from .dropout import Dropout
 from .quantize import matrix
@@ -55,7 +55,7 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
 def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Put the adapter of the model's checkpoint beside those of its matrices that are integers; it isn't trained."""
     modules, adapter = dict(model.named_modules()), checkpoint.adapter
-    for name in checkpoint.kept:
+    for name in checkpoint.adapted_integers:
         layer: Any = modules[name.removesuffix(".weight")]
         change = None if adapter is None else adapter.delta(name)
         assert change is not None
@@ -124,7 +124,7 @@ def _update(layer: Any, x: mx.array) -> mx.array:
 
 def _product(layer: Any, x: mx.array) -> mx.array:
     """x W^T: (..., D) -> (..., O)"""
-    if not isinstance(layer, nn.QuantizedLinear) or x.size >= choices().unpack_from * x.shape[-1]:
+    if not isinstance(layer, nn.QuantizedLinear) or x.size >= tuning().unpack_from * x.shape[-1]:
         return x @ matrix(layer).T
     how: Any = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
     return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))

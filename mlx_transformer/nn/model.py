@@ -29,7 +29,7 @@ from mlx_transformer.system.errors import UserError
 from .attention import Attention, MakeAttention
 from .cache import Cache, empty_layers
 from .feedforward import ACTIVATIONS
-from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
+from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_input, padding_before
 from .layers import Decoder, Encoder
 from .masks import Mask, causal_padding_mask, document_mask, padding_mask, pooling_weights
 from .norms import make_norm
@@ -170,7 +170,7 @@ class Transformer(nn.Module):
     def _embedded(self, ids: Ids | None, vectors: Vectors | None, name: str) -> mx.array:
         """(B, L, D) that enters the first stack: of its ids, or vectors in their place."""
         c = self.config
-        check_one_given(ids, vectors, name)
+        check_one_input(ids, vectors, name)
         if vectors is not None:
             stack = self.encoder if c.has_encoder else self.decoder
             return as_vectors(vectors, c.d_model, stack.layers[0].feed_forward_norm.weight.dtype)

@@ -57,7 +57,7 @@ def positions_after(offset: int, length: int, starts: mx.array | None = None) ->
     return PositionIds(index, offset + length)
 
 
-class Placed(NamedTuple):
+class PositionedInput(NamedTuple):
     """A stack's input with its positions wherever this kind of them acts."""
 
     x: mx.array
@@ -85,10 +85,10 @@ class Positions(nn.Module):
         if self.kind == "relative_layers":
             self.layers = [RelativeTable(config) for _ in range(self.count)]
 
-    def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> Placed:
+    def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
         """x (B, L, D). `UserError` for a position past a learned table."""
         angles = self.turned(position_ids, x.dtype)
-        return Placed(self.added(x, position_ids), angles, self.scored(mask, position_ids, x.shape[1]))
+        return PositionedInput(self.add_rows(x, position_ids), angles, self.add_bias(mask, position_ids, x.shape[1]))
 
     def turned(self, position_ids: PositionIds, dtype: mx.Dtype) -> list[Rotation]:
         """Each layer's angles: once for all layers, or once for each of their bases."""
@@ -105,7 +105,7 @@ class Positions(nn.Module):
         masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
         return [masks[w] for w in windows]
 
-    def added(self, x: mx.array, position_ids: PositionIds) -> mx.array:
+    def add_rows(self, x: mx.array, position_ids: PositionIds) -> mx.array:
         """x + position rows, (B, L, D)."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
@@ -117,7 +117,7 @@ class Positions(nn.Module):
             )
         return x + table[position_ids.index].astype(x.dtype)
 
-    def scored(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
+    def add_bias(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
         """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
         2020)."""
         if self.kind not in RELATIVE:

@@ -27,10 +27,10 @@ def page(title: str, body: str, css: str = "", script: str = "", head: str = "")
 def _base() -> str:
     from .script import compact_style
 
-    return compact_style(texts_beside(__file__, "page.css"))
+    return compact_style(neighbour_texts(__file__, "page.css"))
 
 
-def texts_beside(file: str, *names: str) -> str:
+def neighbour_texts(file: str, *names: str) -> str:
     """Return the text of the style sheets or scripts that lie beside a module, `file`, one after the other."""
     from pathlib import Path
 

@@ -30,8 +30,8 @@ def joined(entry: Path) -> str:
             text = path.read_text(encoding="utf-8")
             names = EXPORTED.findall(text)
 
-            def taken(found: re.Match[str]) -> str:
-                return f"const {{{found[1].replace(' as ', ': ')}}} = {add(path.parent / found[2])};"
+            def taken(match: re.Match[str]) -> str:
+                return f"const {{{match[1].replace(' as ', ': ')}}} = {add(path.parent / match[2])};"
 
             text = IMPORTED.sub(taken, re.sub(r"^export ", "", text, flags=re.M))
             written[path] = compact(f"(() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})()")
@@ -48,21 +48,21 @@ def compact(text: str) -> str:
     at = 0
     while at < len(text):
         letter, last = text[at], out[-1][-1] if out else ";"
-        if found := COMMENT.match(text, at):
-            at = found.end()
-        elif found := SPACE.match(text, at):
-            at = found.end()
+        if match := COMMENT.match(text, at):
+            at = match.end()
+        elif match := SPACE.match(text, at):
+            at = match.end()
             following = text[at : at + 1] or ";"
             words = (last.isalnum() or last in "_$") and (following.isalnum() or following in "_$#")
             both = words or (last == "/" and following.isalpha())
             ends = last not in ENDLESS and following not in GOES_ON
             apart = both or (last == following and last in "+-")
-            out += "\n" if "\n" in found[0] and ends else " " if apart else ""
-        elif found := STRING.match(text, at) or (
+            out += "\n" if "\n" in match[0] and ends else " " if apart else ""
+        elif match := STRING.match(text, at) or (
             letter == "/" and (last in BEFORE_A_REGEX or last == "\n") and REGEX.match(text, at)
         ):
-            out.append(found[0])
-            at = found.end()
+            out.append(match[0])
+            at = match.end()
         elif letter == "`" or (letter == "}" and braces and braces[-1] == 0):
             end = _template_end(text, at + 1)
             out.append(text[at:end])

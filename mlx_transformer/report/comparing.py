@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 from .result import Comparison, Likelihood, Sentence, Side
 from .significance import measures, sentence_scores
@@ -31,7 +31,7 @@ def compare(
     *,
     batch: int = BATCH,
     overlong: str = "error",
-    watch: Watch = unwatched,
+    watch: Progress = no_progress,
     **options: Any,
 ) -> Comparison:
     """Compare two models on the same lines.
@@ -113,8 +113,8 @@ def _with_reference(
     sides: Sequence[Side], source: Sequence[str], reference: Sequence[str], differing: Sequence[int]
 ) -> dict[str, Any]:
     a, b = (side.outputs for side in sides)
-    wanted = [reference[i] for i in differing]
-    of_a, of_b = (sentence_scores([outputs[i] for i in differing], wanted) for outputs in (a, b))
+    references = [reference[i] for i in differing]
+    of_a, of_b = (sentence_scores([outputs[i] for i in differing], references) for outputs in (a, b))
     sentences = [
         Sentence(i + 1, source[i], reference[i], a[i], b[i], score_a, score_b)
         for i, score_a, score_b in zip(differing, of_a, of_b, strict=True)
@@ -124,28 +124,28 @@ def _with_reference(
 
 
 def _without_reference(
-    workers: Sequence[Worker], sides: Sequence[Side], source: Sequence[str], differing: Sequence[int], watch: Watch
+    workers: Sequence[Worker], sides: Sequence[Side], source: Sequence[str], differing: Sequence[int], watch: Progress
 ) -> dict[str, Any]:
     a, b = (side.outputs for side in sides)
-    asked = [(worker, source, side.outputs) for worker, side in zip(workers, sides, strict=True)]
+    questions = [(worker, source, side.outputs) for worker, side in zip(workers, sides, strict=True)]
     lines = [source[i] for i in differing]
     for worker, side in zip(workers, reversed(sides), strict=True):
-        asked.append((worker, lines, [side.outputs[i] for i in differing]))
-    found = []
-    for number, (worker, *texts) in enumerate(asked):
-        watch(TRANSLATED + (1 - TRANSLATED) * number / len(asked), "their probabilities")
-        found.append(worker.ask("log_p", *texts))
+        questions.append((worker, lines, [side.outputs[i] for i in differing]))
+    log_p = []
+    for number, (worker, *texts) in enumerate(questions):
+        watch(TRANSLATED + (1 - TRANSLATED) * number / len(questions), "their probabilities")
+        log_p.append(worker.ask("log_p", *texts))
     watch(1.0, "")
-    own, other = found[:2], found[2:]
+    own, other = log_p[:2], log_p[2:]
     likelihoods = tuple(_likelihood(*each, differing) for each in zip(own, other, strict=True))
     similar = sentence_scores([b[i] for i in differing], [a[i] for i in differing])
     sentences = []
     for place, i in enumerate(differing):
-        said: dict[str, float | None] = {}
+        likelihoods_of: dict[str, float | None] = {}
         for name, rival, of_own, of_other in zip("ab", "ba", own, other, strict=True):
             if of_own is not None:
-                said |= {f"{name} of {name}": of_own[i], f"{name} of {rival}": of_other[place]}
-        sentences.append(Sentence(i + 1, source[i], None, a[i], b[i], similarity=similar[place], log_p=said))
+                likelihoods_of |= {f"{name} of {name}": of_own[i], f"{name} of {rival}": of_other[place]}
+        sentences.append(Sentence(i + 1, source[i], None, a[i], b[i], similarity=similar[place], log_p=likelihoods_of))
     sentences.sort(key=lambda each: (-each.difference, each.line))
     return {"sentences": sentences, "likelihoods": likelihoods}
 

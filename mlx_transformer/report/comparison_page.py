@@ -42,7 +42,7 @@ by.addEventListener("change", () => {
 def page(c: Comparison) -> str:
     """Return a self-contained HTML page."""
     body = "".join([_head(c), _figures(c), _charts(c), _sentences(c), _facts(c)])
-    css = kit.texts_beside(__file__, "curves.css", "comparison.css")
+    css = kit.neighbour_texts(__file__, "curves.css", "comparison.css")
     return kit.page(f"{c.a.name} and {c.b.name}", body, css, SORT if c.sentences else "")
 
 
@@ -95,13 +95,13 @@ def _speeds(side: Side) -> Curve:
 def _sentences(c: Comparison) -> str:
     if not c.sentences:
         return ""
-    shown = c.sentences[:SHOWN]
-    of = f" of {len(c.sentences):,}" if len(shown) < len(c.sentences) else ""
-    count = f'<span class="soft">{len(shown):,}{of} lines;</span>'
+    first = c.sentences[:SHOWN]
+    of = f" of {len(c.sentences):,}" if len(first) < len(c.sentences) else ""
+    count = f'<span class="soft">{len(first):,}{of} lines;</span>'
     orders = ORDERS | IN_TEXT if c.measures else {"difference": "least alike first"} | IN_TEXT
     options = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in orders.items())
     control = f'<label for="order">Order</label><select id="order">{options}</select>'
-    cards = "".join(map(_card, shown))
+    cards = "".join(map(_card, first))
     return f'<h2>Lines that differ</h2><div class="controls">{count}{control}</div><div id="pairs">{cards}</div>'
 
 
@@ -156,9 +156,9 @@ def _facts(c: Comparison) -> str:
     names = dict.fromkeys(name for _, side in _sides(c) for name in side.facts)
     lines = [[escape(name), *(escape(side.facts.get(name, NONE)) for _, side in _sides(c))] for name in names]
     table = kit.data_table(("", "A", "B"), lines, named=True)
-    asked = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in c.options.items() if value is not None)
+    options = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in c.options.items() if value is not None)
     signatures = "".join(f"<li>{escape(m.name)}: {escape(m.signature)}</li>" for m in c.measures if m.signature)
     versions = ", ".join(f"{name} {value}" for name, value in c.versions.items())
     return f"<h2>What was compared</h2>{kit.card(table)}" + kit.card(
-        f'<p>Search: {escape(asked)}.</p><ul>{signatures}</ul><p class="soft">{escape(versions)}</p>'
+        f'<p>Search: {escape(options)}.</p><ul>{signatures}</ul><p class="soft">{escape(versions)}</p>'
     )

@@ -112,7 +112,7 @@ class Comparison:
             for name in ("interval_a", "interval_b", "interval"):
                 values[name] = [round(end, 4) for end in getattr(each, name)]
             scores[each.name.replace(" ", "_").lower()] = {**values, "signature": each.signature}
-        likely = {name: found and _plain(found) for name, found in zip("ab", self.likelihoods, strict=True)}
+        likely = {name: value and _plain(value) for name, value in zip("ab", self.likelihoods, strict=True)}
         return {
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
@@ -152,14 +152,14 @@ def sentence_of(c: Comparison) -> str:
     differ = len(c.sentences)
     if not differ:
         return f"All {c.lines:,} outputs are the same."
-    said = f"{differ:,} of {c.lines:,} outputs differ ({100 - c.agreement:.3g} %)."
+    sentence = f"{differ:,} of {c.lines:,} outputs differ ({100 - c.agreement:.3g} %)."
     if not c.measures:
-        return said
+        return sentence
     bleu = c.measures[0]
     better, worse = ("B", "A") if bleu.difference > 0 else ("A", "B")
     if bleu.p >= LIKELY:
-        return f"{said} Neither is shown to be better (p = {bleu.p:.2g} for BLEU)."
-    return f"{said} {better} is better than {worse} by {abs(bleu.difference):.2f} BLEU (p = {bleu.p:.2g})."
+        return f"{sentence} Neither is shown to be better (p = {bleu.p:.2g} for BLEU)."
+    return f"{sentence} {better} is better than {worse} by {abs(bleu.difference):.2f} BLEU (p = {bleu.p:.2g})."
 
 
 def rows(c: Comparison) -> list[Row]:
@@ -177,10 +177,10 @@ def _score_row(m: Measure) -> Row:
 def _likelihood_rows(c: Comparison) -> list[Row]:
     if c.measures:
         return []
-    found = c.likelihoods
+    likelihoods = c.likelihoods
 
     def cells(text: Any) -> Sequence[str]:
-        return [NONE if each is None else text(each) for each in found]
+        return [NONE if each is None else text(each) for each in likelihoods]
 
     return [
         Row("log p of its own output", *cells(lambda each: f"{each.own:.3f}")),
@@ -190,17 +190,17 @@ def _likelihood_rows(c: Comparison) -> list[Row]:
 
 
 def _cost_rows(a: Side, b: Side) -> list[Row]:
-    found = [
+    rows = [
         Row("tokens a second", _number(a.tokens_per_second), _number(b.tokens_per_second)),
         Row("seconds", f"{sum(a.seconds):.2f}", f"{sum(b.seconds):.2f}", _faster(sum(a.seconds), sum(b.seconds))),
         Row("peak memory", _megabytes(a.memory), _megabytes(b.memory), _times(a.memory, b.memory)),
     ]
     if (a.array_memory, b.array_memory) != (None, None):
-        found.append(Row("of it MLX's arrays", _megabytes(a.array_memory), _megabytes(b.array_memory)))
-    found.append(Row("files", _megabytes(a.size), _megabytes(b.size), _times(a.size, b.size)))
+        rows.append(Row("of it MLX's arrays", _megabytes(a.array_memory), _megabytes(b.array_memory)))
+    rows.append(Row("files", _megabytes(a.size), _megabytes(b.size), _times(a.size, b.size)))
     if a.overlong or b.overlong:
-        found.append(Row("lines too long", f"{a.overlong:,}", f"{b.overlong:,}"))
-    return found
+        rows.append(Row("lines too long", f"{a.overlong:,}", f"{b.overlong:,}"))
+    return rows
 
 
 def _number(value: float | None) -> str:
@@ -221,8 +221,8 @@ def _faster(a: float, b: float) -> str:
     return f"{a / b:.2f} times as fast"
 
 
-def _plain(found: Sentence | Likelihood) -> dict[str, Any]:
-    values = {name: value for name, value in asdict(found).items() if value not in (None, {})}
+def _plain(entry: Sentence | Likelihood) -> dict[str, Any]:
+    values = {name: value for name, value in asdict(entry).items() if value not in (None, {})}
     return {name: _rounded(value) for name, value in values.items()}
 
 

@@ -68,8 +68,8 @@ def _add(log: RunLog, line: bytes) -> None:
     if kind == "skipped":
         log.skipped += 1
     elif kind == "samples" and isinstance(entry.get("samples"), list):
-        found = [{k: str(v) for k, v in each.items()} for each in entry["samples"] if isinstance(each, dict)]
-        log.samples.append((step, found))
+        samples = [{k: str(v) for k, v in each.items()} for each in entry["samples"] if isinstance(each, dict)]
+        log.samples.append((step, samples))
     elif kind in ("train", "valid"):
         curves = log.train if kind == "train" else log.valid
         for name, value in entry.items():

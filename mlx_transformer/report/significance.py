@@ -61,9 +61,9 @@ def measures(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -> l
     drawn: list[list[tuple[float, float]]] = [[] for _ in statistics]
     for _ in range(RESAMPLES):
         times = np.bincount(rng.choice(count, count, replace=True), minlength=count).astype(np.float64)
-        for found, each in zip(drawn, statistics, strict=True):
-            found.append((each.score(times @ each.a), each.score(times @ each.b)))
-    return [_measure(each, np.array(found)) for each, found in zip(statistics, drawn, strict=True)]
+        for values, each in zip(drawn, statistics, strict=True):
+            values.append((each.score(times @ each.a), each.score(times @ each.b)))
+    return [_measure(each, np.array(values)) for each, values in zip(statistics, drawn, strict=True)]
 
 
 def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -78,14 +78,14 @@ def _statistics(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    found = []
+    statistics = []
     for name, metric in (("BLEU", BLEU()), ("chrF", CHRF())):
         # As sacreBLEU's own tests of significance do.
         of_a, of_b = (np.array(metric._extract_corpus_statistics(h, [references]), np.float64) for h in (a, b))
-        found.append(_Statistics(name, str(metric.get_signature()), of_a, of_b, _scorer(metric)))
+        statistics.append(_Statistics(name, str(metric.get_signature()), of_a, of_b, _scorer(metric)))
     of_a, of_b = (np.array([[h == r] for h, r in zip(side, references, strict=True)], np.float64) for side in (a, b))
     share = 100 / len(references)
-    return [*found, _Statistics("exact match", "", of_a, of_b, lambda sums: float(share * sums[0]))]
+    return [*statistics, _Statistics("exact match", "", of_a, of_b, lambda sums: float(share * sums[0]))]
 
 
 def _scorer(metric: Any) -> Callable[[NDArray[np.float64]], float]:

@@ -34,7 +34,7 @@ def page(runs: Sequence[RunLog]) -> str:
     """Return a self-contained HTML page."""
     names = ", ".join(run.name for run in runs)
     body = "".join([_head(runs), _facts(runs), _charts(runs), *map(_samples, runs), _recipes(runs)])
-    return kit.page(f"training: {names}", body, kit.texts_beside(__file__, "curves.css"))
+    return kit.page(f"training: {names}", body, kit.neighbour_texts(__file__, "curves.css"))
 
 
 def _head(runs: Sequence[RunLog]) -> str:
@@ -76,8 +76,8 @@ def _row(run: RunLog) -> dict[str, str]:
     return row
 
 
-def _steps(found: Any) -> str:
-    return ", ".join(f"{step:,}" for step in found if isinstance(step, int)) if isinstance(found, list) else "?"
+def _steps(steps: Any) -> str:
+    return ", ".join(f"{step:,}" for step in steps if isinstance(step, int)) if isinstance(steps, list) else "?"
 
 
 def _charts(runs: Sequence[RunLog]) -> str:
@@ -96,10 +96,10 @@ def _charts(runs: Sequence[RunLog]) -> str:
 def _samples(run: RunLog) -> str:
     if not run.samples:
         return ""
-    count = max(len(found) for _, found in run.samples)
+    count = max(len(samples) for _, samples in run.samples)
     parts = []
     for i in range(count):
-        outputs = [(step, found[i]) for step, found in run.samples if i < len(found)]
+        outputs = [(step, samples[i]) for step, samples in run.samples if i < len(samples)]
         first = outputs[0][1]
         rows = [(f"{step:,}", escape(each.get("output", ""))) for step, each in outputs]
         parts.append(

@@ -44,7 +44,7 @@ class Worker:
         self.name = name
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, opened), daemon=True)
-        with _held(), _script_left_alone():
+        with _signals_blocked(), _script_left_alone():
             self.process.start()
         theirs.close()
 
@@ -75,7 +75,7 @@ class Worker:
 
 
 @contextmanager
-def _held() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Keep Ctrl-C from a process that starts now: this one is interrupted, and ends the other."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -142,9 +142,9 @@ def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
 def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[list[str], float, list[int] | None]:
     """Return translations, the seconds they took, and each one's tokens by the model's own tokenizer with its end."""
     begin = time.perf_counter()
-    found = served.translator.n_best(lines, scored=False, **options)
+    outputs = served.translator.n_best(lines, scored=False, **options)
     seconds = time.perf_counter() - begin
-    texts = [best[0].text for best in found]
+    texts = [best[0].text for best in outputs]
     tokenizer = served.translator.tokenizer
     return texts, seconds, None if tokenizer is None else [len(ids) for ids in tokenizer.encode_batch(texts)]
 
@@ -160,10 +160,10 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
     pairs = list(zip(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target), strict=True))
     fits = [i for i, pair in enumerate(pairs) if source[i].strip() and max(map(len, pair)) <= most]
     values = served.translator.log_probabilities([pairs[i][0] for i in fits], [pairs[i][1] for i in fits])
-    found: list[float | None] = [None] * len(pairs)
+    by_pair: list[float | None] = [None] * len(pairs)
     for i, row in zip(fits, values, strict=True):
-        found[i] = float(np.sum(row, dtype=np.float64))
-    return found
+        by_pair[i] = float(np.sum(row, dtype=np.float64))
+    return by_pair
 
 
 def memory(served: Served) -> tuple[int | None, int | None]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.candidates import Among, Candidates
 from mlx_transformer.generation.steps import Model
@@ -29,7 +29,7 @@ class MlxArrays:
     lazy = True
 
     def __init__(self) -> None:
-        self.check_every, self.drop_below = choices().check_every, choices().drop_below
+        self.check_every, self.drop_below = tuning().check_every, tuning().drop_below
 
     asarray = staticmethod(mx.array)
     queue = staticmethod(mx.async_eval)
@@ -79,14 +79,14 @@ class MlxModel(Model):
         c = self.config
         arrays, mask = sources.padded(left=not c.has_encoder)
         tokens = None if mask.all() else mask.astype(bool)
-        given: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             name: mx.array(x.astype(np.int32) if x.dtype == np.int64 else x) for name, x in arrays.items()
         }
         if c.has_encoder:
-            cache = self.model.start(self.model.encode(source_mask=tokens, **given), tokens)
+            cache = self.model.start(self.model.encode(source_mask=tokens, **inputs), tokens)
             ids = mx.full((len(sources), 1), sources.start, mx.int32)
         else:
-            cache, ids = self.model.start(prompt_mask=tokens), given[SOURCE_IDS.name]
+            cache, ids = self.model.start(prompt_mask=tokens), inputs[SOURCE_IDS.name]
         logits = self.model.step(ids, cache, last=True, among=self.rows)[:, 0]
         return MlxDecoder(self.model, cache, self.rows), logits
 

@@ -24,7 +24,7 @@ from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
-from mlx_transformer.generation.settings import Settings, beside_weights, read_settings
+from mlx_transformer.generation.settings import Settings, files_with_weights, read_settings
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
@@ -70,10 +70,10 @@ class Transformer(nn.Transformer, TextVerbs):
         from mlx_transformer.families.conversion import read_published
         from mlx_transformer.families.hub import find_model
 
-        found = find_model(folder, revision)
-        if is_published(found.folder):
-            return cls._published(read_published(found.folder), str(folder))
-        checkpoint = open_checkpoint(found.folder, verify)
+        place = find_model(folder, revision)
+        if is_published(place.folder):
+            return cls._published(read_published(place.folder), str(folder))
+        checkpoint = open_checkpoint(place.folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
         model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
         keep_adapter(model, checkpoint)
@@ -113,7 +113,7 @@ class Transformer(nn.Transformer, TextVerbs):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
-        own = beside_weights(self.generation, self.place)
+        own = files_with_weights(self.generation, self.place)
         if self.text_embedding is not None:
             own["copies"] = {n: path for n, path in own["copies"].items() if n not in (EMBEDDING, DENSE)}
             own["texts"] |= self.text_embedding.texts()

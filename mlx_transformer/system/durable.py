@@ -71,10 +71,10 @@ def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterat
     another process has filled it meanwhile; not if `made_by_any`: with the same as this one would. After any error
     `folder` is the old one, untouched (or the new one, complete, if only the last flush was refused).
     """
-    shown, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
+    named, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{shown}: is a file; the {what} is a folder: choose another name")
-    with _beside(folder, shown, f"the {what} ") as temporary:
+        raise UserError(f"{named}: is a file; the {what} is a folder: choose another name")
+    with _beside(folder, named, f"the {what} ") as temporary:
         was_free = not folder.exists() or not any(folder.iterdir())
         temporary.mkdir()
         yield temporary
@@ -82,7 +82,7 @@ def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterat
             flush(path)
         if not (was_free and _put_in_free_place(temporary, folder)):
             if was_free and not made_by_any:
-                raise written_meanwhile(shown)
+                raise written_meanwhile(named)
             _put_in_place(temporary, folder)
 
 
@@ -126,9 +126,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _beside(place: Path, shown: Path, what: str = "") -> Iterator[Path]:
+def _beside(place: Path, named: Path, what: str = "") -> Iterator[Path]:
     """Give a temporary name beside `place`, where nothing is left when the block ends. What the disk refuses there is a
-    `UserError` that names `shown`."""
+    `UserError` that names `named`."""
     temporary = _temporary(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _beside(place: Path, shown: Path, what: str = "") -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{shown}: {what}could not be written ({error}); look for free space and permissions there"
+            f"{named}: {what}could not be written ({error}); look for free space and permissions there"
         ) from error
     finally:
         _discard(temporary)
@@ -157,21 +157,21 @@ def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
     """Take files and folders of these names out of `folder`; they come back if the block ends in an error, in place of
     what it has put there, and else are removed. Raises `OSError`."""
     clear_leftovers(folder, "replaced")
-    aside = folder / f".replaced.{os.getpid()}.tmp"
-    aside.mkdir()
+    moved = folder / f".replaced.{os.getpid()}.tmp"
+    moved.mkdir()
     try:
         for name in names:
             if os.path.lexists(folder / name):
-                os.rename(folder / name, aside / name)
+                os.rename(folder / name, moved / name)
         yield
     except BaseException:
         for name in names:
             _discard(folder / name)
-            if os.path.lexists(aside / name):
-                os.rename(aside / name, folder / name)
-        aside.rmdir()
+            if os.path.lexists(moved / name):
+                os.rename(moved / name, folder / name)
+        moved.rmdir()
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(moved, ignore_errors=True)
 
 
 def clear_leftovers(parent: Path, name: str) -> None:

@@ -48,7 +48,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldType:
     """What one field takes. `choices`: the only values, where there are few (those of a Literal, both of a bool)."""
 
     type: type
@@ -57,7 +57,7 @@ class Kind:
     optional: bool = False
 
     @property
-    def wanted(self) -> str:
+    def expectation(self) -> str:
         """In words that follow the value."""
         if self.type is bool:
             return "must be true or false"
@@ -80,27 +80,27 @@ class Kind:
 
 
 @cache
-def kinds_of(of: type) -> dict[str, Kind]:
+def field_types(of: type) -> dict[str, FieldType]:
     """What each field of a dataclass takes; fields of other types than the five above are left out."""
     hints = get_type_hints(of, include_extras=True)
-    found = {field.name: _kind(hints[field.name], field.default is None) for field in dataclasses.fields(of)}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    kinds = {field.name: _kind(hints[field.name], field.default is None) for field in dataclasses.fields(of)}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 @cache
-def meanings_of(of: type) -> dict[str, str]:
+def field_docs(of: type) -> dict[str, str]:
     """What each field of a dataclass means: the string that stands under it, on one line; of its bases too."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in (*reversed(of.__mro__[1:]), of):
         if dataclasses.is_dataclass(base):
             (body,) = ast.parse(inspect.getsource(base)).body
             assert isinstance(body, ast.ClassDef)
-            found |= {
+            meanings |= {
                 ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
                 for field, text in itertools.pairwise(body.body)
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
             }
-    return found
+    return meanings
 
 
 def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
@@ -109,10 +109,10 @@ def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
     A whole number where a float is meant becomes a float, in place, and NumPy's numbers become Python's.
     """
     problems = []
-    for name, kind in kinds_of(type(values)).items():
+    for name, kind in field_types(type(values)).items():
         value = getattr(values, name)
         if not kind.accepts(value):
-            problems.append(f"{spelled.format(name, _shown(value))} {kind.wanted}")
+            problems.append(f"{spelled.format(name, _short(value))} {kind.expectation}")
         elif type(value) is not kind.type and kind.type in (int, float) and value is not None:
             object.__setattr__(values, name, kind.type(value))
     return problems
@@ -123,7 +123,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     kind = _kind(hint, optional=False)
     assert kind is not None
     if not kind.accepts(value):
-        raise UserError(f"{name}={_shown(value)} {kind.wanted}")
+        raise UserError(f"{name}={_short(value)} {kind.expectation}")
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
@@ -152,17 +152,17 @@ def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}
     return problems
 
 
-def _kind(hint: Any, optional: bool) -> Kind | None:
+def _kind(hint: Any, optional: bool) -> FieldType | None:
     if NoneType in get_args(hint):  # X | None
         hint = next(part for part in get_args(hint) if part is not NoneType)
     bounds = Bounds()
     if get_origin(hint) is Annotated:
         hint, bounds = get_args(hint)
     if get_origin(hint) is Literal:
-        return Kind(str, get_args(hint), optional=optional)
+        return FieldType(str, get_args(hint), optional=optional)
     if hint is bool:
-        return Kind(bool, (False, True), optional=optional)
-    return Kind(hint, (), bounds, optional) if hint in (int, float, str) else None
+        return FieldType(bool, (False, True), optional=optional)
+    return FieldType(hint, (), bounds, optional) if hint in (int, float, str) else None
 
 
 def _as_float(value: float) -> float:
@@ -182,4 +182,4 @@ class _Short(reprlib.Repr):
         return super().repr_int(x, level)
 
 
-_shown = _Short().repr
+_short = _Short().repr

@@ -51,13 +51,13 @@ def open_regular(
     except ValueError as error:  # a name with a NUL, or half a surrogate pair
         raise UserError(f"{path!s}: cannot be read ({error})") from error
     try:
-        found = os.fstat(file.fileno())
-        if pipes and (stat.S_ISFIFO(found.st_mode) or file.isatty()):
+        status = os.fstat(file.fileno())
+        if pipes and (stat.S_ISFIFO(status.st_mode) or file.isatty()):
             return BufferedReader(_Stream(file, f"{path}"))
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: is no regular file; put a copy of its contents there")
-        if largest is not None and found.st_size > largest:
-            size = f"{found.st_size / 1e6:,.1f} MB, more than the {largest / 1e6:,.1f} MB that such a file may have"
+        if largest is not None and status.st_size > largest:
+            size = f"{status.st_size / 1e6:,.1f} MB, more than the {largest / 1e6:,.1f} MB that such a file may have"
             raise UserError(f"{path}: {size}; {hint}")
     except BaseException:
         file.close()
@@ -119,10 +119,10 @@ def read_object(path: str | Path) -> dict[str, Any]:
 def parse_json(text: str, where: str, hint: str) -> Any:
     """What a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} ({' '.join(str(error).split())[:200]}); {hint}") from error
-    level = [found]
+    level = [parsed]
     for _ in range(DEEPEST + 1):
         level = [
             inner
@@ -131,7 +131,7 @@ def parse_json(text: str, where: str, hint: str) -> Any:
             if isinstance(inner, dict | list)
         ]
         if not level:
-            return found
+            return parsed
     raise UserError(f"{where} (more than {DEEPEST} brackets deep); {hint}")
 
 

@@ -22,17 +22,17 @@ def keys_of(text: str) -> dict[str, str]:
     first, *lines = text.lstrip("\ufeff").splitlines() or [""]
     if first.rstrip() != FENCE or FENCE not in (ends := [line.rstrip() for line in lines]):
         return {}
-    found: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}
     key = None
     for line in lines[: ends.index(FENCE)]:
         if match := KEY.match(line):
             key = match[1]
-            found[key] = []
+            keys[key] = []
         elif line.startswith("#"):
             key = None
         if key is not None:
-            found[key].append(line)
-    return {name: "\n".join(part) for name, part in found.items()}
+            keys[key].append(line)
+    return {name: "\n".join(part) for name, part in keys.items()}
 
 
 def front_matter(keys: Mapping[str, str], comment: str = "") -> str:

@@ -41,13 +41,13 @@ def check_export() -> None:
     package. That one isn't run to find out."""
     from importlib.util import find_spec
 
-    beside = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     try:
         spec = find_spec("export")
     except ValueError:  # a module without one stands for it: whoever put it there knows
         return
     place = spec.origin if spec is not None else None
-    if place is not None and os.path.realpath(os.path.dirname(os.path.dirname(place))) != os.path.realpath(beside):
+    if place is not None and os.path.realpath(os.path.dirname(os.path.dirname(place))) != os.path.realpath(ours):
         from .errors import UserError
 
         raise UserError(
@@ -94,6 +94,19 @@ def naming_extra(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 raise
 
         return naming
+
+    return decorate
+
+
+def renamed(**arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function take arguments by names that they had before, old="new"."""
+
+    def decorate(call: Callable[P, R]) -> Callable[P, R]:
+        @wraps(call)
+        def taking_both(*args: P.args, **kwargs: P.kwargs) -> R:
+            return call(*args, **{arguments.get(name, name): value for name, value in kwargs.items()})  # type: ignore[arg-type]
+
+        return taking_both
 
     return decorate
 

@@ -18,21 +18,21 @@ PATIENCE = 10  # seconds
 @functools.cache
 def performance_cores() -> int | None:
     """Count the cores of a Mac's fastest kind; None elsewhere, and on one whose cores are all alike."""
-    said = _said_by(SYSCTL, "-n", "hw.perflevel0.physicalcpu") if sys.platform == "darwin" else ""
-    return int(said) if said.strip().isdecimal() and int(said) > 0 else None
+    output = _output_of(SYSCTL, "-n", "hw.perflevel0.physicalcpu") if sys.platform == "darwin" else ""
+    return int(output) if output.strip().isdecimal() and int(output) > 0 else None
 
 
 def battery_line() -> str | None:
     """Return what a person should know who trains on battery; None for a machine that doesn't say it has one in use."""
-    said = _said_by(PMSET, "-g", "batt") if sys.platform == "darwin" else ""
-    if "'Battery Power'" not in said:
+    output = _output_of(PMSET, "-g", "batt") if sys.platform == "darwin" else ""
+    if "'Battery Power'" not in output:
         return None
-    charge = next((word.rstrip(";") for word in said.split() if word.rstrip(";").endswith("%")), "")
+    charge = next((word.rstrip(";") for word in output.split() if word.rstrip(";").endswith("%")), "")
     return f"on battery{f', {charge}' if charge else ''}: plug in, for a run empties it, and may be slower until then"
 
 
 @contextmanager
-def kept_awake() -> Iterator[None]:
+def keep_awake() -> Iterator[None]:
     """Keep a Mac from sleeping while nobody uses it, until the block or this process ends; a closed lid it sleeps
     under all the same. `UserError` where there is no caffeinate."""
     try:
@@ -48,7 +48,7 @@ def kept_awake() -> Iterator[None]:
         process.wait()
 
 
-def _said_by(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """The output of a program, "" of one that fails, or isn't there."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=True)

@@ -23,17 +23,17 @@ PACKAGES = (
 
 def memory() -> int:
     """Return the bytes that this process may have at most: the machine's, the container's or the user's limit."""
-    found = [1 << 62]
+    bounds = [1 << 62]
     with suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        bounds.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     with suppress(OSError, ValueError):  # "max" is no limit
-        found.append(int(CGROUP.read_text(encoding="ascii")))
+        bounds.append(int(CGROUP.read_text(encoding="ascii")))
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-        found += [limit for limit in limits if limit != resource.RLIM_INFINITY]
-    return min(size for size in found if size > 0)
+        bounds += [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    return min(size for size in bounds if size > 0)
 
 
 def check_memory(needed: float, what: str, remedy: str) -> None:
@@ -63,8 +63,8 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata  # a mail parser and what that needs, 3 MB
 
-    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions

@@ -84,8 +84,8 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
         file = folder / name
         if not file.is_file():
             raise UserError(f"{file}: listed in {MANIFEST} but missing; restore the folder from a copy")
-        if (found := file.stat().st_size) != size:
-            raise _damaged(file, f"{found} bytes, expected {size}")
+        if (actual := file.stat().st_size) != size:
+            raise _damaged(file, f"{actual} bytes, expected {size}")
     names = list(entries) if used is None else list(used)
     checks = [(folder / name, entries[name][0]) for name in names]
     if sum(entries[name][1] > LARGE for name in names) > 1:

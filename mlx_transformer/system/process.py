@@ -112,8 +112,8 @@ def _explained(name: str, error: BaseException) -> int:
     import traceback
 
     traceback.print_exc()
-    said = traceback.format_exception_only(error)[-1].strip()
-    return _failed(name, f"this is a bug in mlx-transformer: {said}; please report it with the lines above", FAULT)
+    message = traceback.format_exception_only(error)[-1].strip()
+    return _failed(name, f"this is a bug in mlx-transformer: {message}; please report it with the lines above", FAULT)
 
 
 def _flushed(name: str, status: int) -> int:
@@ -254,12 +254,12 @@ class _Interrupts:
         self.raised = True
         raise KeyboardInterrupt
 
-    def _unraisable(self, found: Any) -> None:
-        if found.exc_type is not None and issubclass(found.exc_type, KeyboardInterrupt):
+    def _unraisable(self, unraisable: Any) -> None:
+        if unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt):
             signal.signal(signal.SIGINT, self._receive)
             self._later()
         else:
-            self._hook(found)
+            self._hook(unraisable)
 
     def _later(self) -> None:
         _thread.start_new_thread(self._again, ())

@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from mlx_transformer.system.terminal import Console
-from mlx_transformer.system.watch import Watch, unwatched
+from mlx_transformer.system.watch import Progress, no_progress
 
 LOG_SECONDS = 10.0
 """Between two lines in a log, and before the first one of brief work."""
@@ -40,7 +41,7 @@ class Reporter:
         self._task: TaskID | None = None
         self._first: tuple[float, float] | None = None  # when, at which share
         self._last: float | None = time.monotonic() if brief else None
-        self._told = not brief
+        self._reported = not brief
 
     def __enter__(self) -> Reporter:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
@@ -82,9 +83,9 @@ class Reporter:
         if self._first is None:
             self._first = (now, share)
         soon = self._last is not None and now - self._last < LOG_SECONDS
-        if soon and (share < 1 or not self._told):
+        if soon and (share < 1 or not self._reported):
             return
-        self._last, self._told = now, True
+        self._last, self._reported = now, True
         begin, share_then = self._first  # a resumed run begins with a share that took no time
         done = share - share_then
         remaining = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
@@ -97,7 +98,7 @@ class Reporter:
             print(text, file=self.file, flush=True)
 
 
-class _Bar(Progress):
+class _Bar(RichProgress):
     """rich's bar with a line under it."""
 
     below = ""
@@ -109,10 +110,10 @@ class _Bar(Progress):
 
 
 @contextmanager
-def quiet_progress(title: str | None) -> Iterator[Watch]:
+def quiet_progress(title: str | None) -> Iterator[Progress]:
     """`update` of a brief `Reporter`; without a title nothing is shown."""
     if title is None:
-        yield unwatched
+        yield no_progress
         return
     with Reporter(title, brief=True) as reporter:
         yield reporter.update

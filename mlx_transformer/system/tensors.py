@@ -68,11 +68,11 @@ def stored_tensors(path: Path) -> dict[str, Stored]:
         return Stored(shape, kind.read, read)
 
     start = 8 + length
-    found = {}
+    tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        found[name] = stored(name, tuple(entry["shape"]), KINDS[entry["dtype"]], start + begin, start + end)
-    return found
+        tensors[name] = stored(name, tuple(entry["shape"]), KINDS[entry["dtype"]], start + begin, start + end)
+    return tensors
 
 
 def check_finite(path: Path, name: str, array: NDArray) -> None:

@@ -46,8 +46,8 @@ def stored_torch_tensors(path: Path) -> dict[str, Stored]:
     with open_file(path) as file:
         archive = None if is_legacy(file) else _archive(path, file)
         try:
-            found, entries = _in_a_row(file) if archive is None else _in_archive(file, archive)
-            return {name: _stored(path, name, view, entries[view.storage.key]) for name, view in found.items()}
+            tensors, entries = _in_a_row(file) if archive is None else _in_archive(file, archive)
+            return {name: _stored(path, name, view, entries[view.storage.key]) for name, view in tensors.items()}
         except Refused as error:
             raise UserError(f"{path}: {error}") from error
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
@@ -55,15 +55,15 @@ def stored_torch_tensors(path: Path) -> dict[str, Stored]:
 
 
 def _in_a_row(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, Entry]]:
-    found, begins = legacy_views(file)
-    return found, {key: Entry(begin, None) for key, begin in begins.items()}
+    tensors, begins = legacy_views(file)
+    return tensors, {key: Entry(begin, None) for key, begin in begins.items()}
 
 
 def _in_archive(file: io.BufferedReader, archive: zipfile.ZipFile) -> tuple[dict[str, View], dict[str, Entry]]:
     program, folder = _pickle(archive)
-    found = views(Machine(program))
-    storages = {view.storage.key: view.storage for view in found.values()}
-    return found, {key: _entry(file, archive, folder, storage) for key, storage in storages.items()}
+    tensors = views(Machine(program))
+    storages = {view.storage.key: view.storage for view in tensors.values()}
+    return tensors, {key: _entry(file, archive, folder, storage) for key, storage in storages.items()}
 
 
 def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
@@ -100,21 +100,21 @@ def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
 def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, storage: Storage) -> Entry:
     """Where a storage is, which has to have the size that the pickle says. Raises `Refused`."""
     name = f"{folder}data/{storage.key}"
-    shown, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
+    label, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
     try:
         info = archive.getinfo(name)
     except KeyError:
-        raise Refused(f"has no {shown}, which its pickle asks for: damaged; restore it from a copy") from None
+        raise Refused(f"has no {label}, which its pickle asks for: damaged; restore it from a copy") from None
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
-        raise Refused(f"its {shown} is compressed or encrypted, which torch.save never does")
+        raise Refused(f"its {label} is compressed or encrypted, which torch.save never does")
     if info.file_size != size:
         raise Refused(
-            f"its {shown} has {info.file_size} bytes, its pickle says {size}: damaged; restore it from a copy"
+            f"its {label} has {info.file_size} bytes, its pickle says {size}: damaged; restore it from a copy"
         )
     file.seek(info.header_offset)
     header = file.read(LOCAL_HEADER)
     if len(header) < LOCAL_HEADER or not header.startswith(b"PK\3\4"):
-        raise Refused(f"its {shown} is not where its list says: damaged; restore it from a copy")
+        raise Refused(f"its {label} is not where its list says: damaged; restore it from a copy")
     begin = info.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
     return Entry(begin, info.CRC)
 

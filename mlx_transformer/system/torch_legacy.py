@@ -36,7 +36,7 @@ def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, in
         system = machine.run()
         if not isinstance(system, dict) or system.get("little_endian") is not True:
             raise Refused("is of a big-endian machine, or doesn't say: save it as safetensors there")
-        found, keys = views(machine), machine.run()
+        tensors, keys = views(machine), machine.run()
     except Cut:
         if size <= LARGEST_PICKLE:
             raise
@@ -47,23 +47,23 @@ def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, in
         raise _damaged("has no list of its storages")
     if len(keys) != len(machine.storages) or {*keys} != {*machine.storages}:
         raise _damaged("lists other storages than its tensors are in")
-    return found, _begins(file, [machine.storages[key] for key in keys], machine.at, size)
+    return tensors, _begins(file, [machine.storages[key] for key in keys], machine.at, size)
 
 
 def _begins(file: io.BufferedReader, storages: list[Storage], at: int, size: int) -> dict[str, int]:
     """{key: first byte} of storages, which have to fill the file from `at` on, with the counts that the pickle says."""
     begins = {}
     for storage in storages:
-        shown = repr(shortened(storage.key))
+        label = repr(shortened(storage.key))
         file.seek(at)
         head = file.read(COUNT)
         count = int.from_bytes(head, "little", signed=True)
         if len(head) == COUNT and count != storage.count:
-            raise _damaged(f"its storage {shown} has {count} numbers, its pickle says {storage.count}")
+            raise _damaged(f"its storage {label} has {count} numbers, its pickle says {storage.count}")
         begins[storage.key] = at + COUNT
         at += COUNT + storage.count * storage.kind.stored.itemsize
         if at > size:
-            raise _damaged(f"ends within its storage {shown}")
+            raise _damaged(f"ends within its storage {label}")
     if at < size:
         raise _damaged(f"has {size - at} bytes after its last storage")
     return begins

@@ -248,12 +248,12 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
 
 def views(machine: Machine) -> dict[str, View]:
     """{name: tensor} of a state dict, which the machine's next program makes. Raises `Refused`."""
-    found = machine.run()
-    if not isinstance(found, dict):
-        raise Refused(f"holds a {type(found).__name__}, no dict of tensors by name")
-    for name, value in found.items():
+    root = machine.run()
+    if not isinstance(root, dict):
+        raise Refused(f"holds a {type(root).__name__}, no dict of tensors by name")
+    for name, value in root.items():
         if not isinstance(value, View):
             raise Refused(
                 f"{shortened(name)!r} is a {type(value).__name__}, no tensor: save the model's state_dict alone"
             )
-    return found
+    return root

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Watch = Callable[[float, str], None]
-"""Told the share of the work that is done, in [0, 1], and what is being done."""
+Progress = Callable[[float, str], None]
+"""Called with the share of the work that is done, in [0, 1], and what is being done."""
 
 
-def unwatched(share: float, status: str) -> None:
-    """The `Watch` of who wants to know nothing."""
+def no_progress(share: float, status: str) -> None:
+    """Show nothing: the `Progress` of callers who don't want to know."""

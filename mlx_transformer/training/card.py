@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.core.card import RESULTS, carried, given
+from mlx_transformer.core.card import RESULTS, begin_card, carried
 from mlx_transformer.core.checkpoint import resolve
 from mlx_transformer.data import built_in
 from mlx_transformer.data.pair_files import language_pair
@@ -34,21 +34,21 @@ def model_card(run: Path, recipe: Recipe, made_of: dict[str, Any]) -> str:
     steps = made_of["steps"] if made_of["final"] in ("last", "best") else []
     scores = [scores for step in steps if (scores := _validation(run / METRICS, step))]
     index = _index(recipe, scores[0]) if scores else None
-    return front_matter({**known, **keys_of(given(language=languages(recipe), **{RESULTS: index}))})
+    return front_matter({**known, **keys_of(begin_card(language=languages(recipe), **{RESULTS: index}))})
 
 
 def languages(recipe: Recipe) -> list[str] | None:
     """Return the codes of the languages, as the recipe or the names of its files have them; None where they don't."""
-    data, found = recipe.data, list[str]()
+    data, names = recipe.data, list[str]()
     if data.corpus is not None:
-        found = built_in.languages(data.corpus)
+        names = built_in.languages(data.corpus)
     for options in (data, *data.corpora):
         if options.languages is not None:
-            found += language_pair(options.languages)
+            names += language_pair(options.languages)
         elif options.source is not None and options.target is not None:
             codes = [LANGUAGE.fullmatch(_unpacked(place)) for place in (options.source, options.target)]
-            found += [code[1] for code in codes if code is not None and None not in codes]
-    return list(dict.fromkeys(found)) or None
+            names += [code[1] for code in codes if code is not None and None not in codes]
+    return list(dict.fromkeys(names)) or None
 
 
 def _unpacked(place: str) -> str:
@@ -60,8 +60,8 @@ def _validation(log: Path, step: int) -> dict[str, Any]:
     """The scores of the validation at a step, {} if there was none."""
     if log.exists():
         for line in reversed(read_bytes(log, MAX_LOG_BYTES).splitlines()):
-            if line.startswith(b'{"kind": "valid"') and (found := json.loads(line))["step"] == step:
-                return found
+            if line.startswith(b'{"kind": "valid"') and (entry := json.loads(line))["step"] == step:
+                return entry
     return {}
 
 

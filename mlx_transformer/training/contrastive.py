@@ -32,7 +32,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.data.match_batches import MatchBatch
 from mlx_transformer.data.ragged import padded
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 from mlx_transformer.nn.dropout import drawing_from, drawn_key
 
 from .optimizers import spread
@@ -87,14 +87,14 @@ class ContrastiveStep(TrainStep):
 
     def losses(self, batch: Any) -> tuple[mx.array, mx.array]:
         numbers, order, *parts = self._inputs(batch)
-        found = [self._vectors(parts, i) for i in range(len(parts) // 2)]
-        return self._compared(mx.concatenate(found)[order], numbers)
+        vectors = [self._vectors(parts, i) for i in range(len(parts) // 2)]
+        return self._compared(mx.concatenate(vectors)[order], numbers)
 
     def _inputs(self, batch: Any) -> list[Any]:
         """The numbers of the texts, where the vector of each is among those of all parts, and of each part its ids
         (n, L) and where its tokens are. Parts are cut by length, but of equal widths on a device that compiles."""
         assert isinstance(batch, MatchBatch)
-        lengths, few = np.array([len(row) for row in batch.rows]), choices().few_shapes
+        lengths, few = np.array([len(row) for row in batch.rows]), tuning().few_shapes
         order = np.arange(len(lengths)) if few else np.argsort(-lengths, kind="stable")
         size = self.chunk or (len(order) if few else max(SMALLEST, -(-len(order) // (4 * len(self.streams)))))
         multiple = -(-self.model.config.max_positions // WIDTHS) if few else 1
@@ -102,7 +102,7 @@ class ContrastiveStep(TrainStep):
         for begin in range(0, len(order), size):
             rows = [batch.rows[i] for i in order[begin : begin + size]]
             longest = int(lengths.max()) if few else max(map(len, rows))
-            width = max(choices().shortest, -(-longest // multiple) * multiple)
+            width = max(tuning().shortest, -(-longest // multiple) * multiple)
             ids = padded(rows, len(rows), min(width, self.model.config.max_positions), self.model.config.pad_id)
             is_token = ids != self.model.config.pad_id
             parts += [mx.array(ids), None if is_token.all() else mx.array(is_token)]
@@ -120,8 +120,8 @@ class ContrastiveStep(TrainStep):
             with drawing_from(keys[i]):
                 return self._vectors(parts, i, after)
 
-        def mean_loss(found: list[mx.array]) -> tuple[mx.array, mx.array]:
-            loss = self._compared(mx.concatenate(found)[order], numbers)[0] / tokens
+        def mean_loss(v: list[mx.array]) -> tuple[mx.array, mx.array]:
+            loss = self._compared(mx.concatenate(v)[order], numbers)[0] / tokens
             return self.arithmetic.scaled(loss), loss
 
         if self.chunk is None:
@@ -139,10 +139,12 @@ class ContrastiveStep(TrainStep):
     ) -> tuple[mx.array, Gradients]:
         """The loss and its gradient, chunk after chunk on each stream: one waits for what the last left."""
         lanes = max(1, len(self.streams))
-        found: list[mx.array] = []
+        parts_made: list[mx.array] = []
         for i in range(count):
-            found.append(mx.stop_gradient(vectors(trained, i, found[i - lanes : i - lanes + 1] if i >= lanes else ())))
-        (_, loss), by_vector = mx.value_and_grad(mean_loss)(found)
+            parts_made.append(
+                mx.stop_gradient(vectors(trained, i, parts_made[i - lanes : i - lanes + 1] if i >= lanes else ()))
+            )
+        (_, loss), by_vector = mx.value_and_grad(mean_loss)(parts_made)
         sums: list[Gradients] = []
         for i in range(count):
             before = sums[i % lanes] if i >= lanes else None

@@ -13,14 +13,14 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.unigram import train_unigram
 from mlx_transformer.data import built_in
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
-from mlx_transformer.data.corpus import ParallelText, kept_pairs
+from mlx_transformer.data.corpus import ParallelText, training_mask
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch, legacy_random
 from mlx_transformer.data.labelled import Labelled, read_labelled
 from mlx_transformer.data.matches import read_matches
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 from mlx_transformer.system.errors import UserError
 
 from .objectives import Cutting, Reading, RunText
@@ -62,10 +62,10 @@ def load_data(recipe: Recipe) -> RunData:
     valid = None
     if options.valid_source is not None or options.valid_pairs is not None:
         valid = read_pairs(_files(options, "valid_"))
-    train, aside, dropped = load_training(
+    train, held_out, dropped = load_training(
         corpora, weights, seed=seed, set_aside=valid is None, bpe_dropout=dropout, cache=cache
     )
-    valid = aside if valid is None else valid
+    valid = held_out if valid is None else valid
     assert valid is not None
     return RunData(train, valid, None, dropped)
 
@@ -96,9 +96,9 @@ def _plain(recipe: Recipe, seed: int) -> RunData:
     if valid is not None and valid != PairFiles(languages=options.languages):
         return RunData(text, read(valid)[0], None, dropped)
     name = where.name if isinstance(where, PairFiles) else str(where)
-    for_training = kept_pairs(len(text), seed, name, kind)
-    train, aside = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (for_training, ~for_training))
-    return RunData(train, aside, None, dropped)
+    for_training = training_mask(len(text), seed, name, kind)
+    train, held_out = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (for_training, ~for_training))
+    return RunData(train, held_out, None, dropped)
 
 
 def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
@@ -150,10 +150,10 @@ class EncodedText:
         """
         common = {"batch_tokens": recipe.data.batch_tokens, "grow": grow, "seed": seed}
         common |= {"pad_id": self.how.tokenizer.pad_id, "bos_id": self.how.tokenizer.bos_id}
-        lengths = {"max_length": recipe.data.max_length, "min_length": choices().shortest}
-        make_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
-        given = {field.name: getattr(self.how, field.name) for field in fields(self.how)}
-        cut = Cutting(**{**given, "options": recipe.data}, make=make_pairs, common=common)
+        lengths = {"max_length": recipe.data.max_length, "min_length": tuning().shortest}
+        make_pairs = partial(TokenBatches if tuning().few_shapes else SortedBatches, **common, **lengths)
+        settings = {field.name: getattr(self.how, field.name) for field in fields(self.how)}
+        cut = Cutting(**{**settings, "options": recipe.data}, make=make_pairs, common=common)
         try:
             return recipe.objective.batches(self._ids, cut)
         except UserError as error:

@@ -51,12 +51,12 @@ class HeadStep(TrainStep):
         )
 
     def _with(
-        self, function: Callable[..., Any], loss: mx.array, found: Callable[[], mx.array], targets: mx.array
+        self, function: Callable[..., Any], loss: mx.array, outputs: Callable[[], mx.array], targets: mx.array
     ) -> Any:
         """The loss, and where not only that is wanted how many targets were found."""
         if function is label_smoothed_loss:
             return loss
-        right = found() == targets
+        right = outputs() == targets
         if targets.ndim > 1 and self.model.config.head.kind != "token-classes":
             right = mx.all(right, axis=-1)
         return loss, mx.sum(right).astype(mx.float32)

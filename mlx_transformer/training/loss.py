@@ -20,7 +20,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 
 MAX_LOGITS = 1 << 26
 """The most logits of one chunk: 256 MiB in float32."""
@@ -163,7 +163,7 @@ def _nll(z: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
     """Return (logsumexp(z) - z[target], z[target]), (N,) each."""
     picked = mx.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
     fused = getattr(mx.fast, "cross_entropy", None)  # MLX 0.31 has none
-    if fused is not None and not choices().exp_as_power:
+    if fused is not None and not tuning().exp_as_power:
         return fused(z, targets), picked  # a GPU reads the logits once; a CPU takes 1.8 times as long with it
     top = mx.max(z, axis=-1, keepdims=True)
     lse = (top + mx.log(mx.sum(_exp(z - top), axis=-1, keepdims=True)))[:, 0]
@@ -171,6 +171,6 @@ def _nll(z: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _exp(x: mx.array) -> mx.array:
-    if choices().exp_as_power:
+    if tuning().exp_as_power:
         return mx.power(mx.array(2.0), x * 1.4426950408889634)
     return mx.exp(x)

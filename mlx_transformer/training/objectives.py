@@ -26,7 +26,7 @@ from mlx_transformer.data.matches import Matches
 from mlx_transformer.data.packed import PackedBatches
 from mlx_transformer.data.taught import TaughtBatches
 from mlx_transformer.data.training_text import TrainingText
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 from mlx_transformer.generation.embed import prepared
 from mlx_transformer.generation.likelihood import perplexity_of
 from mlx_transformer.generation.scoring import score
@@ -111,7 +111,7 @@ def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list
 
 
 def _language_model(text: tuple[list[list[int]], list[list[int]]], cut: Cutting) -> PackedBatches:
-    return PackedBatches(*text, row_length=max(cut.options.max_length, choices().shortest), **cut.common)
+    return PackedBatches(*text, row_length=max(cut.options.max_length, tuning().shortest), **cut.common)
 
 
 def _documents(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[int]] | None]:

@@ -27,7 +27,7 @@ import mlx.optimizers as optim
 from mlx.utils import tree_map_with_path
 
 from mlx_transformer.core.parameters import added_table_names, embedding_names, output_weight_name
-from mlx_transformer.device import choices, cpu_streams
+from mlx_transformer.device import cpu_streams, tuning
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
@@ -129,7 +129,7 @@ class Optimizer:
         """`streams`: those that a step is split over, none for a step that is compiled as a whole; None: as MLX's
         device likes it."""
         if streams is None:
-            streams = [] if choices().compiles else cpu_streams()
+            streams = [] if tuning().compiles else cpu_streams()
         self.streams = list(streams)
         kind = KINDS[options.optimizer_name]
         trained = [name for name, _ in named_arrays(model.trainable_parameters())]

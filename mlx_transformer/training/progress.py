@@ -147,7 +147,7 @@ class Speed:
         """The tokens a second over about the last 20 steps."""
         return self._recent_tokens / max(self.recent_seconds, 1e-9)
 
-    def since_asked(self) -> float:
+    def since_last(self) -> float:
         """Return the tokens a second since the last call."""
         tokens, seconds = self._tokens, self._seconds
         self._tokens = self._seconds = 0.0
@@ -166,7 +166,7 @@ class StopSignal:
         self._stop_requested = self._hung_up = False
         self._before: dict[int, Callable | int | None] = {}
 
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.received is not None
 
     def agree(self, group: Group) -> int | None:

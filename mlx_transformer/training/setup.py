@@ -221,8 +221,8 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
         if alike and {*plain.labels} <= {*own.labels}:
             return config
         if own.kind == plain.kind or (own.kind, plain.kind) == ("pooled", "classes"):  # whose dense layer goes on
-            told = {"labels": plain.labels, "several": plain.several, "scores": plain.scores}
-            plain = dataclasses.replace(own, kind=plain.kind, **told)
+            labels = {"labels": plain.labels, "several": plain.several, "scores": plain.scores}
+            plain = dataclasses.replace(own, kind=plain.kind, **labels)
         head = recipe.head(plain)
     elif recipe.objective.embeds:
         head = own if own.kind in ("hidden", "pooled") or recipe.training.adapter is not None else Head(kind="hidden")
@@ -242,8 +242,8 @@ def _embedding(recipe: Recipe, own: TextEmbedding | None) -> TextEmbedding:
         if embedding.dense:
             raise UserError(f"pooling = {pooling!r}: the checkpoint's dense layers were made for its own; leave it out")
         embedding = dataclasses.replace(embedding, pooling=(pooling,))
-    given = {"query": recipe.data.source_prompt, "document": recipe.data.target_prompt}
-    prompts = {**embedding.prompts, **{name: text for name, text in given.items() if text is not None}}
+    texts = {"query": recipe.data.source_prompt, "document": recipe.data.target_prompt}
+    prompts = {**embedding.prompts, **{name: text for name, text in texts.items() if text is not None}}
     if recipe.objective.reads == "matches" and not embedding.prompt_counts and any(prompts.values()):
         raise UserError("prompts whose tokens aren't pooled (prompt_counts) can't be trained")
     return dataclasses.replace(embedding, prompts=prompts)
@@ -299,9 +299,9 @@ def model_and_step(
     optimizer, arithmetic = Optimizer(model, options, streams), Arithmetic(options.precision)
     max_logits = logits_within(options.memory) if max_logits is None else max_logits
     objective = OBJECTIVES[options.objective]
-    given = {key: getattr(options, key) for key in objective.keys}
+    arguments = {key: getattr(options, key) for key in objective.keys}
     settled = model, optimizer, options.smoothing, options.clip_norm, arithmetic, group, max_logits
-    return model, objective.step(*settled, **given)
+    return model, objective.step(*settled, **arguments)
 
 
 def batches_per_step(options: TrainingOptions, group: Group, epoch: Sized) -> int:

@@ -242,7 +242,7 @@ class TrainStep:
 
         (_, loss), gradients = mx.value_and_grad(mean_loss)(trained)
         self.model.update(everything)
-        return loss, self.zero_start.kept(gradients)
+        return loss, self.zero_start.masked(gradients)
 
 
 def _clip(gradients: Gradients, largest: float, streams: Sequence[mx.Stream] = ()) -> tuple[mx.array, Gradients]:

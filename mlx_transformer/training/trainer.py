@@ -224,7 +224,7 @@ class Trainer:
             dashboard.step(state, float(np.array(loss)), rate, speed, mine)
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
-                values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
+                values |= {"tokens_per_second": round(speed.since_last()), "epoch": round(state.epoch, 3)}
                 values |= dashboard.log_values()
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
             if self._is_due(time.monotonic() - saved):
@@ -261,8 +261,8 @@ class Trainer:
         if not self.group.leads:
             self.state.validated_step = self.state.step
             return {}
-        sentences, asked = self.options.valid_sentences, self.stop.asked
-        values, samples = validation_scores(self.step, self.valid, self.data.valid, sentences, asked)
+        sentences, should_stop = self.options.valid_sentences, self.stop.requested
+        values, samples = validation_scores(self.step, self.valid, self.data.valid, sentences, should_stop)
         if not values:
             return {}
         self.state.validated_step = self.state.step

@@ -38,7 +38,7 @@ class ZeroStart:
         outputs = self._outputs
         return weight[:outputs], None if bias is None else bias[:outputs]
 
-    def kept(self, gradients: Any) -> Any:
+    def masked(self, gradients: Any) -> Any:
         """Return the gradients, with zeros for the row."""
         if self._path is not None:
             module, key = self._path

@@ -17,7 +17,7 @@ from mlx_transformer.core.positions import relative_buckets, sinusoids
 from mlx_transformer.nn import positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import meanings_of
+from mlx_transformer.system.fields import field_docs
 
 
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
@@ -63,7 +63,7 @@ def test_the_label_of_the_halves_names_whose_frequencies_they_are() -> None:
     np.testing.assert_allclose(sinusoids(50, 512, "sinusoidal_concat", np.float64), theirs, rtol=0, atol=1e-12)
     marian = sinusoids(50, 512, dtype=np.float64)[:, [*range(0, 512, 2), *range(1, 512, 2)]]
     assert np.abs(marian - theirs).max() > 0.01
-    label = re.search(r"sinusoidal_concat: ([^;.]*)", meanings_of(TransformerConfig)["positions"])
+    label = re.search(r"sinusoidal_concat: ([^;.]*)", field_docs(TransformerConfig)["positions"])
     assert label is not None
     assert "tensor2tensor's" in label[1]
     assert "Marian" not in label[1]

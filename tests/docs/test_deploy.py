@@ -14,7 +14,7 @@ from imports import ROOT
 
 from export.serve.models import Named
 from export.settings import ServeSettings
-from mlx_transformer.system.fields import kinds_of
+from mlx_transformer.system.fields import field_types
 
 PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "docs/serve.Dockerfile").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_commands_are_of_the_server(name):
     for word in options:
         if word.startswith("--"):
             field = word[2:].replace("-", "_")
-            assert field in {*kinds_of(ServeSettings), "api_key_file"}
+            assert field in {*field_types(ServeSettings), "api_key_file"}
             next(options)
         else:
             models.append(word)

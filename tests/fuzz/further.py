@@ -16,7 +16,7 @@ from damage import NUMBERS
 from kind import Class, nothing, on, one_of
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.system.fields import kinds_of
+from mlx_transformer.system.fields import field_types
 from mlx_transformer.training.options import DataOptions, TrainingOptions
 from mlx_transformer.training.recipe import Recipe
 
@@ -63,7 +63,9 @@ TEXTS = (
 
 TABLES = {"data": DataOptions, "model": TransformerConfig, "training": TrainingOptions}
 KEYS = [("model", "preset", Recipe.preset)]
-KEYS += [(table, f.name, f.default) for table, kind in TABLES.items() for f in fields(kind) if f.name in kinds_of(kind)]
+KEYS += [
+    (table, f.name, f.default) for table, kind in TABLES.items() for f in fields(kind) if f.name in field_types(kind)
+]
 
 
 def _every_key(random: Random, folder: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import kinds_of
+from mlx_transformer.system.fields import field_types
 
 Values = dict[str, Any]
 """Fields of a config."""
@@ -28,7 +28,7 @@ Choice = tuple[int, ...]
 
 def options_of(of: type) -> dict[str, tuple[Any, ...]]:
     """{field: its values}"""
-    return {name: kind.choices for name, kind in kinds_of(of).items() if kind.choices}
+    return {name: kind.choices for name, kind in field_types(of).items() if kind.choices}
 
 
 OPTIONS = options_of(TransformerConfig)

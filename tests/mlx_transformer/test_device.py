@@ -17,7 +17,7 @@ from tiny_step import batch, model, run, step_with
 from waiting import PATIENCE
 
 from mlx_transformer import device
-from mlx_transformer.device import CPU, GPU, choices, deciding_as
+from mlx_transformer.device import CPU, GPU, deciding_as, tuning
 from mlx_transformer.runtime.decoding import MlxArrays
 from mlx_transformer.system.errors import UserError
 
@@ -29,22 +29,22 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_choices_follow_the_default_device_or_what_was_said(monkeypatch):
     monkeypatch.delenv(device.VARIABLE, raising=False)
     with mx.stream(mx.cpu):
-        assert (choices(), device.device_kind()) == (CPU, "cpu")
+        assert (tuning(), device.device_kind()) == (CPU, "cpu")
         with deciding_as("gpu"):
-            assert choices() == GPU
+            assert tuning() == GPU
             with deciding_as("cpu"):
-                assert choices() == CPU
+                assert tuning() == CPU
             elsewhere = []
-            thread = threading.Thread(target=lambda: elsewhere.append(choices()))
+            thread = threading.Thread(target=lambda: elsewhere.append(tuning()))
             thread.start()
             thread.join()
             assert elsewhere == [GPU]
-        assert choices() == CPU
+        assert tuning() == CPU
         monkeypatch.setenv(device.VARIABLE, "cpu")
-        assert choices() == CPU
+        assert tuning() == CPU
         monkeypatch.setenv(device.VARIABLE, "tpu")
         with pytest.raises(UserError, match="MLX_TRANSFORMER_DEVICE_CHOICES=tpu: choose cpu or gpu"):
-            choices()
+            tuning()
 
 
 def test_every_choice_has_an_effect():
@@ -76,9 +76,9 @@ def test_a_rehearsed_step_is_traced_once_a_shape():
 
 COMPILED = """
 import mlx.core as mx
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 from mlx_transformer.nn.feedforward import ACTIVATIONS
-print(choices().compiles, ACTIVATIONS["gelu"](mx.array(1.0)).item())
+print(tuning().compiles, ACTIVATIONS["gelu"](mx.array(1.0)).item())
 """
 
 

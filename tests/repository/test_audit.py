@@ -8,9 +8,9 @@ import json
 import pytest
 from imports import ROOT
 
-SPEC = importlib.util.spec_from_file_location("audit", ROOT / "tests" / "audit.py")
-audit = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(audit)
+MODULE = importlib.util.spec_from_file_location("audit", ROOT / "tests" / "audit.py")
+audit = importlib.util.module_from_spec(MODULE)
+MODULE.loader.exec_module(audit)
 
 GOOD = {"name": "numpy", "version": "2.3.0", "vulns": []}
 BAD = {"name": "onnx", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1", "2.0"]}]}

@@ -18,7 +18,7 @@ import mlx_transformer
 from export import export_onnx
 from mlx_transformer import OnnxTransformer
 from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.system.lazy import EXTRA_OF
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ def test_graphs_beside_published_weights_run(tmp_path):
     theirs = marian_folders.written(tmp_path)
     both = export_onnx(tmp_path / "ours", tmp_path / "both")
     expected = OnnxTransformer(both, threads=1).generate(ROWS, max_new_tokens=8)
-    for name in (SPEC, "manifest.json"):
+    for name in (ONNX_CONFIG, "manifest.json"):
         (both / name).unlink()
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(theirs / name, both / name)

@@ -53,11 +53,11 @@ def test_help(name, monkeypatch, capsys):
 
 @pytest.mark.parametrize("text", DEFAULTS)
 def test_default_engines_are_specs(text):
-    spec = parse(text)
-    assert (spec.text, spec.parts) == (text, text.split(":"))
-    assert spec.family in CLASSES
-    assert spec.precision in ("float32", "int8")
-    assert spec.is_peer == (spec.family not in ("ours", "loop"))
+    engine_name = parse(text)
+    assert (engine_name.text, engine_name.parts) == (text, text.split(":"))
+    assert engine_name.family in CLASSES
+    assert engine_name.precision in ("float32", "int8")
+    assert engine_name.is_peer == (engine_name.family not in ("ours", "loop"))
 
 
 @pytest.mark.parametrize(

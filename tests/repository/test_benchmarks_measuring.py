@@ -81,14 +81,14 @@ def test_a_whole_comparison(monkeypatch, capsys, tmp_path):
         def random(self, size):
             pass
 
-        def folder(self, spec):
-            if spec.family == "optimum":
+        def folder(self, engine_name):
+            if engine_name.family == "optimum":
                 raise PreparationError("no such interpreter")
             return tmp_path
 
     fakes = {PLAIN: Fake(3.0), OURS: Fake(2.0), "loop:cpu:int8": Fake(fails_at=1)}
     monkeypatch.setattr(translate, "Preparation", Preparation)
-    monkeypatch.setattr(translate, "Worker", lambda spec, *_: fakes[spec.text])
+    monkeypatch.setattr(translate, "Worker", lambda engine_name, *_: fakes[engine_name.text])
     monkeypatch.setattr(translate, "floor_rates", lambda *_: {"gemm": 1e9, "bandwidth": 1e9})
     kept = tmp_path / "kept.json"
     arguments = ["--engines", *fakes, "optimum:float32", "--sizes", "small", "--cells", "b1", "b8x4", "--rounds", "2"]

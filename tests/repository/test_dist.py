@@ -9,9 +9,9 @@ import tomllib
 import pytest
 from imports import ROOT
 
-SPEC = importlib.util.spec_from_file_location("dist", ROOT / "tests" / "dist.py")
-dist = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(dist)
+MODULE = importlib.util.spec_from_file_location("dist", ROOT / "tests" / "dist.py")
+dist = importlib.util.module_from_spec(MODULE)
+MODULE.loader.exec_module(dist)
 
 ADDRESS = "https://example.org/people/mlx-transformer"
 

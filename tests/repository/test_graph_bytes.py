@@ -24,9 +24,9 @@ from export import export_onnx, export_search
 from export.precision.table import PRECISIONS
 from export.settings import ExportSettings, TargetName
 
-SPEC = importlib.util.spec_from_file_location("graph_bytes", ROOT / "tests" / "graph_bytes.py")
-graph_bytes = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(graph_bytes)
+MODULE = importlib.util.spec_from_file_location("graph_bytes", ROOT / "tests" / "graph_bytes.py")
+graph_bytes = importlib.util.module_from_spec(MODULE)
+MODULE.loader.exec_module(graph_bytes)
 
 KNOWN = {name: list(OPTIONS.get(name, ())) for name in FIELDS}
 
@@ -150,7 +150,7 @@ def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
     assert {value for name, value in values if name == "precision" and isinstance(value, str)} == set(PRECISIONS)
     arguments = {*inspect.signature(export_onnx).parameters, *inspect.signature(export_search).parameters}
     arguments |= {field.name for field in dataclasses.fields(ExportSettings)}
-    without_effect = {"checkpoint", "out", "force", "told", "watch", "settings", "changes"}
+    without_effect = {"checkpoint", "out", "force", "log", "watch", "settings", "changes"}
     assert arguments - without_effect <= {name for name, _ in values} | OF_FILES | OF_ENCODERS
 
 

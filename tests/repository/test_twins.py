@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "ssru", "taps")
 
 ONLY_MLX = {
-    "attention.share_heads": "a fused kernel shares heads by itself; the graph multiplies by over_shared_heads",
+    "attention.share_heads": "a fused kernel shares heads by itself; the graph multiplies by matmul_shared_heads",
     "cache.Cache.arrays": "MLX is lazy",
     "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
     "cache.Cache.reorder": "rows are moved by the runtime",
@@ -57,9 +57,9 @@ ONLY_MLX = {
     "ssru.LayerState.take": "rows are moved by the runtime",
 }
 ONLY_ONNX = {
-    "attention.over_shared_heads": "see share_heads",
+    "attention.matmul_shared_heads": "see share_heads",
     "cache.Cache.position_ids": "a runner's caches know their positions each in a way of their own",
-    "cache.LayerCache.held": "what becomes the graph's outputs",
+    "cache.LayerCache.contents": "what becomes the graph's outputs",
     "layers.DecoderLayer.tap_weights": "a graph's weights are an output",
     "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
     "masks.additive": "masks are added to the scores",
@@ -67,7 +67,7 @@ ONLY_ONNX = {
     "model.Transformer.embedded": "vectors come in as they are; MLX checks them in _embedded",
     "model.Transformer.output_weight": "a graph's rows come from another graph, which had this",
     "model.OutputBias.forward": "MLX adds the bias in `logits`",
-    "ssru.LayerState.held": "what becomes the graph's outputs",
+    "ssru.LayerState.contents": "what becomes the graph's outputs",
     "ssru.OneStep": "targets whose graphs take one token a run need no rounds; MLX sees the number",
     "ssru.OneStep.extend": "see OneStep",
     "ssru._rounds": "a graph's rounds are a Loop",
@@ -84,7 +84,7 @@ ARGUMENTS = {
     "positions.Positions.turned": "a graph is float32",
     "positions.Positions.windowed": "a graph's position ids know their distances",
     "model.Transformer.step": "`last` belongs to the search",
-    "positions.Positions.scored": "a graph's position ids know their distances",
+    "positions.Positions.add_bias": "a graph's position ids know their distances",
     "positions.bucket_table": "a graph's table has max_positions rows",
     "positions.positions_after": "left padding of a prompt comes in through the position ids",
     "positions.rotation": "a graph is float32",
@@ -114,7 +114,7 @@ BODIES = {
     "norms.RMSNorm.__call__": "fused in MLX",
     "model.Transformer.encode": "ids and masks are checked on the host in MLX",
     "model.Transformer.step": "ids are checked on the host in MLX; see ARGUMENTS",
-    "positions.Positions.scored": "a graph's position ids know their distances",
+    "positions.Positions.add_bias": "a graph's position ids know their distances",
     "positions.positions_after": "a graph's masks follow from distances",
     "positions.positions_of": "a graph's masks follow from distances",
     "ssru.recurrence": "a graph takes no Loop for one token",

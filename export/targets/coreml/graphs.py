@@ -57,7 +57,7 @@ class CoreMLLayerCache(LayerCache):
 
     def extend(self, op: Op, k: ir.Value, v: ir.Value) -> KeyValues:
         """Write (B, K, 1, d); returns (B, K, T, d)."""
-        keys, values = self.held()
+        keys, values = self.contents()
         self.keys = op.Add(op.Mul(keys, self.elsewhere), op.Mul(k, self.at_position))
         self.values = op.Add(op.Mul(values, self.elsewhere), op.Mul(v, self.at_position))
         return self.keys, self.values
@@ -150,9 +150,9 @@ def decoder_coreml(request: Request) -> GraphBuilder:
     state = CoreMLCache(layers, positions, mask, g.pairs("cross") or None, cross_mask)
     attention = AttentionTap(model, request.attention_layer, g.tap)
     logits = model.step(g.op, ids, state, tap=attention.tap)
-    held = [layer.held() for layer in layers]
+    caches = [layer.contents() for layer in layers]
     extents = [request.shape.rows, request.config.d_model]
-    cache = [(g.op.Reshape(*state, extents),) for state in held] if recurrent else held
+    cache = [(g.op.Reshape(*state, extents),) for state in caches] if recurrent else caches
     g.give(logits=logits, cache=cache, attention=attention.mean(g.op, ids))
     return g
 

@@ -63,11 +63,11 @@ class CoreMLEncoder(EncoderGraphs):
     def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
         """Return outputs (B, L, ...) with the values of tokens in their places, where `mask` has them, 0 on padding;
         vectors of rows (B, ...) as they are."""
-        found = self.run(unpadded(self.config, source, mask), outputs)
+        arrays = self.run(unpadded(self.config, source, mask), outputs)
         of_tokens = {"memory", VECTORS_OF["sparse"], VECTORS_OF["multi"]}
         rows = [value == "vector" or (self.config.head.per_row and value not in of_tokens) for value in outputs]
         return [
-            found[value] if of_row else placed(found[value], mask.astype(bool))
+            arrays[value] if of_row else placed(arrays[value], mask.astype(bool))
             for value, of_row in zip(outputs, rows, strict=True)
         ]
 
@@ -99,10 +99,10 @@ class CoreMLDecoder:
         """Take the last tokens (R,) and return an output (R, ...) after them."""
         values = {**self.state, "target_ids": ids[:, None].astype(np.int64)}
         outputs = self.graph.portions(values, [output, *self.graph.cache])
-        wanted = outputs.pop(output)[:, -1]
+        last = outputs.pop(output)[:, -1]
         self.state |= outputs
         self.state["positions"] = self.state["positions"] + 1
-        return wanted
+        return last
 
     def repeat(self, times: int) -> None:
         self.keep(np.repeat(np.arange(len(self.state["positions"])), times))

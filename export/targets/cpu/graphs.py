@@ -79,10 +79,10 @@ def encoder_alone(request: Request) -> GraphBuilder:
     memory = sources.padded(g.op, rows)
     if config.head.per_row:
         weights = pooling_weights(g.op, tokens, config.head.pooling)
-        given = head_outputs(g.op, model, memory, weights, g.tap)
+        outputs = head_outputs(g.op, model, memory, weights, g.tap)
     else:
-        given = head_outputs(g.op, model, rows, None, g.tap, lambda y: sources.padded(g.op, y))
-    g.give(memory=memory, **given)
+        outputs = head_outputs(g.op, model, rows, None, g.tap, lambda y: sources.padded(g.op, y))
+    g.give(memory=memory, **outputs)
     g.give(**vector_outputs(g.op, request, memory, tokens))
     return g
 
@@ -147,7 +147,7 @@ def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Am
         candidate_scores=scores,
         candidate_tokens=tokens,
         logits=logits,
-        cache=[layer.held() for layer in layers],
+        cache=[layer.contents() for layer in layers],
         attention=attention.mean(g.op, ids),
     )
     return g

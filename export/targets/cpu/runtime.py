@@ -229,7 +229,7 @@ class CpuDecoder:
         self.binding = graphs.session.io_binding()
         for name in ("past_length", "beam_width", "candidates", "bans"):
             self._bind_input(name, getattr(self, name))
-        for name, x in graphs.given.items():
+        for name, x in graphs.arrays.items():
             self.binding.bind_cpu_input(name, x)
         self._bind()
 

@@ -29,7 +29,7 @@ class StepGraph:
         options: Any,
     ):
         """session and options (of its runs): ONNX Runtime's."""
-        self.given: Mapping[str, NDArray] = {}
+        self.arrays: Mapping[str, NDArray] = {}
         """Inputs that are the same at every step, by their names."""
         self.candidates: Candidates | None = None
         """What its logits are of, if they aren't of all ids; `config` is of as many."""
@@ -39,10 +39,10 @@ class StepGraph:
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
-    def among(self, candidates: Candidates, given: Mapping[str, NDArray]) -> StepGraph:
-        """The same with the logits of these alone, whose rows are `given`."""
+    def among(self, candidates: Candidates, inputs: Mapping[str, NDArray]) -> StepGraph:
+        """The same with the logits of these alone, whose rows are `inputs`."""
         chosen = copy(self)
-        chosen.config, chosen.candidates, chosen.given = candidates.config, candidates, given
+        chosen.config, chosen.candidates, chosen.arrays = candidates.config, candidates, inputs
         return chosen
 
 

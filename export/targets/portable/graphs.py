@@ -103,7 +103,7 @@ def _decoder(g: GraphBuilder, request: Request, cross: Callable[[Transformer], S
     of_source, ids = cross(model), g.inputs["target_ids"]
     state = Cache(g.op, layers, of_source, g.inputs["source_mask"], index=g.inputs.get("positions"))
     logits = model.step(g.op, ids, state, tap=attention.tap)
-    cache = [layer.held() for layer in layers]
+    cache = [layer.contents() for layer in layers]
     g.give(logits=logits, cache=cache, cross=of_source, attention=attention.mean(g.op, ids))
     return g
 
@@ -119,7 +119,7 @@ def causal_model(request: Request) -> GraphBuilder:
     layers = [LayerCache(*pair) for pair in g.pairs("cache")]
     cache = Cache(g.op, layers, tokens=g.inputs["target_mask"], index=g.inputs["positions"])
     logits = Transformer(request.config).step(g.op, g.inputs["target_ids"], cache, tap=g.tap)
-    g.give(logits=logits, cache=[layer.held() for layer in layers])
+    g.give(logits=logits, cache=[layer.contents() for layer in layers])
     return g
 
 

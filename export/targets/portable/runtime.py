@@ -201,5 +201,5 @@ class EncoderGraphs:
 
     def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
         self.graph.check_source(source)
-        found = self.graph(outputs, {**source, "source_mask": mask})
-        return [found[value] for value in outputs]
+        arrays = self.graph(outputs, {**source, "source_mask": mask})
+        return [arrays[value] for value in outputs]

@@ -100,8 +100,8 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
                 compared(f"{name}: {node.name or node.op_type}", attribute, value, allowed)
         for node_name, value, allowed in numbers(graph, path.parent, config):
             compared(f"{name}: {node_name}", "its constant", value, allowed)
-        if norms < (held := len(norm_parameters(graph, config))):
-            wrong.append(f"{name}: {norms} norms whose epsilon can be read, of {held}")
+        if norms < (parameters := len(norm_parameters(graph, config))):
+            wrong.append(f"{name}: {norms} norms whose epsilon can be read, of {parameters}")
     return count, wrong
 
 

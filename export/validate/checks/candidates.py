@@ -30,8 +30,8 @@ def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> Candidates
     if file is None or str(file) == NO_SHORTLIST:
         return None
     tokenizer = None if checkpoint.tokenizer_path is None else Tokenizer.load(checkpoint.tokenizer_path)
-    found, shared = open_shortlist(file, c), shares_ids(c, tokenizer)
-    return lambda source: found.candidates(source, c.vocab_size, shared).tolist()
+    shortlist, shared = open_shortlist(file, c), shares_ids(c, tokenizer)
+    return lambda source: shortlist.candidates(source, c.vocab_size, shared).tolist()
 
 
 def logits_among(engine: Engine, case: Case, truth: Truth) -> Iterator[Sample]:

@@ -131,8 +131,8 @@ def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
 def among_candidates(c: TransformerConfig, limit: int) -> dict[str, Options]:
     """Return the searches among candidates, by their names."""
     beam = min(BEAM, c.vocab_size)
-    found = {"greedy": 1, f"beam {beam}": beam}
-    return {f"{name}{AMONG}": Options(max_new_tokens=limit, beam=width) for name, width in found.items()}
+    widths = {"greedy": 1, f"beam {beam}": beam}
+    return {f"{name}{AMONG}": Options(max_new_tokens=limit, beam=width) for name, width in widths.items()}
 
 
 def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerConfig) -> tuple[list[Any], int]:
@@ -150,9 +150,9 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], long
     bare = {"greedy": {}, "sampling": {"sample": True, "seed": SAMPLE}, f"beam {beam}": {"beam": beam}}
     rules = rules_for(c, limit, longest)
     ruled = {f"{name}{RULES}": Options(**rules, **bare[name]) for name in ("greedy", f"beam {beam}")}
-    found = {**{name: Options(max_new_tokens=limit, **options) for name, options in bare.items()}, **ruled}
+    options_by_name = {**{name: Options(max_new_tokens=limit, **options) for name, options in bare.items()}, **ruled}
     own = own_options(limit, settings)
-    return found if own is None else {**found, "as the model's own settings say": own}
+    return options_by_name if own is None else {**options_by_name, "as the model's own settings say": own}
 
 
 def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
@@ -171,13 +171,13 @@ def rules_for(c: TransformerConfig, limit: int, longest: int) -> dict[str, Any]:
     vocabulary has enough others. Outputs of the longest source have `limit` tokens, others fewer."""
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id}, reverse=True)
     enough = len(words) >= ENOUGH_WORDS
-    given, *rare = words[:4] if enough else [None]
+    first, *rare = words[:4] if enough else [None]
     others = words[4:]
     return {
         "max_length_factor": (limit - 0.5) / longest,  # rounded up, whatever float32 makes of it
         "suppressed_first": tuple(others[: len(others) // 2]) if enough else (),
         "banned_sequences": tuple(pairwise(others)) if enough else (),
-        "forced_first": () if given is None or limit < 2 else (given,),
+        "forced_first": () if first is None or limit < 2 else (first,),
         "suppressed": tuple(rare[:2]),
         "end_ids": tuple(rare[2:]),
         "start_id": rare[0] if enough and c.has_encoder else None,
@@ -226,7 +226,7 @@ def _searched(
             tokens=sum(map(len, outputs)),
             ties=tuple(j.tie for j in judged if j.tie),
             problems=tuple(j.problem for j in judged if j.problem),
-            partings=tuple(
+            divergences=tuple(
                 Divergence(i, words(outputs[i]), words(expected[i]), judged[i].summary, bool(judged[i].problem))
                 for i in parted
             ),
@@ -256,8 +256,8 @@ def judge_greedy(
         for i, token in enumerate(tokens):
             known = among(logits[row][i], own[row], c, options)
             scores = greedy_scores(known, read(c, sources[row], options), ids[:i], c, options)
-            given = forced(i, limit, c, options)
-            token, best, gap, tie = _gap(scores, i, row, token, given, c, options, budget)
+            forced_id = forced(i, limit, c, options)
+            token, best, gap, tie = _gap(scores, i, row, token, forced_id, c, options, budget)
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
             if gap > tie:
                 verdict = Judged(problem=f"{place} (a tie would be at most {tie:.3g})")
@@ -273,17 +273,18 @@ def _gap(
     step: int,
     row: int,
     token: int | None,
-    given: int | None,
+    forced_id: int | None,
     c: TransformerConfig,
     o: Options,
     budget: float,
 ) -> tuple[int, int, float, float]:
     """Return a token (None: the likeliest end), the reference's, how far the first falls behind the second, and how far
-    it may at a tie. scores: as the search has them, not the network. given: the one that has to be there, if any."""
+    it may at a tie. scores: as the search has them, not the network. forced_id: the one
+    that has to be there, if any."""
     last = ends(c, o)
-    if given is not None:
-        same = given in last if token is None else token == given
-        return given if same or token is None else token, given, 0.0 if same else np.inf, 0.0
+    if forced_id is not None:
+        same = forced_id in last if token is None else token == forced_id
+        return forced_id if same or token is None else token, forced_id, 0.0 if same else np.inf, 0.0
     best = int(scores.argmax())
     if token is None:
         token = best if best in last else max(last, key=lambda end: float(scores[end]))

@@ -50,26 +50,26 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
 def left_in_float32(files: Mapping[str, Path], scales: Int8Scales, config: TransformerConfig) -> Iterator[str]:
     """Say which matrices of these graphs are integers and shouldn't be, and which should."""
     for name, path in files.items():
-        held = {tensor.name for tensor in initializers(onnx.load(path, load_external_data=False).graph)}
+        names = {tensor.name for tensor in initializers(onnx.load(path, load_external_data=False).graph)}
         for matrix in quantizable_shapes(config):
-            integers = {f"{matrix}.int8", f"{matrix}.int8_rows"} & held
+            integers = {f"{matrix}.int8", f"{matrix}.int8_rows"} & names
             if integers and scales.of(matrix).float32:
                 yield f"{name}: {matrix}: integers, {INT8_SCALES} has it in float32"
-            if matrix in held and not scales.of(matrix).float32:
+            if matrix in names and not scales.of(matrix).float32:
                 yield f"{name}: {matrix}: float32, {INT8_SCALES} doesn't say so"
 
 
 def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (parameter, the integers that it is multiplied with) of the outermost graph's products and those in its
     branches, where `show_integers` has made these outputs."""
-    found = _Graph(graph, folder)
+    reader = _Graph(graph, folder)
     branches = (branch for node in graph.node for branch in inner_graphs(node))
     for owner in (graph, *branches):
         inside = {output for node in owner.node for output in node.output} if owner is not graph else ()
         for node in owner.node:
             if node.op_type in PRODUCTS:
-                shown = f"{node.input[0]}{SHOWN}" if node.input[0] in inside else node.input[0]
-                yield found.origin(node.input[1]).rpartition(".")[0], shown
+                name = f"{node.input[0]}{SHOWN}" if node.input[0] in inside else node.input[0]
+                yield reader.origin(node.input[1]).rpartition(".")[0], name
 
 
 def show_integers(graph: onnx.GraphProto) -> None:

@@ -75,24 +75,24 @@ def on_its_integers(
     names = {name for name in multiplied_names(engine.config) if not engine.int8_scales.of(name).float32}
     if any(engine.int8_scales.of(name).activation is None for name in names):
         return
-    found: list[tuple[Case, str, Deviation, ErrorScale]] = []
+    deviations: list[tuple[Case, str, Deviation, ErrorScale]] = []
     for case in cases:
         taps, integers = engine.taps_with_integers(case, searching)
         if not names <= integers.keys():
             return
-        shown = {name + INTEGERS: integers[name] for name in names}
-        shown |= {} if searching else {**engine.taps(case), **taps}
+        exact = {name + INTEGERS: integers[name] for name in names}
+        exact |= {} if searching else {**engine.taps(case), **taps}
         what = engine.config, stored, engine.int8_scales, integers
         t64, t32 = (_values(IntegerReference(*what, kind), case) for kind in (np.float64, np.float32))
-        for tap in (tap for tap in t64 if tap in shown):
-            truth, got = Truth.of(t64[tap], t32[tap], _valid(tap, case)), shown[tap]
+        for tap in (tap for tap in t64 if tap in exact):
+            truth, got = Truth.of(t64[tap], t32[tap], _valid(tap, case)), exact[tap]
             if tap.endswith(INTEGERS):
                 got = _nearest(got, truth, engine.int8_scales.of(tap.removesuffix(INTEGERS)))
-            found.append((case, tap, Deviation.of(got, truth), truth.scale))
-    pools = {tap: ErrorScale.pooled([each for _, t, _, each in found if t == tap]) for _, tap, *_ in found}
+            deviations.append((case, tap, Deviation.of(got, truth), truth.scale))
+    pools = {tap: ErrorScale.pooled([each for _, t, _, each in deviations if t == tap]) for _, tap, *_ in deviations}
     drawn: dict[str, dict[str, ErrorScale]] = {}
     points: dict[str, Point] = {}
-    for case, tap, deviation, scale in found:
+    for case, tap, deviation, scale in deviations:
         worst = Measurement.of(deviation, scale, pools[tap], BUDGET)
         if not worst.passed and worst.share <= WORTH_A_SECOND_LOOK:
             if case.name not in drawn:

@@ -74,11 +74,13 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
 
     def _scoring(self, points: Sequence[str]) -> TappedSession:
         """Open a copy of the decoder whose operators show their scores, under the names of their weights."""
-        if (key := (DECODER_CPU, *points)) not in self._shown:
+        if (key := (DECODER_CPU, *points)) not in self._tapped_sessions:
             model = onnx.load(self.files[DECODER_CPU], load_external_data=False)
-            shown = show_scores(model.graph, points)
-            self._shown[key] = TappedSession(self.open(self.files[DECODER_CPU], model), shown, self._observe)
-        return self._shown[key]
+            outputs = show_scores(model.graph, points)
+            self._tapped_sessions[key] = TappedSession(
+                self.open(self.files[DECODER_CPU], model), outputs, self._observe
+            )
+        return self._tapped_sessions[key]
 
     def search(
         self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
@@ -86,8 +88,8 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         """As `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score isn't
         known."""
         if options.beam == 1 and not options.sample:
-            given = {**search_inputs(sources), "candidates": candidates, **vars(options)}
-            rows = generate(self.graphs, **given)  # type: ignore[arg-type]
+            inputs = {**search_inputs(sources), "candidates": candidates, **vars(options)}
+            rows = generate(self.graphs, **inputs)  # type: ignore[arg-type]
             return [(ids, 0.0) for ids in rows]
         return super().search(sources, options, candidates)
 
@@ -125,7 +127,7 @@ def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:
     """Make the scores of attention operators outputs of a graph, and return their names: those `points`, NAME.weights,
     that the graph computes."""
     nodes = {(node.name.rpartition("/")[0], node.op_type): node for node in graph.node}
-    shown = []
+    names = []
     for point in points:
         module = point.removesuffix(".weights")
         scope = module.replace(".", "/").replace("layers/", "layers.")
@@ -136,8 +138,8 @@ def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:
         if operator == OPERATORS["self_attention"]:
             node.attribute.append(onnx.helper.make_attribute("output_qk", 1))
         graph.output.append(onnx.helper.make_tensor_value_info(point, onnx.TensorProto.FLOAT, None))
-        shown.append(point)
-    return shown
+        names.append(point)
+    return names
 
 
 def weights_of(runs: Sequence[Array]) -> Array:

@@ -23,7 +23,7 @@ from export.interface import DECODER_FIRST, ENCODER, HUGGING_FACE, MODEL, SOURCE
 from export.runtime.sessions import open_session, session_options
 from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.system.errors import UserError
 
 from .onnxruntime_engine import WholeEngine
@@ -39,8 +39,8 @@ def is_foreign(path: Path) -> bool:
     """Whether a path is an ONNX file, or a folder of them, that this project didn't export."""
     if path.suffix == ".onnx":
         return path.is_file() and not is_search(path)
-    has_spec = any((place / SPEC).is_file() for place in (path, path / "onnx", path.parent))
-    return not has_spec and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
+    has_config = any((place / ONNX_CONFIG).is_file() for place in (path, path / "onnx", path.parent))
+    return not has_config and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
 
 
 class ForeignEngine(WholeEngine):

@@ -86,26 +86,26 @@ class JsEngine(ModelEngine):
         return self.taps(case)["logits"]
 
     def taps(self, case: Case) -> dict[str, Array]:
-        return self._shown(case, tap_names(self.config), [slice(None)])
+        return self._points_of(case, tap_names(self.config), [slice(None)])
 
     def _cached(self, case: Case, tap: Any) -> Array:
         names = [name for name in tap_names(self.config) if not name.startswith("encoder.")]
-        shown = self._shown(case, names, case.passes())
+        arrays = self._points_of(case, names, case.passes())
         if tap is not None:
-            for name, value in shown.items():
+            for name, value in arrays.items():
                 tap(name, value)
-        return shown["logits"]
+        return arrays["logits"]
 
-    def _shown(self, case: Case, names: Sequence[str], passes: Sequence[slice]) -> dict[str, Array]:
+    def _points_of(self, case: Case, names: Sequence[str], passes: Sequence[slice]) -> dict[str, Array]:
         """Return these points (B,L,D), row by row, the decoder's in so many passes; 0 on padding."""
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for row in range(len(case.ids)):
             answers = self.ask("points", **_row(self.config.architecture, case, row, passes))
             for name in names:
                 value = np.concatenate([_array(part) for part in answers[name]])
                 real = case.valid(name)
-                found.setdefault(name, np.zeros((*real.shape, value.shape[1])))[row, real[row]] = value
-        return found
+                arrays.setdefault(name, np.zeros((*real.shape, value.shape[1])))[row, real[row]] = value
+        return arrays
 
     @contextmanager
     def searching(self) -> Iterator[JsModel]:

@@ -36,7 +36,7 @@ from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
@@ -44,7 +44,7 @@ from mlx_transformer.core.pooling import Kind
 from mlx_transformer.system.errors import UserError
 
 from .protocol import Capabilities, Engine, Node
-from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
+from .stored import RoundTrip, matrices, merged_in_float64, restored, round_trip_of
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel
@@ -142,10 +142,10 @@ class OnnxFiles(Engine):
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
             }
             tensors = joined(tensors, 0)
-            for name, held in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
-                if self.precision == "float16" and held.dtype == np.float32 and is_unbounded(name, self.config):
+            for name, stored in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
+                if self.precision == "float16" and stored.dtype == np.float32 and is_unbounded(name, self.config):
                     self._round_trips[path.name, name] = lambda array: array  # float16 would overflow
-                yield path.name, name, held.astype(np.float32) if held.dtype.name == "bfloat16" else held
+                yield path.name, name, stored.astype(np.float32) if stored.dtype.name == "bfloat16" else stored
             for name, array, round_trip in restored(tensors, table, self.int8_scales):
                 where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
                 self._round_trips[where, name] = round_trip
@@ -153,13 +153,13 @@ class OnnxFiles(Engine):
             for name, kind, array in matrices(tensors, table):
                 where = path.name if kind == "blocks" else f"{path.name}, table"
                 if self.checkpoint is not None:
-                    self._round_trips[where, name] = read_beside(self.checkpoint, name)
+                    self._round_trips[where, name] = round_trip_of(self.checkpoint, name)
                 yield where, name, array
             computed = {output for node in model.graph.node for output in node.output}
             for name, parts in ({name: [name] for name in computed} | parts_of(computed)).items():
                 if name in table:
                     array = np.concatenate([self.open(path, constant_part(model, p)).run([p], {})[0] for p in parts])
-                    if self.checkpoint is not None and name in self.checkpoint.kept:
+                    if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
                         self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
                     yield path.name, name, array
 
@@ -179,7 +179,7 @@ class OnnxEngine(OnnxFiles):
         self.config, self._round_trips = self.folder.config, {}
         if self.precision == "int8":
             self.int8_scales = read_int8_scales(self.folder.path, self.config) or BY_ROW
-        if (self.folder.path / SPEC).is_file():
+        if (self.folder.path / ONNX_CONFIG).is_file():
             mine = (each for each in recorded(self.folder.path) if each.precision == self.precision and each.neighbours)
             self.retrieval = next(map(str, mine), "")
         if checkpoint is not None:
@@ -194,7 +194,7 @@ class OnnxEngine(OnnxFiles):
         )
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, TappedSession] = {}
-        self._shown: dict[tuple[str, ...], TappedSession] = {}
+        self._tapped_sessions: dict[tuple[str, ...], TappedSession] = {}
         self._observed: dict[str, list[Array]] = {}
         self._encoded: tuple[Case, Array] | None = None
 
@@ -217,14 +217,14 @@ class OnnxEngine(OnnxFiles):
         for graph in way or self._full_pass() or self.files:
             read = self._integers_of(graph)
             names = list(dict.fromkeys(read.values()))
-            if (key := (graph, *names, *taps)) not in self._shown:
+            if (key := (graph, *names, *taps)) not in self._tapped_sessions:
                 model = onnx.load(self.files[graph], load_external_data=False)
                 show_integers(model.graph)
                 copy = add_taps(model, [*names, *taps])
                 of = {value: [name for name, each in read.items() if each == value] for value in names}
                 observe = partial(self._observe_as, of)
-                self._shown[key] = TappedSession(self.open(self.files[graph], copy), [*names, *taps], observe)
-            sessions[graph] = self._shown[key]
+                self._tapped_sessions[key] = TappedSession(self.open(self.files[graph], copy), [*names, *taps], observe)
+            sessions[graph] = self._tapped_sessions[key]
         values = self._values_of(sessions, case, way)
         table = parameter_shapes(self.config)
         return {n: x for n, x in values.items() if n in taps}, {n: x for n, x in values.items() if n in table}
@@ -318,21 +318,21 @@ class OnnxEngine(OnnxFiles):
 
     def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
         """Open a session of a copy that shows these points."""
-        if (key := (graph, *names)) not in self._shown:
+        if (key := (graph, *names)) not in self._tapped_sessions:
             model = onnx.load(self.files[graph], load_external_data=False)
             points = {value: point for point, value in points_of(model.graph, names).items()}
             session = self.open(self.files[graph], add_taps(model, list(points)))
             tapped = TappedSession(session, list(points), lambda value, array: self._observe(points[value], array))
-            self._shown[key] = tapped
-        return self._shown[key]
+            self._tapped_sessions[key] = tapped
+        return self._tapped_sessions[key]
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
         """Return the values of the taps during a run, the passes of each joined along the positions."""
         self._observed = {}
-        given = run()
+        logits = run()
         observed = {name: np.concatenate(v, axis=1) if len(v) > 1 else v[0] for name, v in self._observed.items()}
         # What heads without an output of that name give.
-        return observed if self.config.head == VOCABULARY else {**observed, "logits": given}
+        return observed if self.config.head == VOCABULARY else {**observed, "logits": logits}
 
     def _observe(self, name: str, value: Array) -> None:
         self._observed.setdefault(name, []).append(value)

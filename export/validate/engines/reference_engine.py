@@ -65,7 +65,7 @@ class ReferenceEngine(ModelEngine):
         if options.beam == 1:
             return token_by_token(self.model, sources, options, candidates)
         best = [sentence.finished[0] for sentence in beam_search(self.model, sources, options, candidates)]
-        return [(without_end(found.tokens, self.config, options), score) for score, found in best]
+        return [(without_end(hypothesis.tokens, self.config, options), score) for score, hypothesis in best]
 
     def _cached(self, case: Case, tap: Tap | None) -> Array:
         cache, parts = reference_started(self.model, case), []

@@ -114,7 +114,7 @@ def matrices(
             yield name, kind, merged(name, matrix, tensors)
 
 
-def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
+def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
     """Return what the operators, and an adapter's branch beside them, have to make of a quantised matrix."""
     packed, delta = checkpoint.packed(name), delta_of(checkpoint, name)
     if delta is None:

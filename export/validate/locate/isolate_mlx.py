@@ -97,11 +97,11 @@ def replacing(
     def rectify(states: Any) -> Any:
         return note(current, rectified(states))
 
-    def extend(held: Any, f: Any, v: Any) -> Any:
-        states = extended(held, f, v)
-        given, is_last = note(f"{current}.states", states), mx.array_equal(held.state, states[:, -1])
-        held.state = note(f"{current}.state", given[:, -1] if is_last else held.state)
-        return given
+    def extend(cache: Any, f: Any, v: Any) -> Any:
+        states = extended(cache, f, v)
+        noted, is_last = note(f"{current}.states", states), mx.array_equal(cache.state, states[:, -1])
+        cache.state = note(f"{current}.state", noted[:, -1] if is_last else cache.state)
+        return noted
 
     def entering(name: str) -> Callable[[], None]:
         def enter() -> None:

@@ -48,8 +48,8 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
             feeds[port.name] = np.zeros(port.without_positions(len(case.ids)), np.float32)
     entries = [entry.name for entry in session.get_inputs()]
     outputs = [point + COMPUTED for point in points]
-    found = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
-    return dict(zip(points, found, strict=True))
+    arrays = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
+    return dict(zip(points, arrays, strict=True))
 
 
 def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
@@ -72,8 +72,8 @@ def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
         values["positions"] = np.maximum(np.cumsum(real, axis=1) - 1, 0)[:, part]
     if before is not None:
         own = [STATE] if config.recurrent else PARTS
-        for i, held in enumerate(zip(before.self_attention, before.cross, strict=True)):
-            for value, parts, arrays in zip(("cache", "cross"), (own, PARTS), held, strict=True):
+        for i, pair in enumerate(zip(before.self_attention, before.cross, strict=True)):
+            for value, parts, arrays in zip(("cache", "cross"), (own, PARTS), pair, strict=True):
                 values |= {f"{value}.{i}.{part}": x for part, x in zip(parts, arrays or (), strict=False)}
     return {value: x.astype(np.float32) if x.dtype == np.float64 else x for value, x in values.items()}
 

@@ -88,7 +88,7 @@ def _rounded(cache: Cache) -> Cache:
     def rounded(past: Past | None) -> Any:
         return past and tuple(x.astype(np.float32) for x in past)
 
-    own, cross = (tuple(map(rounded, held)) for held in (cache.self_attention, cache.cross))
+    own, cross = (tuple(map(rounded, pair)) for pair in (cache.self_attention, cache.cross))
     return replace(cache, self_attention=own, cross=cross)
 
 

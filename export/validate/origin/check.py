@@ -129,12 +129,12 @@ def _tokens(
         expected = origin.search(sources, name, options)
         truth = beam_search(reference, sources, options) if options.beam > 1 else []
         for engine in (each for each in engines if each.capabilities.shows != "logits"):
-            found, why = attempt(lambda engine=engine, options=options: engine.search(sources, options))
-            outputs = [ids for ids, _ in found or []]
-            if found is None:
+            searched, why = attempt(lambda engine=engine, options=options: engine.search(sources, options))
+            outputs = [ids for ids, _ in searched or []]
+            if searched is None:
                 judged = [Judged(problem=why)]
             elif options.beam > 1:
-                judged = judge_beam(truth, found, options, limits[engine.name], c)
+                judged = judge_beam(truth, searched, options, limits[engine.name], c)
                 judged = [_of_beam(*row) for row in zip(judged, outputs, expected, strict=True)]
             else:
                 judged = _greedy(origin, stored, engine, sources, outputs, options, limits[engine.name])
@@ -145,10 +145,10 @@ def _tokens(
                 tokens=sum(map(len, outputs)),
                 ties=tuple(j.tie for j in judged if j.tie),
                 problems=tuple(j.problem for j in judged if j.problem),
-                partings=tuple(
+                divergences=tuple(
                     Divergence(i, _words(outputs[i]), _words(expected[i]), j.summary, bool(j.problem))
                     for i, j in enumerate(judged)
-                    if j.summary and found is not None
+                    if j.summary and searched is not None
                 ),
             )
 

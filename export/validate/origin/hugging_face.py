@@ -64,7 +64,7 @@ class HuggingFace(Origin):
             raise UserError(f"{self.folder}: transformers {t.__version__} has no class {names[0]}")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
-            model, told = kind.from_pretrained(
+            model, report = kind.from_pretrained(
                 str(self.folder),
                 local_files_only=True,
                 trust_remote_code=False,
@@ -76,14 +76,14 @@ class HuggingFace(Origin):
             raise UserError(
                 f"{self.folder}: transformers can't open it ({' '.join(str(error).split())[:200]})"
             ) from error
-        for name in told["missing_keys"]:
+        for name in report["missing_keys"]:
             # A file may have one table where its config says three: transformers draws the others at random.
             module, _, last = name.rpartition(".")
             if module.endswith("embed_tokens") and "shared" in dict(model.base_model.named_children()):
                 setattr(model.get_submodule(module), last, model.base_model.shared.weight)
         tensors = dict(model.named_parameters(remove_duplicate=False))
-        read = {tensor.data_ptr() for name, tensor in tensors.items() if name not in told["missing_keys"]}
-        missing = [name for name in told["missing_keys"] if name in tensors and tensors[name].data_ptr() not in read]
+        read = {tensor.data_ptr() for name, tensor in tensors.items() if name not in report["missing_keys"]}
+        missing = [name for name in report["missing_keys"] if name in tensors and tensors[name].data_ptr() not in read]
         if missing:
             raise UserError(f"{self.folder}: transformers misses {', '.join(sorted(missing)[:3])}")
         return model.double().eval()
@@ -104,12 +104,12 @@ class HuggingFace(Origin):
         if "token_types" in case.others:
             inputs["token_type_ids"] = ids(case.others["token_types"])
         with torch.no_grad(), self._wide():
-            found = self.model(**inputs, return_dict=True)
+            outputs = self.model(**inputs, return_dict=True)
         kind = self.config.head.kind
         if kind == "spans":
-            return {"logits": torch.stack([found.start_logits, found.end_logits], dim=-1).numpy()}
-        given = {"hidden": "last_hidden_state", "pooled": "pooler_output"}.get(kind, "logits")
-        return {"logits": getattr(found, given).numpy()}
+            return {"logits": torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).numpy()}
+        name = {"hidden": "last_hidden_state", "pooled": "pooler_output"}.get(kind, "logits")
+        return {"logits": getattr(outputs, name).numpy()}
 
     @contextmanager
     def _wide(self) -> Any:
@@ -139,12 +139,12 @@ class HuggingFace(Origin):
             return {}
         beam = min(BEAM, self.config.vocab_size)
         like_theirs = {"penalty_form": "length", "length_penalty": 1.0, "heuristic_stop": True}
-        found = {
+        by_name = {
             "greedy": Options(max_new_tokens=limit),
             f"beam {beam}": Options(beam=beam, max_new_tokens=limit, **like_theirs),
         }
         own = own_options(limit, settings)
-        return found if own is None else {**found, PUBLISHED: own}
+        return by_name if own is None else {**by_name, PUBLISHED: own}
 
     def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
         """As `Origin` says, one source after the other: padding is nobody's business here."""

@@ -62,11 +62,11 @@ def model_of(path: Path) -> Path:
     """Return the model's file of a path or folder; `UserError` unless there is one."""
     if path.is_file():
         return path
-    found = [each for suffix in ("*.npz", "*.bin") for each in sorted(path.glob(suffix)) if "model" in each.name]
-    found = [each for each in found if "optimizer" not in each.name]
-    if len(found) != 1:
-        raise UserError(f"{path}: expected one model.npz or model*.bin, found {len(found)}: give the file itself")
-    return found[0]
+    files = [each for suffix in ("*.npz", "*.bin") for each in sorted(path.glob(suffix)) if "model" in each.name]
+    files = [each for each in files if "optimizer" not in each.name]
+    if len(files) != 1:
+        raise UserError(f"{path}: expected one model.npz or model*.bin, found {len(files)}: give the file itself")
+    return files[0]
 
 
 def _of_npz(data: bytes) -> Iterator[tuple[str, Tensor]]:

@@ -165,8 +165,10 @@ class MarianNetwork:
 
     def look_back(self, name: str, x: Array, state: State) -> Array:
         new = self.keys_values(name, x)
-        held = state.past.get(name)
-        joined = new if held is None else tuple(np.concatenate(pair, axis=0) for pair in zip(held, new, strict=True))
+        cached = state.past.get(name)
+        joined = (
+            new if cached is None else tuple(np.concatenate(pair, axis=0) for pair in zip(cached, new, strict=True))
+        )
         state.past[name] = joined  # type: ignore[assignment]
         return self.attend(name, x, *joined)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mlx_transformer.families.conversion import ORIGIN
 from mlx_transformer.families.hub import cached_model
 from mlx_transformer.families.marian_files.conversion import ORIGIN as MARIAN
-from mlx_transformer.families.origin import found_at
+from mlx_transformer.families.origin import original_path
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_object
 from mlx_transformer.system.manifest import verify_files
@@ -22,12 +22,12 @@ def recorded(against: str, checkpoint: Path) -> Path:
         if not file.is_file():
             raise UserError("the checkpoint doesn't say what it was imported from")
         record = read_object(file)
-        if against == Marian.name and (kept := checkpoint / Path(str(record.get("model"))).name).is_file():
-            verify_files(checkpoint, [kept.name])
-            return kept
+        if against == Marian.name and (copy := checkpoint / Path(str(record.get("model"))).name).is_file():
+            verify_files(checkpoint, [copy.name])
+            return copy
         if "repository" in record:
             return cached_model(str(record["repository"]), str(record.get("revision")))
-        return found_at(record, checkpoint)
+        return original_path(record, checkpoint)
     except UserError as error:
         raise UserError(
             f"--against {against}: {error}: give --original, the file or folder that was imported"

@@ -42,7 +42,7 @@ class Cache:
             return past and tuple(part[index] for part in past)
 
         mask = None if self.source_mask is None else self.source_mask[index]
-        own, cross = (tuple(map(pick, held)) for held in (self.self_attention, self.cross))
+        own, cross = (tuple(map(pick, pair)) for pair in (self.self_attention, self.cross))
         return Cache(self.real[index], own, cross, mask)
 
 
@@ -93,8 +93,8 @@ class Reference(Sublayers):
         c, tokens = self.config, checked_source(ids, self.config)
         kinds = None
         if c.token_types:
-            given = np.zeros(tokens.shape[:2], int) if token_types is None else token_types
-            kinds = checked_ids(given, c.token_types, "token_types")
+            types = np.zeros(tokens.shape[:2], int) if token_types is None else token_types
+            kinds = checked_ids(types, c.token_types, "token_types")
         real = np.ones(tokens.shape[:2], bool) if mask is None else np.asarray(mask, bool)
         positions = position_ids(real)
         x = self.embed(source_embedding_name(c), "encoder", tokens, positions, tap, kinds)
@@ -158,7 +158,7 @@ class Reference(Sublayers):
         allowed = earlier & real[:, None, None, :]  # (B,1,L,P+L)
         source = None if cache.source_mask is None else cache.source_mask[:, None, None, :]  # (B,1,1,S)
         x = self.embed(target_embedding_name(c), "decoder", tokens, positions, tap)
-        held: list[Past] = []
+        pasts: list[Past] = []
         for i in range(c.decoder_layers):
             layer = f"decoder.layers.{i}"
 
@@ -167,11 +167,11 @@ class Reference(Sublayers):
                 past = cache.self_attention[i]
                 if c.recurrent:
                     y, state = self.ssru(f"{name}.self_attention", y, past[0] if past else None, observe)
-                    held.append((state,))
+                    pasts.append((state,))
                     return y
                 keys, values = append(past, self.keys_values(f"{name}.self_attention", y, positions, observe))
                 kv = observe("keys", keys), observe("values", values)
-                held.append(kv)
+                pasts.append(kv)
                 return self.attend(f"{name}.self_attention", y, kv, allowed, positions, observe)
 
             def cross_attention(y: Array, i: int = i, name: str = layer) -> Array:
@@ -187,4 +187,4 @@ class Reference(Sublayers):
             x = self.sublayer(f"{layer}.feed_forward", x, self.feed_forward(layer, tap), tap)
             x = observe_tap(tap, layer, x)
         logits = self.classify(self.final_norm("decoder", x, tap), tap)
-        return logits, Cache(real, tuple(held), cache.cross, cache.source_mask)
+        return logits, Cache(real, tuple(pasts), cache.cross, cache.source_mask)

@@ -52,11 +52,11 @@ def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig,
     output may need is always one: padding and start, which are read, ends and what is forced."""
     if candidates is None:
         return logits
-    found = np.full_like(logits, -np.inf)
+    allowed_only = np.full_like(logits, -np.inf)
     start = {c.bos_id if o.start_id is None else o.start_id}
     chosen = [*{*candidates, c.pad_id, c.bos_id, *start, *ends(c, o), *o.forced_first}]
-    found[..., chosen] = logits[..., chosen]
-    return found
+    allowed_only[..., chosen] = logits[..., chosen]
+    return allowed_only
 
 
 def ends(c: TransformerConfig, o: Options) -> list[int]:

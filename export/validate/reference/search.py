@@ -125,9 +125,9 @@ def _candidates(
     s: BeamState, logits: Array, step: int, o: Options, c: TransformerConfig
 ) -> list[tuple[int, Hypothesis]]:
     """Return the best (parent, longer hypothesis), enough of them that as many as the beam has don't end."""
-    given = rules.forced(step, s.limit, c, o)
-    if given is not None:
-        return [(i, Hypothesis(h.log_p, (*h.tokens, given))) for i, h in enumerate(s.live)]
+    forced_id = rules.forced(step, s.limit, c, o)
+    if forced_id is not None:
+        return [(i, Hypothesis(h.log_p, (*h.tokens, forced_id))) for i, h in enumerate(s.live)]
     log_p = _log_softmax(rules.among(logits, s.candidates, c, o))
     before = [[*s.read, *h.tokens] for h in s.live]
     rows = [rules.allowed(rules.penalised(row, b, o), b, step, c, o) for row, b in zip(log_p, before, strict=True)]
@@ -181,9 +181,9 @@ def token_by_token(
             chosen = np.array([drawn(*pair)[0] for pair in zip(scores, noises, strict=True)])
         log_p = _log_softmax(logits)
         for row in rows[~done]:
-            given = rules.forced(step, limits[row], c, options)
-            tokens[row].append(int(chosen[row]) if given is None else given)
-            total[row] += log_p[row, chosen[row]] if given is None else 0.0
+            forced_id = rules.forced(step, limits[row], c, options)
+            tokens[row].append(int(chosen[row]) if forced_id is None else forced_id)
+            total[row] += log_p[row, chosen[row]] if forced_id is None else 0.0
             done[row] = tokens[row][-1] in rules.ends(c, options) or len(tokens[row]) == limits[row]
         if done.all():  # a learned table may end here
             break

@@ -23,16 +23,16 @@ def sentence_vectors(embedding: TextEmbedding, memory: Array, real: Bits) -> Arr
 
 def token_weights(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
     """Return the weights (B,S) of the memory's tokens, 0 on padding."""
-    found = memory @ _head(embedding, "sparse.weight", memory)[0] + _head(embedding, "sparse.bias", memory)
-    return np.where(real & (found > 0), found, 0)
+    scores = memory @ _head(embedding, "sparse.weight", memory)[0] + _head(embedding, "sparse.bias", memory)
+    return np.where(real & (scores > 0), scores, 0)
 
 
 def token_vectors(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
     """Return the vectors (B,S,W) of all its tokens but the first of a row, 0 there and on padding."""
-    found = memory @ _head(embedding, "multi.weight", memory).T + _head(embedding, "multi.bias", memory)
-    lengths = np.sqrt((found * found).sum(axis=-1, keepdims=True))
+    vectors = memory @ _head(embedding, "multi.weight", memory).T + _head(embedding, "multi.bias", memory)
+    lengths = np.sqrt((vectors * vectors).sum(axis=-1, keepdims=True))
     later = real & (np.cumsum(real, axis=1) > 1)
-    return np.where(later[..., None], found / np.maximum(lengths, memory.dtype.type(SMALLEST_NORM)), 0)
+    return np.where(later[..., None], vectors / np.maximum(lengths, memory.dtype.type(SMALLEST_NORM)), 0)
 
 
 def _head(embedding: TextEmbedding, name: str, like: Array) -> Array:

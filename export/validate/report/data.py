@@ -138,17 +138,17 @@ def summary(r: ReportData) -> Iterator[tuple[str, str]]:
         weights = [check for check in r.weights if check.runtime == runtime.name]
         points = [point for point in r.points if point.runtime == runtime.name]
         tokens = [check for check in r.tokens if check.runtime == runtime.name]
-        said = []
+        sentences = []
         if weights:
             equal = "bit for bit" if all(check.passed for check in weights) else "some differ"
-            said.append(f"{sum(check.count for check in weights):,} weights {equal}")
+            sentences.append(f"{sum(check.count for check in weights):,} weights {equal}")
         if points:
             worst = max(point.worst.share for point in points)
-            said.append(f"{sum(point.inputs for point in points):,} tensors, at most {worst:.2g} of the budget")
+            sentences.append(f"{sum(point.inputs for point in points):,} tensors, at most {worst:.2g} of the budget")
         if tokens:
             same = "the same" if all(check.passed for check in tokens) else "not all the same"
-            said.append(f"{sum(check.tokens for check in tokens):,} tokens {same}")
-        yield runtime.name, ", ".join(said)
+            sentences.append(f"{sum(check.tokens for check in tokens):,} tokens {same}")
+        yield runtime.name, ", ".join(sentences)
     for line in (*r.against, *r.notes):
         yield "note", line
     yield "seed", f"{r.seed}, {len(r.inputs)} inputs, {r.seconds:.1f} s"

@@ -21,7 +21,7 @@ def page(report: ReportData) -> str:
     """Return a self-contained HTML page."""
     sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _tokens, _gradients, _runs)
     body = "".join(section(report) for section in sections)
-    return kit.page(f"validate: {report.verdict}", body, kit.texts_beside(__file__, "report.css"))
+    return kit.page(f"validate: {report.verdict}", body, kit.neighbour_texts(__file__, "report.css"))
 
 
 def _verdict(r: ReportData) -> str:
@@ -162,13 +162,13 @@ def _gradients(r: ReportData) -> str:
 
 
 def _parting(check: Tokens) -> str:
-    if not check.partings:
+    if not check.divergences:
         lines = [*check.problems, *check.ties]
         items = "".join(f"<li>{escape(line)}</li>" for line in lines[:WORST])
         title = f"<h3>{escape(check.runtime)}, {escape(check.search)}</h3>"
         return kit.card(f"{title}<ul>{items}</ul>") if lines else ""
     cards = []
-    for p in check.partings[:WORST]:
+    for p in check.divergences[:WORST]:
         first = next((i for i, (a, b) in enumerate(zip(p.got, p.expected, strict=False)) if a != b), None)
         if first is None:
             first = min(len(p.got), len(p.expected))

@@ -89,8 +89,8 @@ def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
     for s in series:
         # Dots of the same point stand side by side, else the last would be the only one to be seen and pointed at.
         apart = {tap: min(ASIDE, step / (len(at[tap]) + 1)) for tap in taps}
-        aside = {p.tap: (at[p.tap].index(s.index) - (len(at[p.tap]) - 1) / 2) * apart[p.tap] for p in s.points}
-        parts += [_dot(p, ", ".join(s.paths), x(p.tap) + aside[p.tap], y(p.worst.share), s.index) for p in s.points]
+        offsets = {p.tap: (at[p.tap].index(s.index) - (len(at[p.tap]) - 1) / 2) * apart[p.tap] for p in s.points}
+        parts += [_dot(p, ", ".join(s.paths), x(p.tap) + offsets[p.tap], y(p.worst.share), s.index) for p in s.points]
     every = max(1, math.ceil(len(taps) / 60))
     for tap in taps[::every]:
         place = f"{x(tap):.1f}"

@@ -5,6 +5,6 @@ exact and exact match is a meaningful score.
 """
 
 from .build import DEFAULT_KIND_WEIGHTS, KINDS, CldrCorpus, build, write
-from .locales import parse_spec
+from .locales import parse_corpus
 
-__all__ = ["DEFAULT_KIND_WEIGHTS", "KINDS", "CldrCorpus", "build", "parse_spec", "write"]
+__all__ = ["DEFAULT_KIND_WEIGHTS", "KINDS", "CldrCorpus", "build", "parse_corpus", "write"]

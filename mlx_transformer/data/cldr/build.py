@@ -10,7 +10,7 @@ from mlx_transformer.data.corpus import ParallelText, write_lines
 from mlx_transformer.system.errors import UserError
 
 from . import measures, names, numbers, times
-from .locales import Draw, Pair, Phrase, parse_spec
+from .locales import Draw, Pair, Phrase, parse_corpus
 
 # How often a kind comes in training. Names have hundreds of entries to learn by heart, numbers a few rules.
 DEFAULT_KIND_WEIGHTS = {
@@ -34,7 +34,7 @@ PATIENCE = 300  # draws without a new phrase after which a kind counts as exhaus
 class CldrCorpus:
     """`train`, `valid` and `held_out` share no source and no target; each has its `kinds`."""
 
-    spec: str
+    name: str
     source_name: str
     target_name: str
     train: ParallelText
@@ -68,14 +68,14 @@ class _Pool:
 
 
 def build(
-    spec: str = "cldr:en-de",
+    corpus_name: str = "cldr:en-de",
     train_pairs: int = 60_000,
     held_out_per_kind: int = 100,
     valid_per_kind: int = 50,
     seed: int = 1,
     kind_weights: dict[str, float] | None = None,
 ) -> CldrCorpus:
-    """Build the corpus for `spec` ("cldr:en-de", any two of babel's locales): `train_pairs` phrases to train on, and
+    """Build a corpus, named "cldr:en-de" for any two of babel's locales: `train_pairs` phrases to train on, and
     `held_out_per_kind` and `valid_per_kind` of each kind beside them, the kinds taking turns.
 
     One value is rendered in both locales, so the target is the exact reference. Every name of a territory or a
@@ -84,8 +84,8 @@ def build(
     give the same bytes on every platform.
     Raises UserError for an unknown locale, weights or numbers that make no sense, and more pairs than there are.
     """
-    pair = parse_spec(spec)
-    spec = f"cldr:{pair.source_name}-{pair.target_name}"
+    pair = parse_corpus(corpus_name)
+    corpus_name = f"cldr:{pair.source_name}-{pair.target_name}"
     least_of = {"train_pairs": 1, "held_out_per_kind": 1, "valid_per_kind": 0}
     for (name, least), value in zip(least_of.items(), (train_pairs, held_out_per_kind, valid_per_kind), strict=True):
         if value < least:
@@ -107,14 +107,14 @@ def build(
             missed = 0
             while pool.count[kind] < needed[kind] and missed < PATIENCE:
                 missed = 0 if pool.add(kind, draws[kind](randoms[kind])) else missed + 1
-        train, valid, held_out = _divide(pool, name_phrases, list(quotas), sizes, seed, spec)
+        train, valid, held_out = _divide(pool, name_phrases, list(quotas), sizes, seed, corpus_name)
         missing = train_pairs - len(train)
         if missing <= 0:
             break
         # Kinds that are exhausted, and phrases that proved ambiguous, are made up for by the others.
         plentiful = {kind: quotas[kind] for kind in quotas if pool.count[kind] >= needed[kind]}
         if not plentiful:
-            raise UserError(f"corpus {spec}: only {len(train)} different training pairs exist; ask for fewer")
+            raise UserError(f"corpus {corpus_name}: only {len(train)} different training pairs exist; ask for fewer")
         for kind, more in _shares(missing, plentiful).items():
             needed[kind] = pool.count[kind] + more
     Random(f"{seed}:order").shuffle(train)
@@ -122,7 +122,7 @@ def build(
         ParallelText([s for s, _ in phrases], [t for _, t in phrases], [pool.kind_of[phrase] for phrase in phrases])
         for phrases in (train, valid, held_out)
     ]
-    return CldrCorpus(spec, pair.source_name, pair.target_name, *sets)
+    return CldrCorpus(corpus_name, pair.source_name, pair.target_name, *sets)
 
 
 def write(corpus: CldrCorpus, folder: str | Path) -> list[Path]:
@@ -192,7 +192,7 @@ def _choose_names(pair: Pair, quotas: dict[str, int], seed: int) -> names.Names:
 
 
 def _divide(
-    pool: _Pool, name_phrases: set[Phrase], kinds: list[str], sizes: dict[str, int], seed: int, spec: str
+    pool: _Pool, name_phrases: set[Phrase], kinds: list[str], sizes: dict[str, int], seed: int, corpus: str
 ) -> tuple[list[Phrase], list[Phrase], list[Phrase]]:
     """Return train, valid and held-out phrases, the last two with as many of each kind, kinds taking turns.
 
@@ -204,15 +204,15 @@ def _divide(
     for phrase in phrases:
         if targets[phrase[1]] == 1 and phrase not in name_phrases:
             candidates[pool.kind_of[phrase]].append(phrase)
-    aside = sum(sizes.values())
+    total = sum(sizes.values())
     for kind, phrases_of_kind in candidates.items():
-        if len(phrases_of_kind) < aside:
+        if len(phrases_of_kind) < total:
             raise UserError(
-                f"corpus {spec}: kind {kind} has {len(phrases_of_kind)} different phrases to set aside, "
-                f"{aside} are needed; ask for fewer or give {kind} the weight 0"
+                f"corpus {corpus}: kind {kind} has {len(phrases_of_kind)} different phrases to set aside, "
+                f"{total} are needed; ask for fewer or give {kind} the weight 0"
             )
         Random(f"{seed}:aside:{kind}").shuffle(phrases_of_kind)
-    turns = [candidates[kind][turn] for turn in range(aside) for kind in kinds]
+    turns = [candidates[kind][turn] for turn in range(total) for kind in kinds]
     valid, held_out = turns[: sizes["valid"] * len(kinds)], turns[sizes["valid"] * len(kinds) :]
     set_aside = set(turns)
     return [phrase for phrase in phrases if phrase not in set_aside], valid, held_out

@@ -48,12 +48,12 @@ class Pair:
         return render(parts[0], self.source), render(parts[1], self.target)
 
 
-def parse_spec(spec: str) -> Pair:
+def parse_corpus(corpus_name: str) -> Pair:
     """Read `cldr:SRC-TGT`, locale names with underscores. `UserError` lists everything wrong with it."""
-    scheme, _, names = spec.partition(":")
+    scheme, _, names = corpus_name.partition(":")
     parts = names.split("-")
     if scheme != "cldr" or len(parts) != 2 or not all(parts):
-        raise UserError(f"corpus {spec!r}: expected cldr:SRC-TGT, {EXAMPLE} (parts of one locale joined by _)")
+        raise UserError(f"corpus {corpus_name!r}: expected cldr:SRC-TGT, {EXAMPLE} (parts of one locale joined by _)")
     known = {name.lower(): name for name in localedata.locale_identifiers()}
     problems = []
     for part in parts:
@@ -64,7 +64,7 @@ def parse_spec(spec: str) -> Pair:
     if not problems and parts[0].lower() == parts[1].lower():
         problems.append("source and target are the same locale")
     if problems:
-        raise UserError(f"corpus {spec!r}: {'; '.join(problems)}; {EXAMPLE}")
+        raise UserError(f"corpus {corpus_name!r}: {'; '.join(problems)}; {EXAMPLE}")
     return Pair(*(Locale.parse(known[part.lower()]) for part in parts))
 
 

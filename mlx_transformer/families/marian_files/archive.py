@@ -38,14 +38,14 @@ def read_npz(path: str | Path) -> list[Item]:
                 check_memory(sum(entry.file_size for entry in entries), str(path), "use a machine with more")
                 if any(entry.filename.startswith(OPTIMIZER) for entry in entries):
                     raise UserError(f"{path}: holds the state of an optimizer; give the model that it belongs to")
-                found = [_read(path, archive, entry) for entry in entries]
+                arrays = [_read(path, archive, entry) for entry in entries]
         except DAMAGE as error:
             if isinstance(error, UserError):
                 raise
             text = " ".join(str(error).split())
             raise UserError(f"{path}: damaged, or no .npz file ({text:.200}); restore it from a copy") from error
-    problems = [each for each in found if isinstance(each, str)]
-    items = [each for each in found if isinstance(each, Item)]
+    problems = [each for each in arrays if isinstance(each, str)]
+    items = [each for each in arrays if isinstance(each, Item)]
     names = [item.name for item in items]
     problems += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     problems += [] if OPTIONS in names or problems else [f"{OPTIONS} is missing"]

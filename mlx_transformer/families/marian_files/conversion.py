@@ -76,8 +76,8 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
         texts[INT8_SCALES] = scales.json()
     elif any(item.type == INTGEMM8 for item in original.items.values()):
         notes.append("no int8_scales.json (the file has no scales of activations, or not all)")
-    kept = [*([files.model] if files.model.suffix == ".bin" else []), *files.others]
-    copies = {file.name: file for file in kept}
+    copied = [*([files.model] if files.model.suffix == ".bin" else []), *files.others]
+    copies = {file.name: file for file in copied}
     save_checkpoint(out, original.config, weights, tokenizer, texts=texts, copies=copies)
     return notes
 
@@ -105,16 +105,16 @@ def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | 
 
     Marian never writes <unk> unless it is told that it may.
     """
-    given = files.generation or {}
+    theirs = files.generation or {}
     settings: Settings = {}
-    if given.get("beam-size", 1) != 1:
-        settings = {"beam": given["beam-size"], "penalty_form": "length", "length_penalty": given.get("normalize", 0)}
-    if "max-length-factor" in given:
-        settings["max_length_factor"] = given["max-length-factor"]
-    if tokenizer is not None and not given.get("allow-unk", False):
+    if theirs.get("beam-size", 1) != 1:
+        settings = {"beam": theirs["beam-size"], "penalty_form": "length", "length_penalty": theirs.get("normalize", 0)}
+    if "max-length-factor" in theirs:
+        settings["max_length_factor"] = theirs["max-length-factor"]
+    if tokenizer is not None and not theirs.get("allow-unk", False):
         settings["suppressed"] = [Tokenizer(tokenizer).unk_id]
     notes = [f"{file.name} left behind: it has no line models:" for file in files.unread]
-    notes += [f"word-penalty {given['word-penalty']} left behind"] if given.get("word-penalty", 0) else []
+    notes += [f"word-penalty {theirs['word-penalty']} left behind"] if theirs.get("word-penalty", 0) else []
     return checked_settings(settings, config, str(files.settings or files.model)), notes
 
 

@@ -79,8 +79,8 @@ def find_files(path: Path) -> MarianFiles:
 
 
 def _models(folder: Path) -> list[Path]:
-    found = (file for suffix in SUFFIXES for file in sorted(folder.glob(f"*model*{suffix}")))
-    return [file for file in found if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
+    models = (file for suffix in SUFFIXES for file in sorted(folder.glob(f"*model*{suffix}")))
+    return [file for file in models if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
 
 
 def _settings(folder: Path) -> tuple[Path | None, dict[str, Any], tuple[Path, ...]]:

@@ -224,8 +224,8 @@ def _parse(data: bytes | _File) -> tuple[list[Item], list[str]]:
     at, items = begin + pad, []
     for name, shape, (_, type, _, length) in zip(names, shapes, headers, strict=True):
         item = Item(name, type, shape, partial(_part, data, at, at + length) if total <= size else b"")
-        found = list(_problems(item, length))
-        problems += found or ([] if total > size else list(_values(item)))
+        wrong = list(_problems(item, length))
+        problems += wrong or ([] if total > size else list(_values(item)))
         items.append(item)
         at += length
     if names[-1:] != [OPTIONS]:

@@ -100,16 +100,16 @@ def read_weights(
     for name, shape in parameter_shapes(config).items():
         place = places(config)[name]
         expected = _stored_shape(name, place, shape, sizes)
-        found = next((each for each in (place.name, *place.others) if each in items), None)
-        if found is None:
+        stored = next((each for each in (place.name, *place.others) if each in items), None)
+        if stored is None:
             problems.append(f"missing {place.name} {expected}")
             continue
-        used.add(found)
-        item = items[found]
-        if item.shape != (expected if found == place.name else expected[::-1]):
-            problems.append(f"{found} is {item.shape}, expected {expected}")
+        used.add(stored)
+        item = items[stored]
+        if item.shape != (expected if stored == place.name else expected[::-1]):
+            problems.append(f"{stored} is {item.shape}, expected {expected}")
             continue
-        read = partial(_ours, name, place, item, shape, found != place.name)
+        read = partial(_ours, name, place, item, shape, stored != place.name)
         weights[name] = Stored(shape, np.dtype(np.float32), read)
     scales = {f"{name}{SCALE}" for name in (*used, OUTPUT)}
     problems += [f"unknown {name} {item.shape}" for name, item in items.items() if name not in used | scales]
@@ -122,13 +122,13 @@ def read_weights(
 def written(config: TransformerConfig, sizes: tuple[int, int], weights: Mapping[str, Any]) -> dict[str, Stored]:
     """Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies; each is made
     where its numbers are asked for."""
-    found = {}
+    items = {}
     for name, shape in parameter_shapes(config).items():
         place = places(config)[name]
         expected = _stored_shape(name, place, shape, sizes)
         read = partial(_theirs, weights[name], place.transposed, expected)
-        found[place.name] = Stored(expected, np.dtype(np.float32), read)
-    return found
+        items[place.name] = Stored(expected, np.dtype(np.float32), read)
+    return items
 
 
 def _theirs(array: Any, transposed: bool, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -65,10 +65,10 @@ def parse_options(text: str, origin: str) -> Values:
 def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
     """Fields of our config, the sizes of both vocabularies, and everything that is wrong."""
     problems = [f"unknown key {key!r}" for key in values if not (key in READ or key in OFF or IGNORED.fullmatch(key))]
-    problems += [f"{key} is {_shown(values[key])}, which means another network" for key in OFF if values.get(key)]
+    problems += [f"{key} is {_quoted(values[key])}, which means another network" for key in OFF if values.get(key)]
     fixed = {"type": "transformer", "transformer-ffn-depth": 2, "transformer-postprocess-emb": "d"}
     problems += [
-        f"{key} is {_shown(values[key])}, not {_shown(value)}"
+        f"{key} is {_quoted(values[key])}, not {_quoted(value)}"
         for key, value in fixed.items()
         if key in values and values[key] != value
     ]
@@ -76,30 +76,30 @@ def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
         problems.append("type is missing")
 
     def chosen(table: dict[Any, str], keys: tuple[str, ...], defaults: tuple[Any, ...]) -> str:
-        found = tuple(values.get(key, default) for key, default in zip(keys, defaults, strict=True))
-        word = found if len(keys) > 1 else found[0]
+        chosen_values = tuple(values.get(key, default) for key, default in zip(keys, defaults, strict=True))
+        word = chosen_values if len(keys) > 1 else chosen_values[0]
         known = [known for known in table if known == word]
         if not known:
-            said = " and ".join(f"{key} {_shown(value)}" for key, value in zip(keys, found, strict=True))
-            problems.append(f"{said} is no network that can be read")
+            pairs = " and ".join(f"{key} {_quoted(value)}" for key, value in zip(keys, chosen_values, strict=True))
+            problems.append(f"{pairs} is no network that can be read")
         return table[known[0]] if known else next(iter(table.values()))
 
     def number(key: str) -> int:
         value = values.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            problems.append(f"{key} is {_shown(value)}, not a number")
+            problems.append(f"{key} is {_quoted(value)}, not a number")
             return 1
         return value
 
     sizes = values.get("dim-vocabs")
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
-        problems.append(f"dim-vocabs is {_shown(sizes)}, not two numbers")
+        problems.append(f"dim-vocabs is {_quoted(sizes)}, not two numbers")
         sizes = [1, 1]
     ties = ("tied-embeddings-all", "tied-embeddings", "tied-embeddings-src")
     places = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     cell = chosen(CELLS, ("transformer-decoder-autoreg",), ("self-attention",))
     if cell == "ssru" and values.get("dec-cell") != "ssru":
-        problems.append(f"dec-cell is {_shown(values.get('dec-cell'))}, not ssru")
+        problems.append(f"dec-cell is {_quoted(values.get('dec-cell'))}, not ssru")
     tie = "all" if values.get("tied-embeddings-all") is True else chosen(TIES, ties, (False, False, False))
     fields: Values = dict(
         d_model=number("dim-emb"),
@@ -165,10 +165,10 @@ def write_options(config: TransformerConfig, sizes: tuple[int, int], version: st
 def _line(key: str, value: Any) -> str:
     if isinstance(value, list) and value:
         return f"{key}:\n" + "".join(f"  - {entry}\n" for entry in value)
-    return f"{key}: {_shown(value)}\n"
+    return f"{key}: {_quoted(value)}\n"
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     """As YAML has it."""
     if value is None:
         return "missing"

@@ -104,10 +104,12 @@ class _Names:
     """What the files of a folder are called: as they were in the one that was imported."""
 
     def __init__(self, origin: dict[str, Any]) -> None:
-        given, model = origin.get("vocabularies", []), origin.get("model", "model.npz")
+        vocabularies, model = origin.get("vocabularies", []), origin.get("model", "model.npz")
         self.integers = model if model.endswith(".bin") else "model.intgemm.alphas.bin"
         self.archive = model if model.endswith(".npz") else "model.npz"
-        joint, pair = (given if len(given) == count else names for count, names in enumerate(VOCABULARIES, start=1))
+        joint, pair = (
+            vocabularies if len(vocabularies) == count else names for count, names in enumerate(VOCABULARIES, start=1)
+        )
         self.vocabularies = joint, pair
 
 
@@ -129,17 +131,17 @@ def _origin(folder: Path) -> dict[str, Any]:
 def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[bytes], tuple[int, int]]:
     """The bytes of one or two `.spm` files, the original ones where there are any, and how many rows each has."""
     text = opened.tokenizer_json()
-    kept = [opened.folder / name for name in origin.get("vocabularies", [])]
-    if origin and text is not None and kept and all(file.is_file() for file in kept):
+    originals = [opened.folder / name for name in origin.get("vocabularies", [])]
+    if origin and text is not None and originals and all(file.is_file() for file in originals):
         _, sizes, _ = read_options(parse_options(str(origin.get("options")), f"{opened.folder / ORIGIN}"))
-        return [file.read_bytes() for file in kept], sizes
+        return [file.read_bytes() for file in originals], sizes
     sides = None if text is None else side_texts(text)
     texts = [text] if sides is None else [sides["source"], sides["target"]]
     models = [None if each is None else sentencepiece_of(json.loads(each)) for each in texts]
-    found = [model for model in models if model is not None]
-    if len(found) < len(models) or any((model.special[0], model.special[2]) != (1, 0) for model in found):
+    built = [model for model in models if model is not None]
+    if len(built) < len(models) or any((model.special[0], model.special[2]) != (1, 0) for model in built):
         raise UserError(f"{opened.folder}: {TOKENIZER}")
-    return [sentencepiece_bytes(model) for model in found], (len(found[0].pieces), len(found[-1].pieces))
+    return [sentencepiece_bytes(model) for model in built], (len(built[0].pieces), len(built[-1].pieces))
 
 
 def _listed(
@@ -183,13 +185,13 @@ def _weights(opened: Checkpoint) -> dict[str, Any]:
     """All parameters that Marian's network has, in their file; `UserError` unless the decoder starts from zeros."""
     config = opened.config
     full = dataclasses.replace(config, attention_bias=True, feed_forward_bias=True, output_bias=True)
-    found: dict[str, Any] = opened.unread()
+    weights: dict[str, Any] = opened.unread()
     for name in ("embedding.weight", "target_embedding.weight"):
-        if name in found and np.any(found[name][config.bos_id]):
+        if name in weights and np.any(weights[name][config.bos_id]):
             row = f"row {config.bos_id} of {name}"
             raise UserError(f"{opened.folder}: Marian's decoders start from zeros, and {row} has other numbers")
     return {
-        name: found[name] if name in found else np.zeros(shape, np.float32)
+        name: weights[name] if name in weights else np.zeros(shape, np.float32)
         for name, shape in parameter_shapes(full).items()
     }
 

@@ -86,7 +86,7 @@ def test_the_page_shows_the_models_numbers(models, architecture, folder, tmp_pat
         np.testing.assert_allclose(step["p"], p[i, step["ids"]], rtol=ROUNDED)
         np.testing.assert_allclose(step["written"], p[i, sentence.written[i]], rtol=ROUNDED)
         assert step["rank"] == 1 + (p[i] > p[i, sentence.written[i]]).sum()
-        assert step["given"] is (i < sentence.given)
+        assert step["given"] is (i < sentence.prompted)
     for name, values in norms(found.points).items():
         np.testing.assert_allclose(data["norms"][0][name], values, rtol=ROUNDED)
     assert len(data["lens"]["of"][0]) == 1 + (model.config.decoder_layers or model.config.encoder_layers)

@@ -24,14 +24,14 @@ class Compared(remembered.RememberingBuilder):
 
     def _infer_shapes(self, node: ir.Node) -> None:
         before = [(x.type, x.shape) for x in node.outputs]
-        size = len(remembered._found)
+        size = len(remembered._inferred)
         super()._infer_shapes(node)
         found = [(x.type, x.shape) for x in node.outputs]
         for x, (type_, shape) in zip(node.outputs, before, strict=True):
             x.type, x.shape = type_, shape
         onnxscript.GraphBuilder._infer_shapes(self, node)
         assert found == [(x.type, x.shape) for x in node.outputs], node
-        new = len(remembered._found) > size
+        new = len(remembered._inferred) > size
         self.asked["new" if new else "inside" if self.parent else "outside"] += 1
         if not new and any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
             self.asked["with branches"] += 1
@@ -60,7 +60,7 @@ class Compared(remembered.RememberingBuilder):
 @pytest.fixture
 def compared(monkeypatch):
     monkeypatch.setattr(builder, "RememberingBuilder", Compared)
-    monkeypatch.setattr(remembered, "_found", {})
+    monkeypatch.setattr(remembered, "_inferred", {})
     monkeypatch.setattr(Compared, "asked", Counter())
     return Compared.asked
 

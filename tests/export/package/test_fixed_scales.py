@@ -75,7 +75,7 @@ def described(folder):
 def test_the_runs_validation_text_is_the_default(run, tmp_path, monkeypatch):
     monkeypatch.setitem(LIMITS, "int8", ALWAYS)
     told = []
-    folder = export_onnx(run, tmp_path / "onnx", precision="int8", told=told.append)
+    folder = export_onnx(run, tmp_path / "onnx", precision="int8", log=told.append)
     config = open_checkpoint(run).config
     scales = read_int8_scales(folder, config)
     assert all(scales.of(name).activation for name in multiplied_names(config))
@@ -115,7 +115,7 @@ def test_beyond_the_limits_each_token_keeps_its_scale(translator, tmp_path, monk
     assert "scales" not in described(plain)
     monkeypatch.setitem(LIMITS, "int8", NEVER)
     told = []
-    folder = export_onnx(translator, tmp_path / "onnx", precision="int8", told=told.append)
+    folder = export_onnx(translator, tmp_path / "onnx", precision="int8", log=told.append)
     assert "scales" not in described(folder)
     assert not (folder / INT8_SCALES).exists()
     assert any(line.startswith("int8: a scale a token: with fixed ones from valid.src") for line in told)
@@ -149,7 +149,7 @@ def test_a_checkpoint_brings_its_own(translator, tmp_path, monkeypatch):
     (translator / "model" / INT8_SCALES).write_bytes((first / INT8_SCALES).read_bytes())
     (translator / "run.json").unlink()
     told = []
-    second = export_onnx(translator, tmp_path / "second", precision="int8", told=told.append)
+    second = export_onnx(translator, tmp_path / "second", precision="int8", log=told.append)
     assert (second / INT8_SCALES).read_bytes() == (first / INT8_SCALES).read_bytes()
     assert any(str(translator / "model" / INT8_SCALES) in line for line in told)
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_brings_its_own(translator, tmp_path, monkeypatch):
 def test_without_text_nothing_is_fixed(translator, tmp_path):
     (translator / "valid.src").write_text("another text\n" * len(LINES), encoding="utf-8")
     told = []
-    folder = export_onnx(translator, tmp_path / "changed", precision="int8", told=told.append)
+    folder = export_onnx(translator, tmp_path / "changed", precision="int8", log=told.append)
     assert "scales" not in described(folder)
     assert any("valid.src: is another text than the run's" in line for line in told)
     (translator / "run.json").unlink()

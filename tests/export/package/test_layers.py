@@ -17,7 +17,7 @@ from word_pieces import SPECIAL
 from export import OnnxTransformer, export_onnx, export_search
 from export.package.facts import describe_graphs
 from export.package.layers import MEASURED
-from export.package.quality import nearest, recorded, share_kept
+from export.package.quality import nearest, recorded, shared_neighbours
 from export.search.metadata import SCALES
 from export.validate import compare
 from mlx_transformer.commands.info import describe
@@ -95,7 +95,7 @@ def test_each_layer_is_measured_as_a_package_with_it_alone_would_be(name: str, t
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         distance = np.sqrt(np.square(vectors - exact).sum(axis=1).mean())
         assert found["each"][layer]["distance"] == pytest.approx(distance, rel=0.02)
-        kept = share_kept(nearest(exact), nearest(vectors))
+        kept = shared_neighbours(nearest(exact), nearest(vectors))
         assert found["each"][layer]["neighbours"] == pytest.approx(kept, abs=0.01)
         assert 0 < distance < found["all"]["distance"] * 3
     assert "| `all of them` |" in (folder / "README.md").read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def test_the_layer_that_suffers_stays_in_float32(name: str, target: str, text: P
     model = checkpoint(name, tmp_path, told=MODELS[name], sensitive=True)
     told: list[str] = []
     options = {**ACCEPTED, "target": target, "gate_source": text}
-    folder = export_onnx(model, tmp_path / "onnx", least_neighbours=0.8, told=told.append, **options)
+    folder = export_onnx(model, tmp_path / "onnx", least_neighbours=0.8, log=told.append, **options)
     entry, config = int8_entry(folder), open_checkpoint(model).config
     assert entry["float32"] == [SENSITIVE]
     each = {layer: moved["distance"] for layer, moved in entry["layers"]["each"].items()}

@@ -57,7 +57,7 @@ def ours(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def taken(run: Path) -> tuple[Int8Scales, list[str]]:
     """The scales of the run, and what was said of them."""
     told: list[str] = []
-    scales = marian_scales(run, told=told.append)
+    scales = marian_scales(run, log=told.append)
     assert scales is not None
     return scales, told
 

@@ -172,7 +172,7 @@ def test_vectors_of_texts_are_judged_by_their_neighbours(tmp_path):
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     told = []
     options = {"precision": ["float32", "int8"], "gate_source": tmp_path / "text", "accept_loss": True}
-    export_onnx(folder / "model", tmp_path / "out", told=told.append, **options)
+    export_onnx(folder / "model", tmp_path / "out", log=told.append, **options)
     (quality,) = recorded(tmp_path / "out")
     wide, narrow = (OnnxTransformer(tmp_path / "out", precision=p) for p in ("float32", "int8"))
     kept = [np.isin(*pair).mean() for pair in zip(*(nearest(m.embed(lines)) for m in (wide, narrow)), strict=True)]

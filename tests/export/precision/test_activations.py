@@ -22,7 +22,7 @@ from export.validate.reference import Reference
 from export.validate.rule import UNIT
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
@@ -91,9 +91,9 @@ def test_int8_activations_keep_their_own_budget(tmp_path):
     assert report.equal, report.failures()
     assert report.runtimes[0].budget.unit == 2**-8
     assert report.runtimes[0].arithmetic == "weights of 8 bits in blocks; int8 activations"
-    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-    spec["precisions"]["int8-weights"]["activations"] = "float32"
-    (folder / SPEC).write_text(json.dumps(spec))
+    values = json.loads((folder / ONNX_CONFIG).read_text(encoding="utf-8"))
+    values["precisions"]["int8-weights"]["activations"] = "float32"
+    (folder / ONNX_CONFIG).write_text(json.dumps(values))
     report = judged(checkpoint, folder, "int8-weights")
     assert not report.equal
     assert max(point.worst.rms_ratio for point in report.points if point.tap == "logits") > 1000
@@ -148,7 +148,7 @@ def test_what_the_graphs_say(target, activations, tmp_path):
     assert levels(folder) == (set() if target == "portable" else {ACTIVATIONS[activations]})
     rounding = {"DynamicQuantizeLinear", "MatMulInteger", "MatMulIntegerToFloat"} & {n.op_type for n in nodes(folder)}
     assert bool(rounding) == (activations == "int8" and target != "web")
-    precisions = json.loads((folder / SPEC).read_text(encoding="utf-8"))["precisions"]
+    precisions = json.loads((folder / ONNX_CONFIG).read_text(encoding="utf-8"))["precisions"]
     assert precisions["int4"]["activations"] == activations
     assert "activations" not in precisions["float32"]
 
@@ -169,12 +169,12 @@ def test_int8_is_the_default_and_what_older_packages_are(tmp_path):
     folder = export_onnx(saved(tmp_path), tmp_path / "onnx", precision=["float32", "int4"])
     assert OnnxTransformer(folder, precision="int4").folder.activations == "int8"
     assert OnnxTransformer(folder).folder.activations is None
-    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-    assert spec["precisions"]["int4"].pop("activations") == "int8"
-    (folder / SPEC).write_text(json.dumps(spec))
+    values = json.loads((folder / ONNX_CONFIG).read_text(encoding="utf-8"))
+    assert values["precisions"]["int4"].pop("activations") == "int8"
+    (folder / ONNX_CONFIG).write_text(json.dumps(values))
     assert OnnxTransformer(folder, precision="int4", verify=False).folder.activations == "int8"
-    spec["precisions"]["int4"]["activations"] = "int7"
-    (folder / SPEC).write_text(json.dumps(spec))
+    values["precisions"]["int4"]["activations"] = "int7"
+    (folder / ONNX_CONFIG).write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"damaged \(activations 'int7' are none of int8, float32\)"):
         OnnxTransformer(folder, precision="int4", verify=False)
 

@@ -71,7 +71,7 @@ def test_the_integers_stay_integers(tmp_path):
         graph = onnx.load(tmp_path / f"{name}-onnx" / "onnx" / "model_packed.onnx", load_external_data=False).graph
         counts.append(Counter(node.op_type for node in graph.node))
     added = counts[1] - counts[0]
-    maps = len(open_checkpoint(checkpoint).kept)
+    maps = len(open_checkpoint(checkpoint).adapted_integers)
     assert maps == 6
     assert added == {"MatMul": 2 * maps, "Add": maps, "Mul": maps}
     sizes = [(tmp_path / f"{name}-onnx" / "onnx" / "model.onnx_data").stat().st_size for name in ("integers", "kept")]

@@ -7,7 +7,7 @@ from serving import client
 
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import kinds_of
+from mlx_transformer.system.fields import field_types
 
 ORIGIN = "https://example.org"
 KEYS = "# of the staging machine\n  k-first-4711  \n\nsecond+key/=\n"
@@ -89,12 +89,12 @@ def test_files_without_keys(tmp_path, text, message):
         ServeSettings(api_key_file=tmp_path / "none").api_keys()
 
 
-NUMBERS = [name for name, kind in kinds_of(ServeSettings).items() if kind.type in (int, float) and not kind.choices]
+NUMBERS = [name for name, kind in field_types(ServeSettings).items() if kind.type in (int, float) and not kind.choices]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_number_is_bounded(name):
-    bounds = kinds_of(ServeSettings)[name].bounds
+    bounds = field_types(ServeSettings)[name].bounds
     beyond = [bounds.at_most + 1] if bounds.at_most < float("inf") else []
     for value in (bounds.at_least - 1, *beyond, float("nan"), float("inf"), "1", True):
         with pytest.raises(UserError, match=f"^{name}="):

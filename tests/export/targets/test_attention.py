@@ -174,7 +174,7 @@ def test_the_command_line(call, tmp_path):
     model, onnx_folder = folder / "model", tmp_path / "onnx"
     refused(call("export", model, onnx_folder, "--attention-layer", 2), "the decoder has layers 0 to 1")
     assert call("export", model, onnx_folder, "--attention")[0] == 0
-    spec = onnx_folder / "mlx_transformer.json"
-    assert json.loads(spec.read_text(encoding="utf-8"))[CROSS_ATTENTION] == {"layer": 1}
-    spec.write_text(spec.read_text(encoding="utf-8").replace('"layer": 1', '"layer": 7'))
+    settings_file = onnx_folder / "mlx_transformer.json"
+    assert json.loads(settings_file.read_text(encoding="utf-8"))[CROSS_ATTENTION] == {"layer": 1}
+    settings_file.write_text(settings_file.read_text(encoding="utf-8").replace('"layer": 1', '"layer": 7'))
     refused(call("translate", onnx_folder, "--no-verify", "one"), "there is no decoder layer 7")

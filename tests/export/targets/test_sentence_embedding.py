@@ -203,8 +203,8 @@ def test_embed_takes_the_vectors_of_the_graph(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("told", [{"pooling": ["wide"], "dense": [], "normalize": True}, {"pooling": 3}, "mean", []])
 def test_a_folder_that_says_nonsense_of_vectors_is_damaged(told: Any, tmp_path: Path) -> None:
     _, folder = written(MADE["mean"], tmp_path)
-    spec = folder / "mlx_transformer.json"
-    spec.write_text(json.dumps({**json.loads(spec.read_text()), SENTENCE_EMBEDDING: told}))
+    settings_file = folder / "mlx_transformer.json"
+    settings_file.write_text(json.dumps({**json.loads(settings_file.read_text()), SENTENCE_EMBEDDING: told}))
     with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged \(.*; export the model again"):
         OnnxTransformer(folder, verify=False)
 

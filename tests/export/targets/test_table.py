@@ -32,7 +32,7 @@ def test_no_target_is_asked_for_by_its_name():
 def test_graphs_of_another_target_are_told_and_recorded(tmp_path):
     config, lines = alone("paper", "decoder"), []
     checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config))
-    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu", told=lines.append)
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu", log=lines.append)
     reason = target_of("cpu").supports(config)
     assert lines == [f"model.onnx: written as target portable has it: {reason}"]
     assert "encoder-decoder and encoder alone, not for architecture='decoder'" in reason
@@ -50,7 +50,7 @@ def test_graphs_of_its_own_need_no_word(target, tmp_path):
         save_checkpoint(tmp_path / "model", config, random_weights(config)),
         tmp_path / "onnx",
         target=target,
-        told=lines.append,
+        log=lines.append,
     )
     assert lines == []
     assert "graphs" not in json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))

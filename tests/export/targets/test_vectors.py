@@ -18,7 +18,7 @@ from export.web.models import read_models
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.system.errors import UserError
 
 
@@ -44,7 +44,7 @@ def test_only_the_encoder_differs_and_the_folder_says_so(made) -> None:
         ("inputs_embeds", "float", "batch_size x encoder_sequence_length x 32"),
         ("attention_mask", "int64", "batch_size x encoder_sequence_length"),
     ]
-    spec, plain = (json.loads((made / name / SPEC).read_text(encoding="utf-8")) for name in ("vectors", "ids"))
+    spec, plain = (json.loads((made / name / ONNX_CONFIG).read_text(encoding="utf-8")) for name in ("vectors", "ids"))
     assert spec == {**plain, "inputs_embeds": True}
     assert open_folder(made / "vectors").request.inputs_embeds
     assert not open_folder(made / "ids").request.inputs_embeds
@@ -69,7 +69,7 @@ def test_validate_proves_it_for_vectors_of_no_table(name: str, tmp_path) -> None
     checkpoint = saved(tmp_path, config)
     lines: list[str] = []
     out = export_onnx(
-        checkpoint, tmp_path / "onnx", target=target, precision=precision, inputs_embeds=True, told=lines.append
+        checkpoint, tmp_path / "onnx", target=target, precision=precision, inputs_embeds=True, log=lines.append
     )
     unjudged = f"{precision}: not judged: with inputs_embeds the encoder reads vectors, not text"
     assert lines == ([] if precision == "float32" else [unjudged])

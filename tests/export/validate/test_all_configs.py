@@ -20,7 +20,7 @@ from random_models import write_model
 from export.validate import compare
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import kinds_of
+from mlx_transformer.system.fields import field_types
 
 
 def test_the_fixed_set_has_every_value_of_every_option() -> None:
@@ -34,7 +34,7 @@ def test_the_fixed_set_has_every_value_of_every_option() -> None:
 def test_no_field_is_forgotten() -> None:
     """Dropout is training's; whatever else is added to the config is an option or must be varied by hand above."""
     configs = [config_of(choice) for choice in COVERING]
-    for name in kinds_of(TransformerConfig).keys() - {"dropout", "attention_dropout", "activation_dropout"}:
+    for name in field_types(TransformerConfig).keys() - {"dropout", "attention_dropout", "activation_dropout"}:
         assert len({getattr(config, name) for config in configs}) > 1, f"{name} has one value in all: vary it by hand"
 
 
@@ -79,7 +79,7 @@ DECODER = dict(architecture="decoder", encoder_layers=0, tie_embeddings="none")
     [
         *[
             ({name: "other"}, f"{name}='other' " + ("must be true or false" if kind.type is bool else "is not one of "))
-            for name, kind in kinds_of(TransformerConfig).items()
+            for name, kind in field_types(TransformerConfig).items()
             if kind.choices
         ],
         *[

@@ -10,7 +10,7 @@ from random_models import random_weights, write_model
 
 from export.package import export_onnx
 from export.validate import validate_command
-from mlx_transformer.core.card import BEGIN, END, UNPROVEN, given
+from mlx_transformer.core.card import BEGIN, END, UNPROVEN, begin_card
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 
@@ -71,7 +71,7 @@ def test_a_card_that_cannot_be_written_is_told_and_the_verdict_stays(tmp_path, m
 @pytest.mark.parametrize(("precision", "scored"), [(["float32", "float16"], True), (["float16"], False)])
 def test_an_export_has_license_and_languages_and_the_scores_of_the_same_weights(precision, scored, tmp_path):
     scores = [{"name": "x", "results": []}]
-    text = given(license="mit", language=["en"], **{"model-index": scores})
+    text = begin_card(license="mit", language=["en"], **{"model-index": scores})
     folder = save_checkpoint(tmp_path / "model", CONFIG, random_weights(CONFIG, 1), texts={"README.md": text})
     out = export_onnx(folder, tmp_path / "onnx", precision=precision, accept_loss=True)
     card = (out / "README.md").read_text(encoding="utf-8")

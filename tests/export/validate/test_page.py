@@ -74,7 +74,7 @@ def test_the_page_of_a_mismatch_names_the_culprit_and_shows_tokens_side_by_side(
     assert "culprit: encoder.layers.0.self_attention: scores: Q K^T / sqrt(d_k)" in text
     assert "class=parts" in text
     assert 'class="over"' in text
-    assert any(check.partings for check in report.tokens)
+    assert any(check.divergences for check in report.tokens)
     shown = read(report._repr_html_())
     assert shown.startswith("validate: mismatchfailureonnxruntime: first over budget: ")
     assert "culprit: encoder.layers.0.self_attention: scores: Q K^T / sqrt(d_k)" in shown

@@ -198,9 +198,9 @@ def test_files_that_take_text_are_refused(text_folder, tmp_path):
 
 def test_models_of_other_weights_and_tokenizers_are_refused(text_folder, made, tmp_path):
     shutil.copytree(made / "web", tmp_path / "web")
-    spec = json.loads((tmp_path / "web/mlx_transformer.json").read_text(encoding="utf-8"))
-    spec["source"] = {"model.safetensors": {"sha256": "0" * 64}}
-    (tmp_path / "web/mlx_transformer.json").write_text(json.dumps(spec))
+    values = json.loads((tmp_path / "web/mlx_transformer.json").read_text(encoding="utf-8"))
+    values["source"] = {"model.safetensors": {"sha256": "0" * 64}}
+    (tmp_path / "web/mlx_transformer.json").write_text(json.dumps(values))
     (tmp_path / "web/manifest.json").unlink()
     with pytest.raises(UserError, match="float32 and float32, search inside are of different weights"):
         write_site([tmp_path / "web", made / "mine.onnx"], tmp_path / "site", assets=made / "node_modules")

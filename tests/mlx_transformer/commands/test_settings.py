@@ -50,7 +50,7 @@ from mlx_transformer.generation.options import (
     TextSettings,
 )
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import kinds_of, meanings_of
+from mlx_transformer.system.fields import field_docs, field_types
 from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelOptions, PresetName, TrainingOptions
 
 OBJECTS = (
@@ -143,7 +143,7 @@ def test_every_field_of_a_settings_object_is_an_option(name):
     given = {each.name: each.default for each in params.values()}
     for of, mark in objects_of(name):
         assert of in OBJECTS
-        meanings, kinds = meanings_of(of), kinds_of(of)
+        meanings, kinds = field_docs(of), field_types(of)
         chosen = mark.fields.split() or [field.name for field in dataclasses.fields(of)]
         for field in dataclasses.fields(of):
             spelled = NOT + field.name if field.default is True else field.name
@@ -182,8 +182,8 @@ def test_a_list_of_names_is_an_option_that_is_given_again():
 
 def test_help_stands_under_every_field():
     for of in OBJECTS:
-        assert list(meanings_of(of)) == [field.name for field in dataclasses.fields(of)]
-        assert all(text.endswith(".") for text in meanings_of(of).values()), of
+        assert list(field_docs(of)) == [field.name for field in dataclasses.fields(of)]
+        assert all(text.endswith(".") for text in field_docs(of).values()), of
 
 
 def test_what_help_shows_is_what_the_library_takes():
@@ -198,7 +198,7 @@ def test_what_help_shows_is_what_the_library_takes():
 BOUNDED = [
     (of, name, wrong)
     for of in (*OBJECTS, Options)
-    for name, kind in kinds_of(of).items()
+    for name, kind in field_types(of).items()
     for wrong in (kind.bounds.at_least - 1, kind.bounds.at_most + 1)
     if kind.type in (int, float) and abs(wrong) < float("inf")
 ]
@@ -213,7 +213,7 @@ def test_settings_out_of_bounds(of, name, wrong):
 def test_every_key_of_a_recipe_is_an_option_of_train():
     params = params_of("train")
     tables = {"data": DataOptions, "model": TransformerConfig, "training": TrainingOptions}
-    names = [(table, name) for table, of in tables.items() for name in kinds_of(of)] + [("model", "preset")]
+    names = [(table, name) for table, of in tables.items() for name in field_types(of)] + [("model", "preset")]
     keys = {(key.table, key.name): key for key in RecipeKeys.declared()}
     left_out = {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
     assert keys.keys() == set(names) - left_out
@@ -225,7 +225,7 @@ def test_every_key_of_a_recipe_is_an_option_of_train():
         assert option.hidden == (name not in shown)
         assert option.default in (None, False)
         of = ModelOptions if name == "preset" else tables[table]
-        assert meanings_of(of)[name].startswith(key.help.removesuffix("."))
+        assert field_docs(of)[name].startswith(key.help.removesuffix("."))
         if key.kind.type is str and key.kind.choices:
             assert choices_of("train", name) == key.kind.choices
 

@@ -14,7 +14,7 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
-from mlx_transformer.core.card import given
+from mlx_transformer.core.card import begin_card
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.core.quantization import Scheme, tensors_of
 from mlx_transformer.system.errors import UserError
@@ -49,7 +49,7 @@ def test_merged_weights_are_the_papers(base, kind, tmp_path):
 
 
 def test_an_adapters_card_names_its_base_and_stays_as_a_person_has_it(base, tmp_path):
-    known = given(language=["en", "de"], license="mit", base_model="org/of-the-base")
+    known = begin_card(language=["en", "de"], license="mit", base_model="org/of-the-base")
     made(base, "dora").write(tmp_path / "adapter", known)
     card = tmp_path / "adapter" / "README.md"
     text = card.read_text(encoding="utf-8")
@@ -120,15 +120,19 @@ def test_an_adapter_is_kept_beside_integers(base, kind, tmp_path, capsys):
     adapter.write(tmp_path / "adapter")
     main(["merge", str(integers), str(tmp_path / "adapter"), "--keep-adapter", "--out", str(kept)])
     opened = open_checkpoint(kept)
-    assert f"{kind} of rank 3 beside {len(opened.kept)} matrices of integers" in capsys.readouterr().out
+    assert f"{kind} of rank 3 beside {len(opened.adapted_integers)} matrices of integers" in capsys.readouterr().out
     for name in ("config.json", "model.safetensors"):
         assert (kept / name).read_bytes() == (integers / name).read_bytes()
     merge_adapter(integers, tmp_path / "adapter", tmp_path / "float32")
     merged = dict(open_checkpoint(tmp_path / "float32").tensors())
     assert all(merged[name].tobytes() == weight.tobytes() for name, weight in opened.tensors())
-    assert all(opened.tensor(name).tobytes() == merged[name].tobytes() for name in opened.kept)
-    assert set(opened.kept) == {f"{path}.weight" for path in linear_maps(wide())} & opened.quantization.keys()
-    assert 0 < len(opened.kept) < len(linear_maps(wide()))  # down_proj is too narrow for the groups, and merged
+    assert all(opened.tensor(name).tobytes() == merged[name].tobytes() for name in opened.adapted_integers)
+    assert (
+        set(opened.adapted_integers) == {f"{path}.weight" for path in linear_maps(wide())} & opened.quantization.keys()
+    )
+    assert (
+        0 < len(opened.adapted_integers) < len(linear_maps(wide()))
+    )  # down_proj is too narrow for the groups, and merged
 
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, 40, (4, 16)) for _ in range(2)]

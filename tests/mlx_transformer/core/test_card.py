@@ -9,7 +9,7 @@ import pytest
 import yaml
 from small_checkpoint import CONFIG, TOKENIZER, contents, saved, weights
 
-from mlx_transformer.core.card import BEGIN, END, UNPROVEN, carried, given, note_proof
+from mlx_transformer.core.card import BEGIN, END, UNPROVEN, begin_card, carried, note_proof
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.folders import fingerprint
 from mlx_transformer.core.heads import Head
@@ -43,7 +43,7 @@ def test_a_card_says_what_the_model_is_and_asks_for_a_license(tmp_path):
 
 
 def test_what_is_known_wins_and_is_handed_on(tmp_path):
-    save_checkpoint(tmp_path / "a", CONFIG, weights(), texts={"README.md": given(**KNOWN, datasets=None)})
+    save_checkpoint(tmp_path / "a", CONFIG, weights(), texts={"README.md": begin_card(**KNOWN, datasets=None)})
     text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
     keys, body = matter(text)
     assert {name: keys[name] for name in KNOWN} == KNOWN

@@ -9,7 +9,7 @@ from small_models import CHOICES, NAMED, alone, configs, encoder_decoder
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, kinds_of
+from mlx_transformer.system.fields import Bounds, field_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ def test_options_are_the_fields_with_few_values() -> None:
     assert options_of(More)["residual"] == ("plain", "scaled", "gated")
     assert OPTIONS["gated"] == (False, True)
     assert {"d_model", "dropout", "pad_id"}.isdisjoint(OPTIONS)
-    assert kinds_of(More).keys() | {"decoder", "head", "layer_pattern"} == {
+    assert field_types(More).keys() | {"decoder", "head", "layer_pattern"} == {
         field.name for field in dataclasses.fields(More)
     }
 

@@ -111,11 +111,11 @@ def test_digits_agree_where_the_form_is_the_same(corpus):
 
 
 @pytest.mark.parametrize(
-    "spec", ["cldr:de-en", "cldr:en-ja", "cldr:zh_Hant-ru", "cldr:pt_BR-ar", "cldr:fr-en", "cldr:en-en_GB"]
+    "corpus_name", ["cldr:de-en", "cldr:en-ja", "cldr:zh_Hant-ru", "cldr:pt_BR-ar", "cldr:fr-en", "cldr:en-en_GB"]
 )
-def test_other_locales(spec):
-    corpus = build(spec, train_pairs=800, held_out_per_kind=10, valid_per_kind=5)
-    assert corpus.spec == spec
+def test_other_locales(corpus_name):
+    corpus = build(corpus_name, train_pairs=800, held_out_per_kind=10, valid_per_kind=5)
+    assert corpus.name == corpus_name
     assert len(corpus.train) == 800
     assert set(corpus.held_out.kinds) == set(KINDS)
     for text in (corpus.train, corpus.held_out):
@@ -151,7 +151,7 @@ def test_kind_weights():
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("corpus_name", "message"),
     [
         ("en-de", "expected cldr:SRC-TGT"),
         ("cldr:en", "expected cldr:SRC-TGT"),
@@ -163,9 +163,9 @@ def test_kind_weights():
         ("cldr:en-jbo", "name only 0 of kind territory"),
     ],
 )
-def test_bad_specs_are_refused_in_one_line(spec, message):
+def test_bad_names_are_refused_in_one_line(corpus_name, message):
     with pytest.raises(UserError, match=message) as caught:
-        build(spec, train_pairs=500)
+        build(corpus_name, train_pairs=500)
     assert "\n" not in str(caught.value)
 
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 from babel import Locale
 
-from mlx_transformer.data.cldr import parse_spec
+from mlx_transformer.data.cldr import parse_corpus
 from mlx_transformer.data.cldr.locales import Styles, common_names, determines, fields, join_list, unambiguous
 from mlx_transformer.data.cldr.measures import format_measure, format_relative
 from mlx_transformer.data.cldr.names import all_names
@@ -31,17 +31,17 @@ def test_what_a_pattern_tells():
 
 
 @pytest.mark.parametrize(
-    "spec", ["cldr:en-de", "cldr:de-en", "cldr:en-fr", "cldr:fr-en", "cldr:ja-en", "cldr:ar-pt_BR"]
+    "corpus_name", ["cldr:en-de", "cldr:de-en", "cldr:en-fr", "cldr:fr-en", "cldr:ja-en", "cldr:ar-pt_BR"]
 )
-def test_no_date_style_tells_more_in_the_target(spec):
-    styles = [style for style, _ in date_styles(parse_spec(spec))]
+def test_no_date_style_tells_more_in_the_target(corpus_name):
+    styles = [style for style, _ in date_styles(parse_corpus(corpus_name))]
     assert len(styles) >= 8
     for source, target in styles:
         assert determines(fields(source), fields(target)), (source, target)
     # French writes the short date with the full year, English with two digits.
-    if spec == "cldr:en-fr":
+    if corpus_name == "cldr:en-fr":
         assert ("M/d/yy", "dd/MM/y") not in styles
-    if spec == "cldr:fr-en":
+    if corpus_name == "cldr:fr-en":
         assert ("dd/MM/y", "M/d/yy") in styles
 
 
@@ -70,7 +70,7 @@ def test_names_of_both_kinds_that_read_alike_are_left_out():
     # In English "Tokelau" is a territory and its language; in German the language is Tokelauanisch.
     assert EN.territories["TK"] == EN.languages["tkl"] == "Tokelau"
     assert DE.languages["tkl"] == "Tokelauanisch"
-    every = all_names(parse_spec("cldr:en-de"))
+    every = all_names(parse_corpus("cldr:en-de"))
     assert "Tokelau" not in {source for source, _ in every.territories + every.languages}
     assert len(unambiguous(every.territories + every.languages)) == len(every.territories + every.languages)
 

@@ -119,7 +119,7 @@ def test_a_row_of_zeros_stays_one():
 
 def test_dropout_of_the_adapters_inputs_alone():
     layer = golden_layer("lora")
-    layer.lora_dropout.kept = 0.5
+    layer.lora_dropout.keep = 0.5
     x, base = mx.array(numbers(14, 50, 8)), mx.array(numbers(14, 50, 8)) @ layer.weight.T + layer.bias
     mx.random.seed(7)
     drawn = np.mean([np.array(layer(x) - base) for _ in range(200)], axis=0)

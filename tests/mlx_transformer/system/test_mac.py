@@ -75,7 +75,7 @@ def test_a_mac_is_kept_awake_while_the_block_lasts(play, tmp_path):
     play("CAFFEINATE", f'echo $$ "$@" > {said}.part; mv {said}.part {said}; exec sleep 600')
 
     def interrupted():
-        with mac.kept_awake():
+        with mac.keep_awake():
             until(said.exists)
             raise KeyboardInterrupt
 
@@ -91,5 +91,5 @@ def test_a_mac_is_kept_awake_while_the_block_lasts(play, tmp_path):
 
 def test_without_caffeinate_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(mac, "CAFFEINATE", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"keep-awake needs a Mac's caffeinate \(No such file"), mac.kept_awake():
+    with pytest.raises(UserError, match=r"keep-awake needs a Mac's caffeinate \(No such file"), mac.keep_awake():
         raise AssertionError("it began")

@@ -12,7 +12,7 @@ from terminal import on_a_terminal
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
 from mlx_transformer.data.packed import PackedBatch
-from mlx_transformer.device import choices
+from mlx_transformer.device import tuning
 from mlx_transformer.training.console import MAX_LOSSES, Curve
 from mlx_transformer.training.flops import Work, peak_speed
 from mlx_transformer.training.step import Arithmetic
@@ -88,7 +88,7 @@ def test_a_terminal_shows_curve_rate_memory_and_share(tmp_path):
     )
     shown = on_a_terminal([sys.executable, "-c", code], 80, PYTHONUTF8="1")
     seen = [line for line in re.split(r"[\r\n]+", shown) if "of peak FLOP/s" in line]
-    compiled = r"  \d compiled" if choices().compiles else ""
+    compiled = r"  \d compiled" if tuning().compiles else ""
     line = rf"loss [▁-█]{{3}}  rate \d\.\d\de-\d\d  peak \d+ MB  \d+% of peak FLOP/s{compiled} *"
     assert re.fullmatch(line, seen[-1])
     assert all(len(line) <= 80 for line in seen)

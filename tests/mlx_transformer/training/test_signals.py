@@ -79,7 +79,7 @@ def test_a_second_hangup_finds_the_process_ending_in_order():
         for handler, after in ((signal.SIG_DFL, signal.SIG_IGN), (mine, mine)):
             signal.signal(signal.SIGHUP, handler)
             with StopSignal() as stop:
-                assert not stop.asked()
+                assert not stop.requested()
             assert signal.getsignal(signal.SIGHUP) is handler  # none came
             with StopSignal() as stop:
                 signal.raise_signal(signal.SIGHUP)
