@@ -13,7 +13,7 @@ from mlx_transformer.system.process import run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status, as `process.run` describes it."""
+    """Return the exit status, as `process.run` describes it."""
 
     def command() -> int:
         from mlx_transformer.commands.app import invoke

@@ -1,4 +1,4 @@
-"""What every graph takes and returns: names, types and axes, declared once. No ONNX here, and no arrays.
+"""The inputs and outputs of every graph: names, types and axes, declared once. No ONNX here, and no arrays.
 
 A `Port` is one input or output of one graph. Its `value` says what flows there and is the same word in every graph; its
 `name` is that graph's, for Optimum, transformers.js and genai look for theirs. Graphs are built from these tables, run
@@ -40,7 +40,8 @@ DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"
 MODEL = "model"
 ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
-"""What a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has them."""
+"""The graphs that a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has
+them."""
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and what of the classifier belongs to them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
@@ -55,7 +56,7 @@ SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "so
 VECTORS_OF: dict[Kind, str] = {"dense": "vector", "sparse": "token_weights", "multi": "token_vectors"}
 """The values that say something of a text, in the order of its outputs."""
 PARTS, STATE = ("key", "value"), "state"
-"""What a layer of a cache has: keys and values, or the state of an SSRU."""
+"""The arrays in a layer of a cache: keys and values, or the state of an SSRU."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Port:
     axes: tuple[Axis, ...] = ()
 
     def without_positions(self, rows: int) -> tuple[int, ...]:
-        """The shape of keys or values before there are any, or of a state, which then is 0."""
+        """Return the shape of keys or values before there are any, or of a state, which then is 0."""
         if len(self.axes) == 2:
             return rows, int(self.axes[1])
         _, heads, _, width = self.axes
@@ -93,8 +94,8 @@ class Ports:
         return {port.value: port.name for port in self.outputs}
 
     def among(self, inputs: Collection[str], outputs: Collection[str]) -> Ports:
-        """Those that a graph has whose inputs and outputs are called so: one of others, or of an earlier version, may
-        have fewer."""
+        """Return those that a graph has whose inputs and outputs are called so: one of others, or of an earlier
+        version, may have fewer."""
         return Ports(
             tuple(port for port in self.inputs if port.name in inputs),
             tuple(port for port in self.outputs if port.name in outputs),
@@ -114,7 +115,7 @@ class CacheShape(NamedTuple):
 
 
 def cache_shape(config: TransformerConfig) -> CacheShape:
-    """Those of a model's decoder, of its own keys and of the source's."""
+    """Return those of a model's decoder, of its own keys and of the source's."""
     c = config.of("decoder")
     return CacheShape(c.key_value_heads, c.d_k, c.d_v)
 
@@ -127,7 +128,7 @@ def operator_shape(config: TransformerConfig) -> CacheShape:
 
 
 def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
-    """What an encoder reads, in every target and in the search."""
+    """Return what an encoder reads, in every target and in the search."""
 
     def port(value: str, dtype: str, *axes: Axis) -> Port:
         return Port(value, SOURCE_NAMES[value], dtype, axes)
@@ -140,7 +141,7 @@ def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
 def keys_values(
     value: str, name: str, layers: int, shape: CacheShape, rows: Axis, length: Axis
 ) -> list[tuple[Port, ...]]:
-    """Keys and values of each layer: VALUE.N.key and VALUE.N.value. name: the graph's, "{}" where N stands."""
+    """Return keys and values of each layer: VALUE.N.key and VALUE.N.value. name: the graph's, "{}" where N stands."""
     return [
         tuple(
             Port(f"{value}.{i}.{part}", f"{name.format(i)}.{part}", "float32", (rows, shape.heads, length, width))
@@ -153,7 +154,7 @@ def keys_values(
 def cache(
     r: Request, name: str, rows: Axis, length: Axis, shape: Callable[[TransformerConfig], CacheShape] = cache_shape
 ) -> list[tuple[Port, ...]]:
-    """What each layer of a decoder remembers of its own positions. An SSRU's state has no axis of them."""
+    """Return what each layer of a decoder remembers of its own positions. An SSRU's state has no axis of them."""
     layers, axes = r.config.decoder_layers, (rows, r.config.d_model)
     if r.config.recurrent:
         return [(Port(f"cache.{i}.{STATE}", f"{name.format(i)}.{STATE}", "float32", axes),) for i in range(layers)]
@@ -161,12 +162,12 @@ def cache(
 
 
 def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
-    """What each layer of a decoder reads of the source."""
+    """Return what each layer of a decoder reads of the source."""
     return keys_values("cross", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
 
 
 def layer_by_layer(*caches: Iterable[tuple[Port, ...]]) -> Iterator[Port]:
-    """The first layer's ports of each cache, then the second's, and so on."""
+    """Yield the first layer's ports of each cache, then the second's, and so on."""
     for layer in zip(*caches, strict=True):
         for pair in layer:
             yield from pair
@@ -185,7 +186,7 @@ def logits(r: Request, *axes: Axis) -> Port:
 
 
 def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
-    """What the head of an encoder alone gives."""
+    """Return what the head of an encoder alone gives."""
     made = r.config.head
     if made.kind == "spans":
         return tuple(Port(value, f"{value}_logits", "float32", (rows, length)) for value in SPANS)
@@ -195,8 +196,8 @@ def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
 
 
 def vector(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
-    """A text's vector beside the encoder's output, under the name that sentence-transformers gives it; and what its
-    tokens have."""
+    """Return a text's vector beside the encoder's output, under the name that sentence-transformers gives it; and what
+    its tokens have."""
     if (e := r.embedding) is None:
         return ()
     axes = {"dense": (rows, e.width(r.config.d_model)), "sparse": (rows, length), "multi": (rows, length, e.multi or 0)}
@@ -245,17 +246,18 @@ def encoder_cpu(r: Request) -> Ports:
 
 
 def decoder_cpu(r: Request) -> Ports:
-    """One step of decoding, in place. What no other graph has is explained in `targets/cpu/graphs.py`."""
+    """Return one step of decoding, in place. The inputs that no other graph has are explained in
+    `targets/cpu/graphs.py`."""
     return _decoder_cpu(r, r.config.vocab_size)
 
 
 def rows_cpu(r: Request) -> Ports:
-    """What of the classifier belongs to given ids, in int8 with `SCALES`."""
+    """Return what of the classifier belongs to given ids, in int8 with `SCALES`."""
     return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
 
 
 def listed_cpu(r: Request) -> Ports:
-    """The same step, with the logits of given ids alone, by their places among these."""
+    """Return the same step, with the logits of given ids alone, by their places among these."""
     ports = _decoder_cpu(r, LISTED)
     unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
     return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)

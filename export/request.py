@@ -1,4 +1,4 @@
-"""What graphs are made for: a model, and what was asked of its package. No ONNX here."""
+"""The request that graphs are made for: a model, and what was asked of its package. No ONNX here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What graphs are made for: a model, and what was asked of its package."""
+    """The request that graphs are made for: a model, and what was asked of its package."""
 
     config: TransformerConfig
     inputs_embeds: bool = False
@@ -51,7 +51,7 @@ class Request:
     text: bool = False
     """The search takes and returns strings."""
     embedding: TextEmbedding | None = None
-    """What an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+    """The vectors that an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
     dimensions: int | None = None
     """Numbers of a text's vector, where they are fewer than the checkpoint's."""
     by_token: bool = False

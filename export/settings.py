@@ -30,14 +30,14 @@ Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """What is written of a checkpoint. `package/plan.py` checks it, with the checkpoint."""
+    """The settings of an export. `package/plan.py` checks it, with the checkpoint."""
 
     target: TargetName = "portable"
-    """What the graphs are made for."""
+    """The device or runtime that the graphs are made for."""
     precision: Sequence[PrecisionName] | PrecisionName = ("float32",)
     """Precision of the weights; for several, side by side in the folder, give it again."""
     activations: ActivationsName | None = None
-    """What the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
+    """The type that the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
     int8_scales: ScalesName | None = None
     """Scales of int8's activations: fixed ones, or one a token; unset: fixed ones where they lose nothing."""
     calibrate: Path | str | None = None
@@ -74,7 +74,7 @@ class ExportSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainSettings:
-    """What is looked at, and where the page goes. `UserError` for a value out of bounds."""
+    """The settings of a page: the model and sentence, and where it goes. `UserError` for a value out of bounds."""
 
     translation: str | None = None
     """A translation to look at; unset: the model's own."""
@@ -91,7 +91,7 @@ class ExplainSettings:
     beside: str | None = field(default=None, metadata={"option": ("--with",)})
     """Another folder to show beside it, or the same one in another runtime."""
     runtime: str | None = None
-    """What runs MODEL, as in validate --runtimes; unset: MLX or ONNX Runtime."""
+    """The runtime that runs MODEL, as in validate --runtimes; unset: MLX or ONNX Runtime."""
     precision: PrecisionName | None = None
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
     top_k: Annotated[int, Bounds(at_least=1, at_most=50)] = 5
@@ -177,7 +177,8 @@ class ServeSettings:
                 raise UserError(f"cors={origin!r} is no origin: give scheme and host, as https://example.org, or *")
 
     def api_keys(self) -> list[str]:
-        """The keys of `api_key_file`; empty lines and those that begin with # are none. `UserError` without any."""
+        """Return the keys of `api_key_file`; empty lines and those that begin with # are none. `UserError` without
+        any."""
         if self.api_key_file is None:
             return []
         lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
@@ -220,7 +221,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateSettings(JudgeSettings):
-    """What is compared, and where the report goes."""
+    """The settings of a comparison: its parts, and where the report goes."""
 
     runtimes: str | Sequence[str] | None = None
     """Runtimes to judge, separated by commas; one that isn't there is exit 3, see --explain; unset: mlx,onnxruntime."""

@@ -71,7 +71,8 @@ def _openblas() -> ctypes.CDLL | None:
 
 
 def _loaded(library: str) -> tuple[int, int] | None:
-    """(base address, address of the dynamic section) of a library of this process, from the linker's own list."""
+    """Return (base address, address of the dynamic section) of a library of this process, from the linker's own
+    list."""
     address = ctypes.c_void_p()
     try:
         handle = ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)._handle
@@ -86,7 +87,7 @@ def _loaded(library: str) -> tuple[int, int] | None:
 
 
 def _jump_slots(base: int, dynamic: int) -> dict[str, int]:
-    """{function name: address of its slot} for the gemms that the library imports."""
+    """Return {function name: address of its slot} for the gemms that the library imports."""
     tags: dict[int, int] = {}
     while (tag := ctypes.c_int64.from_address(dynamic).value) != 0:
         tags[tag] = ctypes.c_uint64.from_address(dynamic + 8).value

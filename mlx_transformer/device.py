@@ -1,4 +1,5 @@
-"""What differs between MLX's devices, decided in one place: what is compiled, how batches are cut, when the host asks.
+"""The differences between MLX's devices, decided in one place: what is compiled, how batches are cut, when the host
+asks.
 
 `tuning()` follows MLX's default device, and with it `mx.stream(mx.cpu)`. Where there is no GPU its choices can be
 rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_TUNINGS=gpu, for a block by `deciding_as("gpu")`.
@@ -62,7 +63,7 @@ _tf32: list[bool] = []
 
 
 def _use_device() -> None:
-    """What the variable names, before anything is computed."""
+    """Use the device that the variable names, before anything is computed."""
     named = os.environ.get(DEVICE, "")
     if named not in ("", *_TUNINGS):
         raise UserError(f"{DEVICE}={named}: choose cpu or gpu, or unset it")
@@ -86,7 +87,7 @@ _fill_cpu_streams()
 
 
 def tuning() -> Tuning:
-    """The choices of MLX's default device, unless overridden. `UserError` if the variable names no device."""
+    """Return the choices of MLX's default device, unless overridden. `UserError` if the variable names no device."""
     kind = _overrides[-1] if _overrides else os.environ.get(VARIABLE, "")
     if kind and kind not in _TUNINGS:
         raise UserError(f"{VARIABLE}={kind}: choose cpu or gpu, or unset it")
@@ -118,7 +119,7 @@ def device_kind() -> str:
 
 
 def device_record() -> str:
-    """The device as a run's record has it: with another one's choices it is another one."""
+    """Return the device as a run's record has it: with another one's choices it is another one."""
     device_tuning = GPU if _on_gpu() else CPU
     kind = next(kind for kind, one in _TUNINGS.items() if one == tuning())
     return device_kind() if tuning() == device_tuning else f"{device_kind()}, deciding as a {kind}"
@@ -130,8 +131,8 @@ def gradient_device(queries: int) -> mx.Device:
 
 
 def cpu_streams() -> list[mx.Stream]:
-    """One new stream for each fast core that this process may use (a container or `taskset` may allow fewer than there
-    are): one MLX stream runs on one core. On a GPU its own."""
+    """Return one new stream for each fast core that this process may use (a container or `taskset` may allow fewer than
+    there are): one MLX stream runs on one core. On a GPU its own."""
     if _on_gpu():
         return [mx.default_stream(mx.default_device())]
     return [mx.new_stream(mx.cpu) for _ in range(fast_cores())]
@@ -171,7 +172,7 @@ def set_tf32(on: bool) -> None:
 
 
 def check_float32(device: mx.Device) -> None:
-    """`UserError` where a product of this device isn't float32's. In TF32's 10 bits 1 + 2^-12 is 1."""
+    """Raise `UserError` where a product of this device isn't float32's. In TF32's 10 bits 1 + 2^-12 is 1."""
     with mx.stream(device):
         ones = mx.ones((256, 256))
         product = ((1 + 2.0**-12) * ones @ ones)[0, 0].item()

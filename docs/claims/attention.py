@@ -180,7 +180,7 @@ def draw_look_ups() -> Any:
 
 
 GROWN = (1.0, 8.0, 32.0, 1e6)
-"""What the scores of a look-up are multiplied by."""
+"""The factor of a look-up's scores."""
 
 
 def many_heads() -> Found:

@@ -1,4 +1,4 @@
-"""What attention costs: multiplications, parameters, memory; and time, which is recorded and never asserted."""
+"""The cost of attention: multiplications, parameters, memory; and time, which is recorded and never asserted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def powers_of_two() -> Found:
 
 
 MACHINES = {"x86-64 server (AMD EPYC), one thread": (0.98, 0.99, 0.98)}
-"""What three runs of `powers_of_two` gave elsewhere."""
+"""The results of three runs of `powers_of_two` elsewhere."""
 
 
 def list_by_machine() -> Table:

@@ -1,4 +1,4 @@
-"""What all figures share: colours of a light and a dark page, heat maps, tables, and how they are written."""
+"""The parts that all figures share: colours of a light and a dark page, heat maps, tables, and how they are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERIES = ("#2f6fb5", "#c4711a", "#6b4fa8", "#2b8a7e")
 PAGE_COLOURS = {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)", PAPER: "var(--card)"} | {
     colour: f"var(--s{i})" for i, colour in enumerate(SERIES)
 }
-"""What a page says in place of each, so that it is right in the dark too."""
+"""The words that a page has in place of each, so that it is right in the dark too."""
 STYLE = {
     "font.size": 9,
     "font.family": ["DejaVu Sans"],

@@ -1,4 +1,4 @@
-"""What pages show of the rows: the table of README.md, and the figures that pages of docs/ name.
+"""The rows as pages show them: the table of README.md, and the figures that pages of docs/ name.
 
 PYTHONPATH=.:docs python -m claims.index
 """

@@ -1,4 +1,4 @@
-"""What small trainings show: lengths that were not trained on, batch norm in use, and what a second layer adds."""
+"""The results of small trainings: lengths that were not trained on, batch norm in use, and what a second layer adds."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def encoder(make: MakeAttention = Attention, **changes: object) -> Transformer:
 
 
 def all_scores(ids: list[int], positions: str) -> np.ndarray:
-    """What the softmax of each head is given, (heads, n, n), over one sentence."""
+    """Return the scores that the softmax of each head is given, (heads, n, n), over one sentence."""
     seen: list[mx.array] = []
 
     class Watched(Attention):

@@ -97,7 +97,7 @@ def reordered(first: str, second: str) -> dict[str, float]:
 
 
 def moved() -> Found:
-    """What four words in front change for those behind them, by kind of positions."""
+    """Return the change that four words in front make for those behind them, by kind of positions."""
     return {
         "change of a score's distance from the first key's, rotary and relative": [score_change(k) for k in RELATIVE],
         "the same, sinusoids of the paper and of tensor2tensor, learned": [score_change(k) for k in ABSOLUTE],

@@ -35,7 +35,7 @@ def as_text(row: Row, found: Values | None, table: Sequence[Sequence[str]] = (),
 
 
 def said(row: Row, name: str, values: Sequence[float]) -> str:
-    """What is claimed of the number, and whether that is so."""
+    """Say what is claimed of the number, and whether that is so."""
     claimed = row.numbers.get(name)
     if claimed is None or claimed.sign == "recorded":
         return ""

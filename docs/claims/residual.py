@@ -164,7 +164,8 @@ def trained_loss(name: str, layers: int, seed: int, steps: int = 600) -> float:
 
 
 def first_sub_layer() -> dict[str, np.ndarray]:
-    """What comes to attention in a fresh layer, what it makes of it, their sum and its norm: (32,), of one position."""
+    """Return the input of attention in a fresh layer, what it makes of it, their sum and its norm: (32,), of one
+    position."""
     model, x = fresh(0, 1)
     attend, norm = sub_layers(model.encoder.layers[0])[0]
     z = attend(x)
@@ -173,7 +174,7 @@ def first_sub_layer() -> dict[str, np.ndarray]:
 
 
 def draw_residuals() -> Any:
-    """What tells positions apart and the gradient, by variant; and one sub-layer's sum, number by number."""
+    """Draw what tells positions apart, and the gradient, by variant; and one sub-layer's sum, number by number."""
     figure, (apart, gradient, sums) = canvas(3, width=12.4, height=3.2)
     curves(apart, DEPTHS, told_apart(), (0.42, 0.1))
     apart.set(title="share of the output that tells positions apart", xlabel="layers")

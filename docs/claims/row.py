@@ -1,4 +1,4 @@
-"""What one row of the table holds: a claim, and what is claimed of each number that the code computes."""
+"""One row of the table: a claim, and what is claimed of each number that the code computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Claimed:
-    """What is claimed of a number, or of several in a row."""
+    """The claim about a number, or of several in a row."""
 
     values: tuple[float, ...]
     sign: Literal["=", "<", ">", "recorded"] = "="
@@ -77,9 +77,9 @@ class Row:
     slow: bool = False
     """Its numbers take a training of a minute: computed where the row is named."""
     missing: str = ""
-    """What of it the package can't do yet."""
+    """The part of it that the package can't do yet."""
     slip: str = ""
-    """What the notes that the claim comes from say otherwise, by mistake."""
+    """The mistakes in the notes that the claim comes from."""
 
     @property
     def shown(self) -> Callable[..., Any] | None:

@@ -1,4 +1,5 @@
-"""What heads of the small translator that ships with the page of `explain` look at, and whether it needs them."""
+"""The places that heads of the small translator, which ships with the page of `explain`, look at, and whether it needs
+them."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def read(trained: Trained, text: str) -> tuple[list[int], list[int], list[int]]:
 
 
 def looks(trained: Trained, text: str, asking: str, seen: str) -> np.ndarray:
-    """What each head of the encoder gives from one word to another, (layers, heads)."""
+    """Return the weight that each head of the encoder gives from one word to another, (layers, heads)."""
     source, target, _ = read(trained, text)
     words = trained.words(source)
     return attention_maps(trained.model, source, target)["encoder"][:, :, words.index(asking), words.index(seen)]

@@ -114,7 +114,7 @@ def classified() -> tuple[Transformer, mx.array]:
 
 
 def draw_probabilities() -> Any:
-    """What the softmax makes of each position's logits: shares of 1, in the logits' order."""
+    """Draw what the softmax makes of each position's logits: shares of 1, in the logits' order."""
     _, logits = classified()
     figure, (axes,) = canvas(width=7.2, height=2.6)
     shares = np.array(mx.softmax(logits, axis=-1)[0])

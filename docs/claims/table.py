@@ -64,12 +64,12 @@ def computed(row: Row, model: Any = None) -> dict[str, tuple[float, ...]]:
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of this package returns on the CPU: bits are promised there alone, and every kernel takes every
+    """Call a function of this package on the CPU: bits are promised there alone, and every kernel takes every
     length."""
     with mx.stream(mx.cpu):
         return function(*arguments)
 
 
 def claimed(number: int, name: str) -> Claimed:
-    """What a row claims of the number of this name."""
+    """Return the claim of a row about the number of this name."""
     return ROWS[number].numbers[name]

@@ -1,4 +1,4 @@
-"""What a trained model shows of the claims that are about learning. Nothing here is asserted: it is looked at."""
+"""The claims about learning, as a trained model shows them. Nothing here is asserted: it is looked at."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Trained:
     model: Transformer
     tokenizer: Tokenizer
     sentences: tuple[str, ...] = PHRASES
-    """What attention is looked at in; the figure shows the first."""
+    """The sentences in which attention is looked at; the figure shows the first."""
 
     @cached_property
     def fresh(self) -> Transformer:

@@ -42,8 +42,8 @@ def explain(
     **changes: Any,
 ) -> str:
     """Write the page `settings.out` about one sentence, and the same figures into the folder `figures`; without a model
-    about the three that ship. What was written, in a line. changes: by their names, fields of `settings` and options of
-    the search. `UserError` for what can't be explained."""
+    about the three that ship. The text that was written, in a line. changes: by their names, fields of `settings` and
+    options of the search. `UserError` for what can't be explained."""
     s, options = changed(settings, changes)
     if model is None:
         return _explain_shipped(s, search, options)

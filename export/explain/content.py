@@ -64,7 +64,7 @@ class Texts:
 
 
 SIGNS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
-"""What control characters are shown as; the page has signs of its own for a line's end and a tab."""
+"""The signs that stand for control characters; the page has signs of its own for a line's end and a tab."""
 SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown", "<mask>": "▢"}
 
 
@@ -82,7 +82,8 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each of these tokens; a part of a character is what it is a part of, with its share: "’ 1/3"."""
+    """Return the text of each of these tokens; a part of a character is what it is a part of, with its share: "’
+    1/3"."""
     texts: list[str] = []
     while len(texts) < len(ids):
         begin = len(texts)
@@ -101,7 +102,7 @@ def _whole(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
 
 
 def _bytes(token: str) -> int:
-    """How many bytes of text a token holds, of which a part makes no character: a letter each, or <0xE2>."""
+    """Return how many bytes of text a token holds, of which a part makes no character: a letter each, or <0xE2>."""
     return 1 if token.startswith("<0x") else len(token)
 
 

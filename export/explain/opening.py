@@ -44,7 +44,8 @@ class Opened:
 
     @cached_property
     def reference(self) -> Reference:
-        """What computes with the model's own parameters in float32; those of layers are zeros, but for positions."""
+        """A network that computes with the model's own parameters in float32; those of layers are zeros, but for
+        positions."""
         shapes, zero = parameter_shapes(self.config), np.float32(0)
         read = {
             name: np.asarray(array, np.float32)

@@ -1,4 +1,4 @@
-"""What the walk through a model is drawn from, as JSON: a model that the page computes itself, its weights and
+"""The data that the walk through a model is drawn from, as JSON: a model that the page computes itself, its weights and
 tokenizer in the page, or the points of one pass that was recorded."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMPUTED = {
     "decoder_self_attention": ("attention",),
 }
 UNKNOWN = ("window", "token_types", "head", "decoder", "layer_pattern")
-"""What live/twin.js doesn't compute, unless it is as it is by default."""
+"""The fields that live/twin.js doesn't compute with, unless it is as it is by default."""
 OF_HEAD = ("head.head_proj", "head", "logits")
 WHOLE = ("pooled", "classes", "spans")
 """Heads of whole rows, and those of which all positions are read together."""
@@ -52,7 +52,7 @@ LEFT_OUT = (".query_proj", ".key_proj", ".value_proj", ".gate_proj", ".query_nor
 
 
 def computed_live(config: TransformerConfig, parameters: int) -> bool:
-    """Whether the page's own engine, live/twin.js, computes such a model."""
+    """Return whether the page's own engine, live/twin.js, computes such a model."""
     defaults = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     known = all(getattr(config, name) in values for name, values in COMPUTED.items())
     plain = all(getattr(config, name) == defaults[name] for name in UNKNOWN)
@@ -60,7 +60,7 @@ def computed_live(config: TransformerConfig, parameters: int) -> bool:
 
 
 def page_tokenizer(text: str) -> dict[str, Any] | None:
-    """What the page's tokenizer reads of a tokenizer.json; None if it is none that this project trains."""
+    """Return what the page's tokenizer reads of a tokenizer.json; None if it is none that this project trains."""
     values = json.loads(text)
     if not isinstance(values.get("model"), dict):
         return None

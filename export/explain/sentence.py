@@ -1,5 +1,5 @@
-"""What the model reads and writes: the tokens of one sentence, and how the output was found: a beam search as it went,
-every candidate of every step, what became of it, and where it came from.
+"""The sentence that a model reads, and the one that it writes: the tokens of one sentence, and how the output was
+found: a beam search as it went, every candidate of every step, what became of it, and where it came from.
 
 encoder-decoder   source -> its translation, or the target that is given
 decoder           prompt -> its continuation, or the one that is given
@@ -36,7 +36,7 @@ CONTINUATION = 20
 
 NOTHING = Around([], [])
 KEPT, FINISHED, DROPPED = "kept", "finished", "dropped"
-"""What becomes of a candidate."""
+"""The fate of a candidate."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def read_sentence(
     around: Around = NOTHING,
     prefix: str = "",
 ) -> ExplainedSentence:
-    """Tokenise, and let the model find its output unless `target` gives one. What an encoder-decoder reads stands
-    behind `prefix`, and with tokens `around` it. texts: one; of an encoder also two, read as a pair.
+    """Tokenise, and let the model find its output unless `target` gives one. The text that an encoder-decoder reads
+    stands behind `prefix`, and with tokens `around` it. texts: one; of an encoder also two, read as a pair.
 
     `UserError` for an empty text, one that is too long for the model, a target that an encoder can't have, and a second
     text that others can't.

@@ -66,7 +66,7 @@ def layers_of(config: TransformerConfig, stack: str) -> int:
 
 
 def gives_words(config: TransformerConfig) -> bool:
-    """Whether its logits are of the vocabulary."""
+    """Return whether its logits are of the vocabulary."""
     return config.head.kind == "vocabulary"
 
 

@@ -191,7 +191,7 @@ def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
 
 
 def _varint(value: int) -> bytes:
-    """A number as protobuf has it: seven bits a byte, the lowest first."""
+    """Return a number as protobuf has it: seven bits a byte, the lowest first."""
     digits = []
     while value > 127:
         digits.append(value & 127 | 128)

@@ -62,8 +62,8 @@ class RememberingBuilder(onnxscript.GraphBuilder):
     def _partition_inputs_attributes(
         self, schema: OpSchema | None, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Give attributes the schema's order. What is not plainly inputs by place and attributes by name, and what is
-        wrong, is onnxscript's to sort."""
+        """Give attributes the schema's order. Anything that is not plainly inputs by place and attributes by name, and
+        all that is wrong, is onnxscript's to sort."""
         if schema is not None:
             attributes, required = _attributes(schema.name, schema.since_version, schema.domain)
             fits = schema.min_input <= len(args) <= schema.max_input

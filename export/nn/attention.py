@@ -23,8 +23,8 @@ from .primitives import Linear, Op, extent, scoped
 class Attention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. Encoder self-, decoder self- and cross-attention alike.
 
-    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. What an option of
-    the network changes stands in these two; `split`, `merge` and `kernel` are how a target computes them.
+    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. The changes that
+    an option of the network makes stand in these two; `split`, `merge` and `kernel` are how a target computes them.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
     @scoped
     def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:
-        """(B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
+        """Return (B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
         k = self.split(op, self.key_proj(op, x), self.key_value_heads)
         v = self.split(op, self.value_proj(op, x), self.key_value_heads)
         k = self.key_norm(op, k) if self.normed else k
@@ -62,7 +62,7 @@ class Attention(nn.Module):
         past: LayerCache | None = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
+        """Return queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
 
         `rows` (1,): of the keys, where several of x share one: the hypotheses of a sentence are its queries, so that
         its keys and values are neither repeated nor read twice.
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         return self.output_proj(op, self.merge(op, y, None if rows is None else x))
 
     def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
-        """(B, T, D) -> (B, H, T, d_k)."""
+        """Return (B, T, D) -> (B, H, T, d_k)."""
         q = self.split(op, self.query_proj(op, x), self.heads, rows)
         q = self.query_norm(op, q) if self.normed else q
         return rotate(op, q, rotation)
@@ -101,7 +101,7 @@ class Attention(nn.Module):
     ) -> ir.Value:
         """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys.
 
-        What `attend` has computed already is not computed again: equal nodes of a graph become one.
+        Nothing that `attend` has computed is computed again: equal nodes of a graph become one.
         """
         return attention_weights(op, self.queries(op, x, rotation, rows), k, mask, self.scale)
 
@@ -140,7 +140,7 @@ def matmul_shared_heads(op: Op, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def split_heads(op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
-    """(B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d)."""
+    """Return (B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d)."""
     each = [heads, extent(x, 2) // heads]
     if rows is None:
         return op.Transpose(op.Reshape(x, [0, 0, *each]), perm=[0, 2, 1, 3])
@@ -150,7 +150,7 @@ def split_heads(op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -
 
 
 def merge_heads(op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
-    """(B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
+    """Return (B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
     width = extent(y, 1) * extent(y, 3)
     shape = [0, 0, width] if like is None else op.Concat(op.Shape(like, end=2), [width], axis=0)
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), shape)

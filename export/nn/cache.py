@@ -1,4 +1,4 @@
-"""What decoding remembers: every layer's keys and values (or its SSRU's state), so that a step computes only its new
+"""The memory of decoding: every layer's keys and values (or its SSRU's state), so that a step computes only its new
 positions.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, L new positions, P past positions, d one head.
@@ -41,7 +41,7 @@ class LayerCache:
         return self.keys, self.values
 
     def contents(self) -> KeyValues:
-        """All keys and values so far, once there are some."""
+        """Return all keys and values so far, once there are some."""
         if self.keys is None or self.values is None:
             raise ValueError("an empty layer cache holds nothing")
         return self.keys, self.values
@@ -74,7 +74,7 @@ class Cache:
             self.cross_mask = padding_mask(op, source_tokens)
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """Positions of these further tokens (R, L)."""
+        """Return positions of these further tokens (R, L)."""
         return positions_after(op, self.offset, size(op, ids, 1), self.index)
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
@@ -85,5 +85,5 @@ class Cache:
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """What the decoder's layers remember before the first step."""
+    """Return what the decoder's layers remember before the first step."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]

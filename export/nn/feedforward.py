@@ -26,7 +26,7 @@ def gelu(op: Op, x: ir.Value) -> ir.Value:
 
 
 def gelu_tanh(op: Op, x: ir.Value) -> ir.Value:
-    """The same paper's approximation."""
+    """Return the same paper's approximation."""
     return op.Gelu(x, approximate="tanh")
 
 
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        """(B, L, D) -> (B, L, D)."""
+        """Return (B, L, D) -> (B, L, D)."""
         if self.gated:
             inner = op.Mul(self.activation(op, self.gate_proj(op, x)), self.up_proj(op, x))
         else:

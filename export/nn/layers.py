@@ -41,7 +41,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> ir.Value:
-        """(B, L, D) -> (B, L, D)."""
+        """Return (B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             y = self.self_attention_norm(op, x) if self.normed else x
             x = op.Add(x, self.attend_self(op, y, mask, rotation, tap))
@@ -91,7 +91,8 @@ class DecoderLayer(nn.Module):
         past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps left."""
+        """Return (B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps
+        left."""
         if self.pre_norm:
             x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, past, tap))
             if cross is not None:
@@ -122,7 +123,7 @@ class DecoderLayer(nn.Module):
 
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> KeyValues:
-        """A step of its own only so that its nodes and parameters are named within this layer."""
+        """Return a step of its own only so that its nodes and parameters are named within this layer."""
         return self.cross_attention.keys_values(op, memory)
 
     def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Mask, tap: Tap) -> ir.Value:
@@ -211,5 +212,6 @@ class Decoder(nn.Module):
 
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
-        """Every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed once."""
+        """Return every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed
+        once."""
         return [cast(DecoderLayer, layer).cross_keys_values(op, memory) for layer in self.layers]

@@ -27,7 +27,7 @@ def causal_mask(op: Op, distances: ir.Value) -> ir.Value:
 
 
 def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Value:
-    """Causal and padding in one: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
+    """Return the causal mask and the padding's in one: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
     visible = op.LessOrEqual(distances, 0)
     return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
@@ -40,7 +40,7 @@ def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int, hidden: fl
 
 
 def pooling_weights(op: Op, tokens: ir.Value, pooling: str) -> ir.Value:
-    """How much each of a row's positions counts in its vector: tokens (B, S) int64, 1 on tokens -> (B, 1, S)."""
+    """Return how much each of a row's positions counts in its vector: tokens (B, S) int64, 1 on tokens -> (B, 1, S)."""
     if pooling == "first":
         first = op.Cast(op.Equal(op.CumSum(tokens, 1), 1), to=ir.DataType.INT64)
         tokens = op.Mul(tokens, first)

@@ -29,7 +29,7 @@ from .rows import Rows, take
 from .taps import Tap, no_tap, within
 
 Among = Callable[[Op, ir.Value], ir.Value]
-"""What gives the logits of chosen ids (..., C) of what the classifier reads (..., D)."""
+"""A function that gives the logits of chosen ids (..., C) of what the classifier reads (..., D)."""
 
 
 class Transformer(nn.Module):
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         token_types: ir.Value | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """Encoder's output, the memory (B, S, D)."""
+        """Return the encoder's output, the memory (B, S, D)."""
         first = inputs_embeds if source_ids is None else source_ids
         assert first is not None
         x = self.embedded(op, source_ids, inputs_embeds=inputs_embeds, token_types=token_types)
@@ -85,8 +85,8 @@ class Transformer(nn.Module):
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
-        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: those of chosen
-        ids alone, (B, L, C)."""
+        """Return logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: those of
+        chosen ids alone, (B, L, C)."""
         x = self.embed_target(op, ids)
         position_ids = cache.position_ids(op, ids)
         mask = cache.self_mask(op, position_ids)
@@ -95,8 +95,8 @@ class Transformer(nn.Module):
         return self.logits(op, x, among=among, tap=tap)
 
     def transformed(self, op: Op, memory: ir.Value, weights: ir.Value | None = None, *, tap: Tap = no_tap) -> ir.Value:
-        """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
-        say how much of each position there is in a row's vector."""
+        """Return what the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B,
+        1, S) say how much of each position there is in a row's vector."""
         head = self.config.head
         x = memory if weights is None else op.Reshape(op.MatMul(op.CastLike(weights, memory), memory), [0, -1])
         if head.activation is None:
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, op: Op, hidden: ir.Value, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        """Return the classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
         classifier, what it would read."""
         hidden = self._scaled(op, hidden)
         y = self.classified(op, hidden) if among is None else among(op, hidden)
@@ -115,7 +115,7 @@ class Transformer(nn.Module):
         return y
 
     def classified(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        """Return the logits (B, L, V) of what is scaled already (B, L, D)."""
         if not self.config.head.classifies:
             return hidden
         if self.config.own_classifier:
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
         return self.output_proj(op, y) if self.config.output_bias else y
 
     def output_rows(self, op: Op, ids: ir.Value) -> Rows:
-        """The part of the classifier that gives the logits of these ids (C,), taken once."""
+        """Return the part of the classifier that gives the logits of these ids (C,), taken once."""
         weight = take(op, self.output_weight, ids)
         if not self.config.output_bias:
             return Rows(weight, None)
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         return self._output().weight
 
     def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
-        """(..., D), times logit_scale."""
+        """Return (..., D), times logit_scale."""
         return x if self.config.logit_scale is None else op.Mul(x, self.config.logit_scale)
 
     def embedded(
@@ -150,17 +150,18 @@ class Transformer(nn.Module):
         inputs_embeds: ir.Value | None = None,
         token_types: ir.Value | None = None,
     ) -> ir.Value:
-        """What enters the encoder: the embedding of its ids, or vectors in their place; and the kinds of its tokens."""
+        """Return what enters the encoder: the embedding of its ids, or vectors in their place; and the kinds of its
+        tokens."""
         x = inputs_embeds if source_ids is None else self.embed_source(op, source_ids)
         assert x is not None
         return x if token_types is None else self._with_types(op, x, token_types)
 
     def _with_types(self, op: Op, x: ir.Value, token_types: ir.Value) -> ir.Value:
-        """What enters the encoder (B, S, D), with the rows of its tokens' kinds."""
+        """Return what enters the encoder (B, S, D), with the rows of its tokens' kinds."""
         return op.Add(x, self.token_type_embedding(op, token_types))
 
     def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
-        """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
+        """Return (B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
         return self._embed(op, source_embedding_name(self.config), ids)
 
     def embed_target(self, op: Op, ids: ir.Value) -> ir.Value:
@@ -171,7 +172,7 @@ class Transformer(nn.Module):
         return op.Mul(x, math.sqrt(self.config.d_model)) if self.config.scale_embeddings else x
 
     def _output(self) -> Embedding:
-        """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        """Return the module whose weight is the output matrix; its name is `output_weight_name(config)`."""
         return getattr(self, output_weight_name(self.config).removesuffix(".weight"))
 
 

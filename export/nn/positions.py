@@ -35,11 +35,11 @@ class PositionIds(NamedTuple):
     """(L, S) or, where rows are at places of their own, (B, L, S): place of the key less that of the query, so those to
     come are positive. Padding takes a place."""
     hidden: float = HIDDEN
-    """What a window adds to the scores of keys that it hides."""
+    """The number that a window adds to the scores of keys that it hides."""
 
 
 def positions_of(op: Op, length: ir.Value, tokens: ir.Value) -> PositionIds:
-    """The number of tokens (B, L) before each position: padding takes none."""
+    """Return the number of tokens (B, L) before each position: padding takes none."""
     places = op.Range(0, length, 1)
     return PositionIds(op.Max(op.Sub(op.CumSum(tokens, 1), 1), 0), distances(op, places, places))
 
@@ -53,7 +53,7 @@ def positions_after(op: Op, offset: ir.Value | None, length: ir.Value, index: ir
 
 
 def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
-    """Places (L,) and (S,) -> (L, S)."""
+    """Return places (L,) and (S,) -> (L, S)."""
     return op.Sub(keys, op.Unsqueeze(queries, [1]))
 
 
@@ -65,7 +65,7 @@ class PositionedInput(NamedTuple):
     rotations: list[Rotation]
     """Rotary angles of each layer."""
     masks: list[Mask]
-    """What is added to the scores of each layer's self-attention."""
+    """The bias that is added to the scores of each layer's self-attention."""
 
 
 class Positions(nn.Module):
@@ -91,7 +91,7 @@ class Positions(nn.Module):
         return PositionedInput(self.add_rows(op, x, position_ids), angles, self.add_bias(op, mask, position_ids))
 
     def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
-        """Each layer's angles: once for all layers, or once for each of their bases."""
+        """Return each layer's angles: once for all layers, or once for each of their bases."""
         if not self.config.layer_pattern:
             return [rotation(op, self.config, position_ids)] * self.count
         each = [self.config.of("encoder", i) for i in range(self.count)]
@@ -99,11 +99,11 @@ class Positions(nn.Module):
         return [angles[c.rotary_base] for c in each]
 
     def tables_of(self, layer: TransformerConfig) -> str:
-        """What tables of a layer's own base are called."""
+        """Return what tables of a layer's own base are called."""
         return "positions" if layer.rotary_base == self.config.rotary_base else f"positions.{layer.rotary_base:g}"
 
     def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
-        """Each layer's mask with what its window hides."""
+        """Return each layer's mask with what its window hides."""
         windows = [self.config.of("encoder", i).window for i in range(self.count)]
         masks = {
             w: mask if w is None else window_mask(op, mask, position_ids.distances, w, position_ids.hidden)
@@ -119,8 +119,8 @@ class Positions(nn.Module):
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))
 
     def add_bias(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
-        """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
-        2020)."""
+        """Return each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et
+        al. 2020)."""
         if self.kind not in RELATIVE:
             return [mask] * self.count if self.causal else self.windowed(op, mask, position_ids)
         first = self.config.max_positions - 1  # of the table: that of the distance 0
@@ -138,12 +138,13 @@ class RelativeTable(nn.Module):
         self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
 
     def forward(self, op: Op, rows: ir.Value) -> ir.Value:
-        """(L, S) or (B, L, S) -> (B, H, L, S)."""
+        """Return (L, S) or (B, L, S) -> (B, H, L, S)."""
         return relative_bias(op, self.weight, rows)
 
 
 def relative_bias(op: Op, weight: ir.Value, rows: ir.Value) -> ir.Value:
-    """Numbers (B, H, L, S) of these rows of a table (B, L, S), or (L, S) where they are the same in the batch."""
+    """Return numbers (B, H, L, S) of these rows of a table (B, L, S), or (L, S) where they are the same in the
+    batch."""
     bias = op.Gather(weight, rows, axis=0)
     if len(rows.shape or ()) == 3:
         return op.Transpose(bias, perm=[0, 3, 1, 2])
@@ -155,7 +156,7 @@ def plus_mask(op: Op, bias: ir.Value, mask: Mask) -> ir.Value:
 
 
 def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds, name: str = "positions") -> Rotation:
-    """The angles of these positions, by tables of that name; None unless positions are rotary."""
+    """Return the angles of these positions, by tables of that name; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
     # Heads are the second axis of queries and keys, whatever the target.
@@ -177,7 +178,7 @@ def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
 
 
 def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
-    """(max_positions, D)."""
+    """Return (max_positions, D)."""
 
     def rows() -> NDArray:
         return sinusoids(config.max_positions, config.d_model, config.positions, first=config.first_position)
@@ -186,7 +187,7 @@ def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
 
 
 def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:
-    """Rows of the weight by distance from 1 - max_positions on (2 * max_positions - 1,)."""
+    """Return rows of the weight by distance from 1 - max_positions on (2 * max_positions - 1,)."""
     name = "positions.causal_buckets" if causal else "positions.buckets"
     return table(op, name, lambda: relative_buckets(config.max_positions, config, causal))
 

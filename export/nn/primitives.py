@@ -1,4 +1,5 @@
-"""What `mlx.nn` gives the other side: the base class of modules, Linear and Embedding, and tables of constants.
+"""The parts that `mlx.nn` gives the other side: the base class of modules, Linear and Embedding, and tables of
+constants.
 
 An initializer is called what the checkpoint calls it, and a graph holds only the parameters that it uses. Weights stay
 (out, in), bit for bit.
@@ -23,7 +24,7 @@ Op = Any
 
 
 class Role(Enum):
-    """What a matrix is to the network: lower precisions treat each of them in its own way."""
+    """The role of a matrix in the network: lower precisions treat each of them in its own way."""
 
     WEIGHT = "multiplied with activations"
     UNBOUNDED = "the same, and results may be beyond float16's range"
@@ -77,7 +78,7 @@ def full_precision(op: Op) -> Iterator[None]:
 
 
 def branch(op: Op, name: str, outputs: Sequence[ir.Value], values: Callable[[Op], Sequence[ir.Value]]) -> ir.Graph:
-    """A branch of an If: what `values` adds, named within `name`."""
+    """Return a branch of an If: what `values` adds, named within `name`."""
 
     def named(op: Op) -> Sequence[ir.Value]:
         with scope(op, name, "If"):
@@ -108,7 +109,7 @@ class Linear(nn.Module):
         self.bias = Parameter([out]) if bias else None
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        """(..., D) -> (..., O)."""
+        """Return (..., D) -> (..., O)."""
         y = matmul_transposed(op, x, self.weight)
         return y if self.bias is None else op.Add(y, self.bias)
 
@@ -121,12 +122,12 @@ class Embedding(nn.Module):
         self.weight = Parameter([vocab_size, width], role)
 
     def forward(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Integers (B, L) -> (B, L, D)."""
+        """Return integers (B, L) -> (B, L, D)."""
         return op.Gather(self.weight, ids, axis=0)
 
     @scoped
     def as_linear(self, op: Op, x: ir.Value) -> ir.Value:
-        """(B, L, D) -> (B, L, V)."""
+        """Return (B, L, D) -> (B, L, V)."""
         return matmul_transposed(op, x, self.weight)
 
 
@@ -136,19 +137,19 @@ def matmul_transposed(op: Op, x: ir.Value, weight: ir.Value) -> ir.Value:
 
 
 def table(op: Op, name: str, make: Callable[[], NDArray]) -> ir.Value:
-    """A constant by its full name, made at its first use in a graph."""
+    """Return a constant by its full name, made at its first use in a graph."""
     root = op.builder.root
     known = root.graph.initializers.get(name)
     return root.initializer(ir.tensor(make(), name=name), qualify=False) if known is None else known
 
 
 def size(op: Op, x: ir.Value, axis: int) -> ir.Value:
-    """Extent of one dynamic axis, a scalar int64."""
+    """Return the extent of one dynamic axis, a scalar int64."""
     return op.Gather(op.Shape(x), axis, axis=0)
 
 
 def extent(x: ir.Value, axis: int) -> int:
-    """Extent of one fixed axis, known while building."""
+    """Return the extent of one fixed axis, known while building."""
     length = None if x.shape is None else x.shape[axis]
     if not isinstance(length, int):
         raise ValueError(f"{x.name}: axis {axis} of shape {x.shape} is not fixed")

@@ -32,7 +32,7 @@ class Rows:
             self.bias.meta[IS_BIAS] = True
 
     def __call__(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """(..., D) -> (..., C)."""
+        """Return (..., D) -> (..., C)."""
         y = op.MatMul(hidden, self.weight)
         return y if self.bias is None else op.Add(y, self.bias)
 
@@ -44,7 +44,7 @@ def mark(weight: ir.Value, parameter: Parameter) -> ir.Value:
 
 
 def take(op: Op, parameter: Parameter, ids: ir.Value) -> ir.Value:
-    """The rows `ids` of a parameter (V, D), as a product reads them: (D, C)."""
+    """Return the rows `ids` of a parameter (V, D), as a product reads them: (D, C)."""
     parameter._realize(op.builder)
     weight = op.Transpose(op.Gather(parameter, ids, axis=0), perm=[1, 0])
     weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([extent(parameter, 1), None])

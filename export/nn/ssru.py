@@ -25,7 +25,7 @@ END = 2**63 - 1
 
 
 class LayerState:
-    """What one layer remembers of all earlier positions: c before the ReLU (R, D), zeros at the start."""
+    """The memory of one layer, of all earlier positions: c before the ReLU (R, D), zeros at the start."""
 
     def __init__(self, state: ir.Value | None = None) -> None:
         self.state = state
@@ -37,7 +37,7 @@ class LayerState:
         return c
 
     def contents(self) -> tuple[ir.Value]:
-        """The state after the last position, once there was one."""
+        """Return the state after the last position, once there was one."""
         if self.state is None:
             raise ValueError("an empty layer holds nothing")
         return (self.state,)
@@ -62,7 +62,7 @@ class SSRU(nn.Module):
         self.forget_proj = Linear(config.d_model, config.d_model)
 
     def forward(self, op: Op, x: ir.Value, past: LayerState | None = None) -> ir.Value:
-        """(B, T, D) -> (B, T, D), after the positions of the `past`."""
+        """Return (B, T, D) -> (B, T, D), after the positions of the `past`."""
         f = op.Sigmoid(self.forget_proj(op, x))
         v = op.Mul(op.Sub(1.0, f), self.input_proj(op, x))
         return relu(op, (LayerState() if past is None else past).extend(op, f, v))

@@ -18,7 +18,7 @@ def no_tap(name: str, value: ir.Value) -> None:
 
 
 def within(tap: Tap, scope: str) -> Tap:
-    """A tap whose names start with `scope`; the empty name is the scope itself."""
+    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
     if tap is no_tap:
         return no_tap
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)

@@ -51,7 +51,7 @@ LARGEST = "/largest"
 
 @dataclass
 class Site:
-    """What came to one product: whether it is never negative, and max|x| of each token."""
+    """The inputs that came to one product: whether it is never negative, and max|x| of each token."""
 
     positive: bool
     largest: list[NDArray[np.float32]] = field(default_factory=list)

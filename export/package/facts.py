@@ -1,4 +1,4 @@
-"""What is in the graphs of an ONNX folder, read without their weights."""
+"""The facts about the graphs of an ONNX folder, read without their weights."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Moved:
-    """What int8 does to vectors: the share of each one's ten nearest neighbours that are float32's too, and how far
-    those of length 1 move, root mean square."""
+    """The change that int8 makes to vectors: the share of each one's ten nearest neighbours that are float32's too, and
+    how far those of length 1 move, root mean square."""
 
     neighbours: float
     distance: float
@@ -60,7 +60,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Layers:
-    """What int8 in each layer alone does, in the order of the network, and in all of them, on some texts."""
+    """The change that int8 makes in each layer alone, in the order of the network, and in all of them, on some
+    texts."""
 
     text: str
     sentences: int
@@ -135,7 +136,7 @@ def measured(
 
 
 def _makes_vectors(layer: str) -> bool:
-    """Whether vectors depend on it: not on a head."""
+    """Return whether vectors depend on it: not on a head."""
     return layer.startswith(("encoder.", "embedding", "source_embedding"))
 
 

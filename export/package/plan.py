@@ -1,4 +1,4 @@
-"""What an export writes, decided and checked as a whole before anything is written."""
+"""The plan of an export, decided and checked as a whole before anything is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGEST_TABLE = 1 << 28
 """Bytes of the constant table of positions in each graph."""
 
 SHORTLIST_FILE = "shortlist.bin"
-"""What a shortlist is called in a package that was given one."""
+"""The name of a shortlist in a package that was given one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class Plan:
 
     @classmethod
     def of(cls, checkpoint: str | Path, settings: ExportSettings) -> Plan:
-        """The plan of these settings. `UserError` for what no target makes, for what this one doesn't make of this
-        model, for a damaged checkpoint, and for one of more positions than a graph should hold."""
+        """Return the plan of these settings. `UserError` for what no target makes, for what this one doesn't make of
+        this model, for a damaged checkpoint, and for one of more positions than a graph should hold."""
         target = target_of(settings.target)
         precisions = check_precisions(settings.precision)
         target.check_precisions(precisions)
@@ -108,13 +108,15 @@ class Plan:
         return [name for name in self.precisions if name in LIMITS]
 
     def plain(self) -> Plan:
-        """The plan of a portable package that the quality gate reads logits from: float32, and what is judged."""
+        """Return the plan of a portable package that the quality gate reads logits from: float32, and what is
+        judged."""
         precisions, request = ("float32", *self.judged), Request(config=self.config)
         return replace(self, target=target_of("portable"), precisions=precisions, fixed_shape=None, request=request)
 
 
 def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | None:
-    """What the folder says of a text's vector, cut to so many numbers. `UserError` where there is none to cut."""
+    """Return what the folder says of a text's vector, cut to so many numbers. `UserError` where there is none to
+    cut."""
     embedding = read_embedding(opened.folder, opened.config.d_model)
     if embedding is not None:
         return embedding.cut(dimensions, opened.config.d_model)
@@ -126,7 +128,7 @@ def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | No
 
 
 def _generation(opened: Checkpoint, shortlist: Path | str | None) -> tuple[Settings, dict[str, Path]]:
-    """The model's own settings, with another shortlist where one is given, and the files that they name."""
+    """Return the model's own settings, with another shortlist where one is given, and the files that they name."""
     settings = read_settings(opened.folder, opened.config)
     if shortlist is None:
         return settings, named_files(settings, opened.folder)
@@ -143,7 +145,7 @@ def _float32_layers(settings: ExportSettings) -> list[str]:
 
 
 def check_scales(settings: ExportSettings, precisions: list[str], architecture: str) -> None:
-    """`UserError` for settings of int8 that nothing heeds, or that contradict each other."""
+    """Raise `UserError` for settings of int8 that nothing heeds, or that contradict each other."""
     chosen = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
     chosen |= {"float32_layers": ", ".join(_float32_layers(settings)) or None}
     chosen |= {"least_neighbours": settings.least_neighbours}
@@ -172,6 +174,6 @@ def _check_positions(opened: Checkpoint) -> None:
 
 
 def table_size(c: TransformerConfig) -> int:
-    """Bytes of the constants that a graph needs for its positions; a learned table is no constant."""
+    """Return bytes of the constants that a graph needs for its positions; a learned table is no constant."""
     widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, **dict.fromkeys(RELATIVE, 16)}
     return widths.get(c.positions, 0) * c.max_positions

@@ -58,7 +58,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Quality:
-    """What one precision did on a text. BLEU and exact match are percentages; None without references."""
+    """The scores of one precision on a text. BLEU and exact match are percentages; None without references."""
 
     precision: str
     text: str
@@ -78,7 +78,7 @@ class Quality:
 
     @property
     def problems(self) -> list[str]:
-        """What is beyond the limits, in words."""
+        """The scores beyond the limits, in words."""
         limits, problems = LIMITS[self.precision], []
         if self.agreement < limits.agreement:
             problems.append(
@@ -198,8 +198,8 @@ def judge(
 
 
 class Expected:
-    """What a model in float32 makes of a text, to which lower precisions are held: its translations and best tokens, of
-    a model alone the best tokens of the text itself."""
+    """The outputs of a model in float32 for a text, to which lower precisions are held: its translations and best
+    tokens, of a model alone the best tokens of the text itself."""
 
     def __init__(self, wide: OnnxTransformer, text: Text, done: Callable[[float], None] = lambda share: None):
         tokenizer = wide.tokenizer

@@ -191,7 +191,7 @@ def _write_embedding(plan: Plan, embedding: TextEmbedding, folder: Path, texts: 
 
 
 def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
-    """Lines of the card on which layers are int8; none where all are, and nothing was measured."""
+    """Return lines of the card on which layers are int8; none where all are, and nothing was measured."""
     left = plan.int8_scales.float32
     if "int8" not in plan.precisions or not (left or layers):
         return []
@@ -212,7 +212,8 @@ def _arithmetic(plan: Plan, precision: str) -> dict[str, Any]:
 
 
 def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: int) -> list[str]:
-    """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
+    """Return all graphs of the architecture; returns the names of those files that a data file of their own goes
+    with."""
     checkpoint, target, activations = plan.checkpoint, plan.target, plan.activations
     external = []
     suffix = PRECISIONS[precision].suffix
@@ -250,7 +251,7 @@ def _digests(opened: Checkpoint) -> dict[str, dict[str, str]]:
 
 
 def _source(out: Path) -> dict[str, dict[str, str]] | None:
-    """The digests of the weights that an earlier export was made from."""
+    """Return the digests of the weights that an earlier export was made from."""
     try:
         return read_json(out / ONNX_CONFIG)["source"]
     except (UserError, LookupError, TypeError):

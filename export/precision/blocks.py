@@ -3,11 +3,11 @@
     portable      W (D, O) --> DequantizeLinear(block_size, axis 0) --> MatMul      opset 21; ONNX Runtime fuses the two
     cpu, web      MatMulNBits(x, W, scales)                                         ONNX Runtime's own operator
 
-What is multiplied with them is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where ONNX Runtime
-makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it); without it,
-and so in whatever else opens the file, the activations are rounded to int8. Weights of 8 bits that meet float32
-activations are unpacked, in every target: ONNX Runtime has a fast product with float32 for blocks of four bits, but
-none for those of eight (10 to 17 times as long for one sentence). It computes such weights once, when it loads the
+The type that they are multiplied with is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where
+ONNX Runtime makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it);
+without it, and so in whatever else opens the file, the activations are rounded to int8. Weights of 8 bits that meet
+float32 activations are unpacked, in every target: ONNX Runtime has a fast product with float32 for blocks of four bits,
+but none for those of eight (10 to 17 times as long for one sentence). It computes such weights once, when it loads the
 graph, and multiplies them as fast as any in float32, in as much memory.
 
     rows      q int8  (O, D)    --> Cast ------------> Mul scale (O, 1) -----------------------> Transpose --> W (D, O)

@@ -2,7 +2,7 @@
 
     float32 input --> Cast --> sixteen bits ... --> Cast --> float32 output
 
-What `nn/` marks with `full_precision`, as RMSNorm's chain, stays float32, and so do in float16 the products with
+Nodes that `nn/` marks with `full_precision`, as RMSNorm's chain, stay float32, and so do in float16 the products with
 matrices of `Role.UNBOUNDED` and all that is added to them; LayerNormalization and Softmax accumulate in float32 by
 themselves. A mask's -1e9 is infinite in float16: there it is -6e4, and e^(score - 6e4) is 0 as well.
 Parameters keep their names.

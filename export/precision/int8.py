@@ -20,8 +20,8 @@ with one scale a tensor, in which it adds the bias before it multiplies. Target 
 Cast, Mul, Mul: it takes a scale a row as well, but for the same reason no bias. With fixed scales it takes the bias
 too, and gives the bits of Cast, Mul, Add.
 
-An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers. What `Int8Scales`
-leaves in float32 stays as it was built.
+An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers. The matrices that
+`Int8Scales` leaves in float32 stay as they were built.
 
 Shapes: D width in, O width out, V entries of a table.
 """

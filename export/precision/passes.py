@@ -21,7 +21,7 @@ def lower(
 ) -> None:
     """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place. `lowering`: as the
     target wants it. `activations`: of `table.ACTIVATIONS`, heeded by weights in blocks. `scales`: the fixed ones of
-    int8. What is packed already is `packed.py`'s."""
+    int8. A type that is packed already is `packed.py`'s."""
     chosen = PRECISIONS[precision]
     fused, standard = lowering.operators == ONNXRUNTIME, lowering.blocks == STANDARD
     if chosen.form == "integers":

@@ -111,13 +111,13 @@ def _is_matrix(value: ir.Value, *roles: Role) -> bool:
 
 
 def is_positive(x: ir.Value) -> bool:
-    """Whether an activation is never negative, as behind a Relu."""
+    """Return whether an activation is never negative, as behind a Relu."""
     producer = x.producer()
     return producer is not None and producer.op_type == "Relu"
 
 
 def is_vector(value: ir.Value | None) -> bool:
-    """Whether what is added to a product is a parameter with a number an output, its bias."""
+    """Return whether what is added to a product is a parameter with a number an output, its bias."""
     return value is not None and value.is_initializer() and value.shape is not None and len(value.shape) == 1
 
 

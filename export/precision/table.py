@@ -23,7 +23,7 @@ UNPACKED = "unpacked"
 
 @dataclass(frozen=True)
 class Limits:
-    """What the quality gate allows (`package/quality.py`).
+    """The limits of the quality gate (`package/quality.py`).
 
     `agreement`: the least share of equal tokens. `bleu`, `exact`: the most points below float32 on 1000 sentences; on n
     sentences sqrt(1000 / n) times as many, for chance weighs more in a small sample.
@@ -178,5 +178,5 @@ def arithmetic(precision: str, activations: str | None, float32: Sequence[str] =
 
 
 def takes_rows(precision: str) -> bool:
-    """Whether some rows of the classifier can be taken alone: not of weights in blocks, nor of packed ones."""
+    """Return whether some rows of the classifier can be taken alone: not of weights in blocks, nor of packed ones."""
     return PRECISIONS[precision].form in ("floats", "integers")

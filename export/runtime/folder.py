@@ -63,7 +63,7 @@ OLD_GRAPH_NAMES = {
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
 READ = (ONNX_CONFIG, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
-"""What is read of the files beside the graphs' folder."""
+"""The files that are read beside the graphs' folder."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,14 @@ class OnnxFolder:
     """Those that a search among given ids needs besides, if it has them."""
     precision: str = "float32"
     activations: str | None = None
-    """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if the folder
-    doesn't say."""
+    """The type that weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if
+    the folder doesn't say."""
     standard: bool = False
     """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
 
     def with_activations(self, activations: str | None) -> OnnxFolder:
-        """The same folder with these activations, where the session decides about them; `UserError` elsewhere."""
+        """Return the same folder with these activations, where the session decides about them; `UserError`
+        elsewhere."""
         if activations is None or activations == self.activations:
             return self
         check_activations(activations, [self.precision])
@@ -104,8 +105,8 @@ class OnnxFolder:
         return next(iter(self.graphs.values())).parent
 
     def verify_graphs(self) -> None:
-        """`UserError` if a graph, or what else is read, isn't as a manifest says, or anything that one lists is missing
-        or of another size."""
+        """Raise `UserError` if a graph, or what else is read, isn't as a manifest says, or anything that one lists is
+        missing or of another size."""
         verify_files(self.place, [file.name for file in (*self.graphs.values(), *self.listed.values())])
         if self.path != self.place:
             listed = read_manifest(self.path) or {}
@@ -118,7 +119,7 @@ class OnnxFolder:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """What `Tokenizer.load` takes."""
+        """The path that `Tokenizer.load` takes."""
         return tokenizer_path(self.path)
 
     @property
@@ -188,7 +189,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 
 
 def has_row_per_token(path: Path) -> bool:
-    """Whether the folder's encoder alone is target cpu's."""
+    """Return whether the folder's encoder alone is target cpu's."""
     place = path.parent if path.name == "onnx" and not _has_config(path) and _has_config(path.parent) else path
     return (place / ONNX_CONFIG).is_file() and _described(place, "float32")[0].by_token
 
@@ -215,19 +216,20 @@ def copy_export(path: Path, out: Path) -> Path:
 
 
 def precisions(path: str | Path) -> list[str]:
-    """The precisions of a folder's graphs, as their file names say."""
+    """Return the precisions of a folder's graphs, as their file names say."""
     place = _place(Path(path))
     return [p for p, entry in PRECISIONS.items() if any(graph_file(place, n, entry.suffix) for n in FIRST_GRAPHS)]
 
 
 def has_graph(path: str | Path, name: str) -> bool:
-    """Whether the folder has this graph, in any precision."""
+    """Return whether the folder has this graph, in any precision."""
     place = _place(Path(path))
     return any(graph_file(place, name, entry.suffix) for entry in PRECISIONS.values())
 
 
 def graph_file(place: Path, name: str, suffix: str) -> Path | None:
-    """The graph of that name in a folder of graphs, be it of this version or an earlier one; None if it isn't there."""
+    """Return the graph of that name in a folder of graphs, be it of this version or an earlier one; None if it isn't
+    there."""
     called = (name, OLD_GRAPH_NAMES[name]) if name in OLD_GRAPH_NAMES else (name,)
     files = (place / f"{known}{suffix}.onnx" for known in called)
     return next((file for file in files if file.is_file()), None)
@@ -261,8 +263,8 @@ def _has_config(path: Path) -> bool:
 
 
 def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
-    """The model and what its graphs take and return, and of this precision the activations and whether its blocks are
-    read by standard operators."""
+    """Return the model and what its graphs take and return, and of this precision the activations and whether its
+    blocks are read by standard operators."""
     for file in (path / ONNX_CONFIG, path / "onnx" / ONNX_CONFIG):
         if file.is_file():
             values = read_json(file)
@@ -275,8 +277,8 @@ def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
-    """What weights in blocks are multiplied with, as mlx_transformer.json says (it didn't as long as there was no
-    choice), and whether standard operators read them."""
+    """Return what weights in blocks are multiplied with, as mlx_transformer.json says (it didn't as long as there was
+    no choice), and whether standard operators read them."""
     if precision not in IN_BLOCKS:
         return None, False
     entry = values.get("precisions", {}).get(precision, {})
@@ -287,7 +289,7 @@ def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
 
 
 def _request(values: dict[str, Any]) -> Request:
-    """What mlx_transformer.json says of the graphs; a config of no more positions than they have."""
+    """Return what mlx_transformer.json says of the graphs; a config of no more positions than they have."""
     config, shape = TransformerConfig.from_dict(values["config"]), None
     if values.get("fixed_shape") is not None:
         shape = FixedShape.parse(values["fixed_shape"], config)
@@ -296,7 +298,8 @@ def _request(values: dict[str, Any]) -> Request:
 
 
 def _from_published(file: Path, values: Any) -> TransformerConfig:
-    """The config of a published model whose graphs somebody else exported; `UserError` for one of no known family."""
+    """Return the config of a published model whose graphs somebody else exported; `UserError` for one of no known
+    family."""
     from mlx_transformer.families.engine import config_of
     from mlx_transformer.families.table import FAMILIES
 

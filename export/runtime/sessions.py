@@ -65,7 +65,8 @@ SMALL = 24e6
 def session_options(
     threads: int | None = None, patience: int = 0, activations: str | None = None
 ) -> ort.SessionOptions:
-    """The options of every session here. threads: of one operator; None lets ONNX Runtime take the machine's cores.
+    """Return the options of every session here. threads: of one operator; None lets ONNX Runtime take the machine's
+    cores.
 
     patience: microseconds for which idle threads stay awake after a run. activations: what ONNX Runtime's own operator
     for weights in blocks, where it makes that from standard ones, multiplies them with (`precision.ACTIVATIONS`).
@@ -103,7 +104,7 @@ def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
 
 
 class Session(ort.InferenceSession):
-    """What goes wrong in a run is a `UserError` that names the file: the graph isn't what it seemed to be."""
+    """A session whose failed runs are a `UserError` that names the file: the graph isn't what it seemed to be."""
 
     def __init__(self, file: str | Path, *arguments: Any, **options: Any):
         super().__init__(str(file), *arguments, **options)
@@ -156,7 +157,7 @@ def open_session(
     options: ort.SessionOptions | None = None,
     without: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """`UserError` if the file can't be loaded or a provider isn't there. Providers: default CPU.
+    """Raise `UserError` if the file can't be loaded or a provider isn't there. Providers: default CPU.
 
     without: more of the optimiser's passes to leave out.
     """
@@ -177,7 +178,7 @@ def open_session(
 
 
 def check_providers(providers: Sequence[Any] | None) -> list[str]:
-    """The providers' names, without options; `UserError` for one that isn't available."""
+    """Return the providers' names, without options; `UserError` for one that isn't available."""
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
     for name in names:
         find_plugin(name)
@@ -202,14 +203,15 @@ class Opener:
         self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_COREML, DECODER_COREML})
 
     def listed(self, threads: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession] | None:
-        """The sessions of a search among given ids: the classifier's rows, and the decoder; None where they aren't."""
+        """Return the sessions of a search among given ids: the classifier's rows, and the decoder; None where they
+        aren't."""
         if len(self.folder.listed) < 2:
             return None
         rows, decoder = (self._open(name, threads, self.weights) for name in (ROWS_CPU, LISTED_CPU))
         return rows, decoder
 
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """{graph: its session}. `UserError` says which can't be loaded, and what is damaged."""
+        """Return {graph: its session}. `UserError` says which can't be loaded, and what is damaged."""
         if self.verify:
             self.folder.verify_graphs()
         return self._tried(threads) if self.on_trial else self._all(threads)

@@ -176,18 +176,19 @@ class OnnxTransformer(TextVerbs):
         return super().translator
 
     def encode(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
-        """Encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a folder whose
-        encoder reads them. mask (B, S): true on tokens, default everywhere."""
+        """Return the encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a
+        folder whose encoder reads them. mask (B, S): true on tokens, default everywhere."""
         graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CpuModel, CoreMLModel)
         return graphs.encode(*self._source(ids, mask, others))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
-        """Teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
+        """Return teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
         ids = self._ids(target_ids, self.config.vocab_size)
         return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden))
 
     def logits(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
-        """Logits (B, L, V) of an encoder alone (inputs as for `encode`) or a decoder alone (padding on the left)."""
+        """Return logits (B, L, V) of an encoder alone (inputs as for `encode`) or a decoder alone (padding on the
+        left)."""
         graphs = self._of(EncoderGraphs, CausalGraphs)
         return graphs.logits(*self._source(ids, mask, others))
 
@@ -200,7 +201,7 @@ class OnnxTransformer(TextVerbs):
         return self.graphs.attention(*self._source(ids, mask), target_ids)
 
     def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
-        """A cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
+        """Return a cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
         if hidden is None:
             if mask is None:
                 raise UserError("start: a decoder alone needs the mask of its first tokens (all ones without padding)")
@@ -208,7 +209,7 @@ class OnnxTransformer(TextVerbs):
         return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden))
 
     def step(self, ids: Any, cache: OnnxCache) -> NDArray[np.float32]:
-        """Logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
+        """Return logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
         return self._of(EncoderDecoderGraphs, CausalGraphs).step(self._ids(ids, self.config.vocab_size), cache)
 
     def _with_attention(self, ids: Ids, best: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
@@ -234,7 +235,8 @@ class OnnxTransformer(TextVerbs):
     def _source(
         self, ids: Any, mask: Any, others: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-        """What the model reads, by value: (B, L) ids or (B, L, D) vectors, whichever is given; and its mask (B, L)."""
+        """Return what the model reads, by value: (B, L) ids or (B, L, D) vectors, whichever is given; and its mask (B,
+        L)."""
         source = Sources.of(self.config, "ids", ids=ids, **others).stacked()
         return source, _mask(mask, next(iter(source.values())))
 
@@ -257,7 +259,7 @@ def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> A
 
 
 def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:
-    """(B, L) for an input (B, L) or (B, L, D)."""
+    """Return (B, L) for an input (B, L) or (B, L, D)."""
     shape = like.shape[:2]
     if mask is None:
         return np.ones(shape, np.int64)

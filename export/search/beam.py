@@ -114,8 +114,8 @@ class Beam:
     def _extensions(
         self, op: Op, logits: ir.Value, bans: ir.Value, history: ir.Value, t: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """The tokens of each hypothesis that come into question (B, h, c), a prefix's in the first's place, what they
-        are chosen by, and their log p."""
+        """Return the tokens of each hypothesis that come into question (B, h, c), a prefix's in the first's place, what
+        they are chosen by, and their log p."""
 
         every = op.LogSoftmax(logits, axis=-1)
 
@@ -142,23 +142,24 @@ class Beam:
         return tokens, scores, log_p
 
     def _prefix(self, op: Op, t: ir.Value) -> ir.Value:
-        """The prefix's token number t of each sentence (B, 1, 1), -1: none."""
+        """Return the prefix's token number t of each sentence (B, 1, 1), -1: none."""
         return op.Unsqueeze(op.Gather(self.forced, op.Min(t, self.last_forced), axis=1), [1, 2])
 
     def _force(self, op: Op, tokens: ir.Value, t: ir.Value) -> ir.Value:
-        """The candidates (B, h, c), a forced token in the first's place."""
+        """Return the candidates (B, h, c), a forced token in the first's place."""
         forced, first = self._prefix(op, t), op.Equal(op.Range(0, size(op, tokens, 2), 1), 0)
         return op.Where(op.And(op.GreaterOrEqual(forced, 0), first), forced, tokens)
 
     def _banned(self, op: Op, bans: ir.Value, tokens: ir.Value, t: ir.Value) -> ir.Value:
-        """What is added to the candidates (B, h, c): BANNED on those that may not be, or on all but a prefix's one."""
+        """Return what is added to the candidates (B, h, c): BANNED on those that may not be, or on all but a prefix's
+        one."""
         others = op.Where(op.Greater(op.Range(0, size(op, tokens, 2), 1), 0), BANNED, 0.0)  # (c,)
         return op.Where(op.GreaterOrEqual(self._prefix(op, t), 0), others, op.Gather(bans, tokens))
 
     def _forced(
         self, op: Op, live: ir.Value, values: ir.Value, parent: ir.Value, token: ir.Value, t: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """The candidates (B, C) of a step in which a token may be forced in all: the live ones, each with it."""
+        """Return the candidates (B, C) of a step in which a token may be forced in all: the live ones, each with it."""
 
         def with_it(op: Op) -> list[ir.Value]:
             forced = self.rules.forced(op, self.limits, t)  # (B, 1)
@@ -192,7 +193,7 @@ class Beam:
         return {"scores": scores, "ends": op.GatherElements(op.Concat(state["ends"], ended, axis=1), pick, axis=1)}
 
     def _decided(self, op: Op, scores: ir.Value, live: ir.Value, length: ir.Value) -> ir.Value:
-        """(B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
+        """Return (B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
 
         log p only falls, so the best a live hypothesis can reach is its own log p over the largest penalty ahead:
         that of the length limit, or for a negative alpha, where lp falls, that of the very next length.
@@ -206,8 +207,8 @@ class Beam:
     def results(
         self, op: Op, state: State, history: ir.Value, read: ir.Value | None = None
     ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
-        """The n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths, scores;
-        and of each token what was read to choose it (B, n, T, S), 0 after the end.
+        """Return the n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths,
+        scores; and of each token what was read to choose it (B, n, T, S), 0 after the end.
 
         history: chosen candidates of each step (T, B, K). read: what each hypothesis read at it (T, B, K, S), or None.
         """
@@ -235,8 +236,9 @@ class Beam:
 def _paths(
     op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: ir.Value, with_slots: bool
 ) -> tuple[ir.Value | None, ir.Value]:
-    """Tokens (T, B, n) of the hypotheses that ended at `step` with `last`, after slot `slot` (all B, n): back from the
-    end, one parent a step. `with_slots`: and the hypotheses before each step that they were chosen after, alike."""
+    """Return tokens (T, B, n) of the hypotheses that ended at `step` with `last`, after slot `slot` (all B, n): back
+    from the end, one parent a step. `with_slots`: and the hypotheses before each step that they were chosen after,
+    alike."""
 
     def body(op: Op, slot: ir.Value, chosen: ir.Value, t: ir.Value) -> list[ir.Value]:
         with scope(op, "paths", "Paths"):

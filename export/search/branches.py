@@ -14,7 +14,7 @@ Values = Callable[[Op], list[ir.Value]]
 def either(
     op: Op, condition: ir.Value, name: str, yes: Values, no: Values, types: tuple[ir.DataType, ...]
 ) -> tuple[ir.Value, ...]:
-    """Several values from `yes(op)` or `no(op)`, which return them in a list; only one of the branches runs."""
+    """Return several values from `yes(op)` or `no(op)`, which return them in a list; only one of the branches runs."""
 
     def values(which: str) -> list[ir.Value]:
         return [ir.Value(name=f"{name}.{which}.{i}", type=ir.TensorType(dtype)) for i, dtype in enumerate(types)]

@@ -62,7 +62,7 @@ class ByteLevelOps(TextOps):
 
 
 def is_byte_level(tokenizer: str) -> bool:
-    """Whether text of this tokenizer.json becomes bytes in GPT-2's words."""
+    """Return whether text of this tokenizer.json becomes bytes in GPT-2's words."""
     if side_texts(tokenizer) is not None:
         return False
     splitter = json.loads(tokenizer).get("pre_tokenizer") or {}

@@ -49,17 +49,17 @@ class TreeCache(Cache):
         self.mask, self.index, self.beam = mask, index, beam
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """Distances (1, P+h): the key of the start token is followed by K of each step."""
+        """Return distances (1, P+h): the key of the start token is followed by K of each step."""
         slots = op.Range(0, size(op, self.mask, 2), 1)
         keys = op.Div(op.Add(slots, op.Sub(self.beam, 1)), self.beam)
         return PositionIds(self.index, distances(op, op.Reshape(self.index, [1]), keys))
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """(B, 1, h, P+h)."""
+        """Return (B, 1, h, P+h)."""
         return op.Unsqueeze(self.mask, [1])
 
     def state(self, before: State) -> State:
-        """The loop's state after the step, under the names of the one before."""
+        """Return the loop's state after the step, under the names of the one before."""
         arrays = [x for layer in self.layers for x in layer.contents()]
         return dict(zip(before, [self.mask, *arrays], strict=True))
 
@@ -106,7 +106,7 @@ class TreeDecoder:
     def _encode(
         self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
     ) -> tuple[Sequence[KeyValues], ir.Value]:
-        """Each layer's keys and values of the source, and where its tokens are (B, S)."""
+        """Return each layer's keys and values of the source, and where its tokens are (B, S)."""
         memory = self.model.encode(op, **{"source_mask": source_mask, **source})
         return self.model.decoder.cross_keys_values(op, memory), source_mask
 
@@ -127,12 +127,12 @@ class TreeDecoder:
         return self.vocabulary.masked(op, logits), cache.state(state), self.attention.mean(op, ids)
 
     def logits(self, op: Op, places: ir.Value, cache: Cache) -> ir.Value:
-        """Those of the vocabulary's tokens, after tokens by their places among them."""
+        """Return those of the vocabulary's tokens, after tokens by their places among them."""
         ids = op.Gather(self.vocabulary.ids, places)
         return self.model.step(op, ids, cache, among=self.vocabulary.among(self.model), tap=self.attention.tap)
 
     def pairs(self, state: State) -> Iterator[KeyValues]:
-        """Each layer's keys and values of the past."""
+        """Return each layer's keys and values of the past."""
         _, *flat = state.values()
         return zip(flat[::2], flat[1::2], strict=True)
 
@@ -141,7 +141,7 @@ class TreeDecoder:
         return {**state, "mask": op.Concat(ancestors, self.itself_only, axis=2)}
 
     def _zeros(self, op: Op, others: list[int]) -> ir.Value:
-        """Zeros (B, *others)."""
+        """Return zeros (B, *others)."""
         return op.ConstantOfShape(op.Concat(self.size, others, axis=0))
 
 
@@ -155,7 +155,8 @@ class Appended(LayerCache):
         self.by_sentence = by_sentence
 
     def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
-        """Rows (R, H, d) over the positions, their own too, that `added` (B, 1 or H, h, P+h) allows -> (B, h, H*d)."""
+        """Return rows (R, H, d) over the positions, their own too, that `added` (B, 1 or H, h, P+h) allows -> (B, h,
+        H*d)."""
         rows = (op.Reshape(x, self.by_sentence) for x in (q, k, v))
         y, self.keys, self.values = op.MultiHeadAttention(
             *(*rows, None, None, added, self.keys, self.values), _outputs=3, **settings

@@ -1,4 +1,4 @@
-"""What opens a file of either kind."""
+"""The opening of a file of either kind."""
 
 from __future__ import annotations
 

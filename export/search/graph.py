@@ -33,7 +33,7 @@ from .text import TextOps
 from .vocabulary import Vocabulary
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
-"""What the decoder's step is made of: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
+"""The operators of the decoder's step: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
 RECURRENT_DECODERS = {STANDARD: RecurrentDecoder, ONNXRUNTIME: CpuRecurrentDecoder}
 
 

@@ -1,5 +1,6 @@
-"""What a file with a search says of itself, by the keys of its metadata, the domain of its text operators, and what its
-inputs are for the options of a search. Nothing here needs onnx: files are run where it isn't installed."""
+"""The facts that a file with a search states about itself, by the keys of its metadata, the domain of its text
+operators, and what its inputs are for the options of a search. Nothing here needs onnx: files are run where it isn't
+installed."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ LATER = (
 
 
 def check_file(file: Path, precision: str | None) -> None:
-    """`UserError` if a file by this name is no model, or if it is asked for one of several precisions."""
+    """Raise `UserError` if a file by this name is no model, or if it is asked for one of several precisions."""
     if file.suffix != ".onnx":
         raise UserError(f"{file}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
     if precision is not None:
@@ -66,7 +67,7 @@ HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offs
 
 
 def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Inputs by name for fields of `Options`; those that nothing is said of keep their default."""
+    """Return inputs by name for fields of `Options`; those that nothing is said of keep their default."""
     inputs = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
     if settings.get("max_new_tokens") is not None:
         inputs["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)

@@ -47,7 +47,7 @@ class OneFile:
 
 
 def opened(path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None) -> Session:
-    """A session of the file; `UserError` if ONNX Runtime can't open it."""
+    """Return a session of the file; `UserError` if ONNX Runtime can't open it."""
     options = session_options(threads or None, activations=activations)
     if find_spec(EXTENSIONS):
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())

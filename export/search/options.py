@@ -47,12 +47,12 @@ class OptionInputs:
         return op.Pow(op.Div(base, op.Add(self["penalty_offset"], 1.0)), self["length_penalty"])
 
     def start(self, op: Op, config: TransformerConfig) -> ir.Value:
-        """The token, a scalar, that the decoder begins with."""
+        """Return the token, a scalar, that the decoder begins with."""
         start_id = self["start_id"]
         return op.Where(op.Less(start_id, 0), config.bos_id, start_id)
 
     def length_limits(self, op: Op, lengths: ir.Value, config: TransformerConfig) -> ir.Value:
-        """Most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""
+        """Return the most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""
         factor = self["max_length_factor"]
         product = op.Ceil(op.Mul(op.Cast(lengths, to=ir.DataType.FLOAT), factor))
         usual = op.Where(op.Equal(factor, 0.0), op.Add(lengths, EXTRA_TOKENS), op.Cast(product, to=ir.DataType.INT64))

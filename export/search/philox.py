@@ -28,21 +28,21 @@ def philox(op: Op, x: ir.Value, y: ir.Value, keys: Sequence[ir.Value]) -> tuple[
 
 
 def round_keys(op: Op, key: ir.Value) -> Sequence[ir.Value]:
-    """The key's two words (2,) in each round: (2, 1, 1) each."""
+    """Return the key's two words (2,) in each round: (2, 1, 1) each."""
     weyl = table(op, "philox.weyl", lambda: np.arange(ROUNDS)[:, None] * np.array(WEYL))
     keys = op.Unsqueeze(op.Mod(op.Add(key, weyl), WORD), [2, 3])
     return [op.Squeeze(k, [0]) for k in op.Split(keys, axis=0, num_outputs=ROUNDS, _outputs=ROUNDS)]
 
 
 def words_of(op: Op, seed: ir.Value) -> ir.Value:
-    """The low and the high word (2,) of a scalar. A negative one stands for itself + 2^64."""
+    """Return the low and the high word (2,) of a scalar. A negative one stands for itself + 2^64."""
     low = op.Mod(seed, WORD)
     high = op.Mod(op.Div(op.Sub(seed, low), WORD), WORD)
     return op.Concat(op.Unsqueeze(low, [0]), op.Unsqueeze(high, [0]), axis=0)
 
 
 def counters(op: Op, rows: ir.Value, count: int) -> ir.Value:
-    """Words 0 and 2 (2, B, n) of what the rows (B,) count for N = `count` numbers: i // 4 and the row."""
+    """Return words 0 and 2 (2, B, n) of what the rows (B,) count for N = `count` numbers: i // 4 and the row."""
     n = -(-count // 4)
     first = table(op, "philox.counters", lambda: np.stack([np.arange(n), np.zeros(n, np.int64)])[:, None])
     second = op.Unsqueeze(op.Unsqueeze(rows, [1]), [0])
@@ -50,7 +50,7 @@ def counters(op: Op, rows: ir.Value, count: int) -> ir.Value:
 
 
 def gumbel(op: Op, x: ir.Value, t: ir.Value, keys: Sequence[ir.Value]) -> ir.Value:
-    """Noise (B, 4n) for new token number t (scalar) of the rows that `counters` counted for."""
+    """Return the noise (B, 4n) for new token number t (scalar) of the rows that `counters` counted for."""
     y = op.Mul(t, table(op, "philox.step", lambda: np.array([1, 0])[:, None, None]))
     x, y = (op.Unsqueeze(words, [1]) for words in philox(op, x, y, keys))
     words = op.Transpose(op.Concat(x, y, axis=1), perm=[2, 3, 0, 1])  # (B, n, 2, 2)
@@ -60,8 +60,8 @@ def gumbel(op: Op, x: ir.Value, t: ir.Value, keys: Sequence[ir.Value]) -> ir.Val
 
 
 def _product(op: Op, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The high and the low words of words 2 and 0 times their multipliers; in halves of these, as 64 bits with a sign
-    can't hold the whole."""
+    """Return the high and the low words of words 2 and 0 times their multipliers; in halves of these, as 64 bits with a
+    sign can't hold the whole."""
     factors = np.array(MULTIPLIERS[::-1])[:, None, None]
     upper = op.Mul(x, table(op, "philox.upper", lambda: factors // HALF))
     lower = op.Mul(x, table(op, "philox.lower", lambda: factors % HALF))

@@ -46,7 +46,7 @@ SPACE = "▁"
 SAMPLED = {"n_best": np.int64, "alpha": np.float32}
 """Inputs for ways to cut text at random: 0, none."""
 NEARER = 1e-3
-"""What a piece of unknown letters gains for each pair of them, so that the longest wins."""
+"""The score that a piece of unknown letters gains for each pair of them, so that the longest wins."""
 
 
 class PieceOps:
@@ -108,7 +108,7 @@ class PieceOps:
         return replace(lines, ids=ids)
 
     def _cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Tokens (N,), </s> after each line's, and the first of each line (B+1,)."""
+        """Return tokens (N,), </s> after each line's, and the first of each line (B+1,)."""
         count, alpha = (table(op, f"text.{n}", lambda dtype=d: np.zeros(1, dtype)) for n, d in SAMPLED.items())
         no, yes = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in (False, True))
         inputs = text, count, alpha, no, yes, no, no  # <s>, </s>, reversed, ids as fairseq counts
@@ -118,7 +118,7 @@ class PieceOps:
         return op.Cast(outputs[0], to=ir.DataType.INT64), outputs[1]
 
     def _prefix(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The id of the token such as >>deu<< that a line begins with (B,), -1: none; and the rest."""
+        """Return the id of the token such as >>deu<< that a line begins with (B,), -1: none; and the rest."""
         beginning = replaced(op, text, "beginning", "(?s)^(>>.*?<<)?.*$", r"\1")
         names, ids = zip(*self.prefixes.items(), strict=True) if self.prefixes else ((), ())
         none = op.Equal(beginning, strings(op, "text.nothing", [""]))
@@ -130,8 +130,8 @@ class PieceOps:
         return first, replaced(op, text, "rest", "(?s)^>>.*?<<", "")
 
     def _looked_up(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """What the model doesn't know is one token from the first unknown letter to the last: one that the vocabulary
-        has, or <unk>."""
+        """Return what the model doesn't know is one token from the first unknown letter to the last: one that the
+        vocabulary has, or <unk>."""
         strange = np.zeros(self._known, np.bool_)
         strange[[self.unknown, *self.surfaces.values()]] = True
         marks = op.Gather(table(op, "text.strange", lambda: strange), tokens)  # (N,)
@@ -167,8 +167,8 @@ class PieceOps:
         return op.Reshape(joined, shape)
 
     def _with_bytes(self, op: Op, tokens: ir.Value, places: ir.Value, silent: ir.Value) -> ir.Value:
-        """Places of spellings (R, T+1), those of bytes in place of their tokens'. Bytes that follow each other are
-        text together, or if they are no UTF-8 each is U+FFFD."""
+        """Return places of spellings (R, T+1), those of bytes in place of their tokens'. Bytes that follow each other
+        are text together, or if they are no UTF-8 each is U+FFFD."""
         ends = op.Equal(tokens, self.size)
         parted = op.Or(op.Not(silent), ends)  # what is left out parts no bytes
         index = op.Transpose(op.NonZero(parted), perm=[1, 0])  # (N, 2)
@@ -183,7 +183,7 @@ class PieceOps:
         return op.ScatterND(places, index, chosen)
 
     def _spelling(self) -> list[bytes]:
-        """The text of each id inside a text, of each as its first token, and then of `code_texts`."""
+        """Return the text of each id inside a text, of each as its first token, and then of `code_texts`."""
         texts = [*self.spelled, *[""] * (self.size + 1 - len(self.spelled))]
         texts = ["" if silent else text for text, silent in zip(texts, self.silent, strict=True)]
         inside = [text.replace(SPACE, " ") for text in texts]
@@ -192,7 +192,7 @@ class PieceOps:
 
 
 def has_pieces(tokenizer: str) -> bool:
-    """Whether text of this tokenizer.json, or of both, is cut into SentencePiece's pieces."""
+    """Return whether text of this tokenizer.json, or of both, is cut into SentencePiece's pieces."""
     return all(is_sentencepiece(json.loads(text)) for text in (side_texts(tokenizer) or {"": tokenizer}).values())
 
 
@@ -201,7 +201,7 @@ def _added(specification: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The pieces in the order of their ids; of a BPE model its score is how late it is merged first."""
+    """Return the pieces in the order of their ids; of a BPE model its score is how late it is merged first."""
     model = specification["model"]
     if model["type"] == "Unigram":
         return [(text, score) for text, score in model["vocab"]]
@@ -212,7 +212,7 @@ def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
-    """{text: id} of what the source's model doesn't know, and the vocabulary has, letter by letter unknown."""
+    """Return {text: id} of what the source's model doesn't know, and the vocabulary has, letter by letter unknown."""
     texts = [text for text, _ in _scored(specification)]
     letters = {text for text in texts if len(text) == 1} | {t for t, _ in roles_of(specification).get("missing", [])}
     return {
@@ -223,8 +223,8 @@ def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _cutter(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: int) -> SentencePiece:
-    """The model that gives the ids of a tokenizer.json, and after them one for each piece without an id; `UserError`
-    where there is none."""
+    """Return the model that gives the ids of a tokenizer.json, and after them one for each piece without an id;
+    `UserError` where there is none."""
     model, roles = specification["model"], roles_of(specification)
     prefixes = {each["content"] for each in _added(specification) if not each["special"]}
     control = {each["content"] for each in _added(specification) if each["special"]} | prefixes

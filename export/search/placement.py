@@ -35,7 +35,7 @@ def move_inside(model: ir.Model, name: str) -> None:
 
 
 def _graphs(value: ir.Value) -> set[ir.Graph | None]:
-    """The graphs in which a value is read."""
+    """Return the graphs in which a value is read."""
     return {cast(ir.Graph | None, node.graph) for node, _ in value.uses()}
 
 

@@ -1,4 +1,4 @@
-"""What may be written, ends, or must be: `Rules` of `generation/steps.py` within a graph.
+"""The tokens that may be written, that end, or that must be: `Rules` of `generation/steps.py` within a graph.
 
 Shapes: B sentences, h hypotheses before the step, V vocabulary, L tokens written so far and the start token.
 """
@@ -45,43 +45,44 @@ class Rules:
         """Tokens that are written down each step: 1, or 0 where nobody reads them."""
 
     def bans(self, op: Op, t: ir.Value) -> ir.Value:
-        """What is added to the scores (V,) of new token number t, whatever was written."""
+        """Return what is added to the scores (V,) of new token number t, whatever was written."""
         early = op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64)
         first = op.Cast(op.Equal(t, self.first_count), to=ir.DataType.INT64)
         return op.Gather(self.rows, op.Add(early, op.Mul(first, 2)))
 
     def begun(self, op: Op, ids: ir.Value) -> ir.Value:
-        """The history (B, 1, L) of start tokens (B, 1)."""
+        """Return the history (B, 1, L) of start tokens (B, 1)."""
         return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
 
     def written(self, op: Op, history: ir.Value, parents: ir.Value, ids: ir.Value) -> ir.Value:
-        """The history after tokens (B, K), each after hypothesis `parents` of its sentence."""
+        """Return the history after tokens (B, K), each after hypothesis `parents` of its sentence."""
         before = op.GatherND(history, op.Unsqueeze(parents, [2]), batch_dims=1)
         return op.Concat(before, self.begun(op, ids), axis=2)
 
     def forced(self, op: Op, limits: ir.Value, t: ir.Value) -> ir.Value:
-        """The token (B, 1) that each sentence gets as number t without its being scored, -1: none. limits: (B, 1)."""
+        """Return the token (B, 1) that each sentence gets as number t without its being scored, -1: none. limits: (B,
+        1)."""
         at_end = op.And(self.options["forced_end"], op.Equal(limits, op.Add(t, 1)))
         first = op.Gather(self.first, op.Min(t, self.first_count))
         return op.Where(op.GreaterOrEqual(first, 0), first, op.Where(at_end, self.eos, -1))
 
     def forces(self, op: Op, t: ir.Value) -> ir.Value:
-        """Whether any sentence may get such a token as number t."""
+        """Return whether any sentence may get such a token as number t."""
         return op.Or(op.Less(t, self.first_count), self.options["forced_end"])
 
     def penalised(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Scores (B, h, V), logits or log p, those of what was written weakened."""
+        """Return scores (B, h, V), logits or log p, those of what was written weakened."""
         penalty = self.options["repetition_penalty"]
         seen = op.ScatterElements(op.Expand(0.0, op.Shape(scores)), history, op.Expand(1.0, op.Shape(history)), axis=2)
         weaker = op.Where(op.Less(scores, 0.0), op.Mul(scores, penalty), op.Div(scores, penalty))
         return op.Where(op.Greater(seen, 0.0), weaker, scores)
 
     def by_history(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Scores (B, h, V), BANNED on each token that may not follow what was written."""
+        """Return scores (B, h, V), BANNED on each token that may not follow what was written."""
         return self._without_sequences(op, self._without_repeats(op, scores, history), history)
 
     def _without_sequences(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Scores (B, h, V), BANNED on each token that would end one of `banned_sequences` (S, N)."""
+        """Return scores (B, h, V), BANNED on each token that would end one of `banned_sequences` (S, N)."""
         first = op.Slice(self.sequences, [0], [-1], [1])  # (S, N - 1)
         last = op.Squeeze(op.Slice(self.sequences, [-1], [1 << 62], [1]), [1])  # (S,)
         before, length = op.Shape(first, start=1), op.Shape(history, start=2)
@@ -93,7 +94,7 @@ class Rules:
         return op.ScatterElements(scores, tokens, op.Where(same, BANNED, 0.0), axis=2, reduction="add")
 
     def _without_repeats(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Scores (B, h, V), BANNED on each token that would end the same n tokens as were written before."""
+        """Return scores (B, h, V), BANNED on each token that would end the same n tokens as were written before."""
         n = op.Max(self.options["no_repeat_ngram"], 1)
         before, length = op.Sub(n, 1), size(op, history, 2)
         step = op.Range(0, before, 1)  # of a window of n tokens the places before the last
@@ -107,12 +108,12 @@ class Rules:
 
 
 def never_written(config: TransformerConfig) -> np.ndarray:
-    """(V,): added to the scores of what is never written."""
+    """Return (V,): added to the scores of what is never written."""
     row = np.zeros(config.vocab_size, np.float32)
     row[banned_ids(config)] = BANNED
     return row
 
 
 def _marked(op: Op, width: int, ids: ir.Value, value: float) -> ir.Value:
-    """(width,): `value` at ids (N,), else 0."""
+    """Return (width,): `value` at ids (N,), else 0."""
     return op.ScatterElements(op.Expand(0.0, [width]), ids, op.Expand(value, op.Shape(ids)), axis=0)

@@ -247,8 +247,8 @@ class SearchModel(TextVerbs):
         *,
         task_prefix: str | None = None,
     ) -> tuple[list[int], list[str]]:
-        """What a graph that takes text is given for lines, and the index of the line each belongs to. task_prefix: text
-        before each, in place of the model's own."""
+        """Return what a graph that takes text is given for lines, and the index of the line each belongs to.
+        task_prefix: text before each, in place of the model's own."""
         from mlx_transformer.core.tokenizer import unicode_texts
         from mlx_transformer.generation.translate import as_lines
 
@@ -356,7 +356,7 @@ def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
 
 
 def prefixes(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
-    """Tokens of each row (B, P), P no less than `least`, -1 after the last of each; (1, 0) of no rows."""
+    """Return tokens of each row (B, P), P no less than `least`, -1 after the last of each; (1, 0) of no rows."""
     padded = np.full((max(1, len(rows)), max(map(len, rows), default=0)), -1, np.int64)
     if rows and padded.shape[1] < least:
         padded = np.full((len(rows), least), -1, np.int64)
@@ -366,5 +366,5 @@ def prefixes(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
 
 
 def settings_of(options: Options) -> dict[str, np.ndarray]:
-    """The settings by value, but for the rows' numbers and what is forced of each."""
+    """Return the settings by value, but for the rows' numbers and what is forced of each."""
     return inputs_of(vars(options))

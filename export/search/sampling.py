@@ -26,7 +26,7 @@ BEYOND = 1 << 62  # any axis ends before it
 
 
 class Weighed(NamedTuple):
-    """What rules make of logits, and whether there are such rules."""
+    """The logits that rules make, and whether there are such rules."""
 
     condition: ir.Value
     scores: Callable[[Op], ir.Value]
@@ -55,8 +55,8 @@ class Sampling:
     def or_likeliest(
         self, op: Op, logits: ir.Value, weighed: Weighed, bans: ir.Value, t: ir.Value, count: ir.Value
     ) -> ir.Value:
-        """Candidates (B, h, c) by logits (B, h, V), or by what rules make of them: the c = `count` likeliest, or the
-        one drawn (c = 1)."""
+        """Return candidates (B, h, c) by logits (B, h, V), or by what rules make of them: the c = `count` likeliest, or
+        the one drawn (c = 1)."""
 
         def likeliest_of(op: Op, scores: ir.Value) -> list[ir.Value]:
             tokens = self._largest(op, op.Flatten(scores, axis=2), count)
@@ -93,7 +93,8 @@ class Sampling:
         return either(op, self.options["sample"], "candidates", drawn, best, (ir.DataType.INT64,))[0]
 
     def _largest(self, op: Op, scores: ir.Value, count: ir.Value) -> ir.Value:
-        """The tokens (R, c) of the largest scores (R, C): all ids are looked through in blocks, a list is short."""
+        """Return the tokens (R, c) of the largest scores (R, C): all ids are looked through in blocks, a list is
+        short."""
 
         def of_list(op: Op) -> list[ir.Value]:
             return [top_k(op, scores, count, None)[1]]
@@ -106,7 +107,7 @@ class Sampling:
         return either(op, self.vocabulary.listed, "largest", of_list, of_all, (ir.DataType.INT64,))[0]
 
     def _draw(self, op: Op, scores: ir.Value, noise: ir.Value) -> ir.Value:
-        """A token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
+        """Return a token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
         missing = self.blocks * BLOCK - self.vocab_size
         scores = op.Pad(scores, [0, 0, 0, missing], BANNED) if missing else scores
         blocks = op.Reshape(scores, [-1, self.blocks, BLOCK])
@@ -116,12 +117,12 @@ class Sampling:
         within = op.GatherND(blocks, block, batch_dims=1)  # (B, BLOCK)
         place = op.ArgMax(op.Add(within, op.Slice(noise, [0], [BLOCK], [1])), axis=1, keepdims=0)
         token = op.Add(op.Mul(op.Squeeze(block, [1]), BLOCK), place)
-        # What is filled up wins only where no score is a number.
+        # A place that is filled up wins only where no score is a number.
         return op.Where(op.Less(token, self.vocab_size), token, 0)
 
 
 def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
-    """Scores (B, V), BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+    """Return scores (B, V), BANNED outside the `top_k` likeliest and the nucleus `top_p`.
 
     Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
     border stay in together.

@@ -27,7 +27,8 @@ STEPS = "steps"
 
 @dataclass(frozen=True)
 class Carried:
-    """What one iteration hands to the next: its value before the first, and axes (a name: may grow or differ)."""
+    """A value that one iteration hands to the next: its value before the first, and axes (a name: may grow or
+    differ)."""
 
     start: ir.Value
     dtype: ir.DataType
@@ -39,17 +40,17 @@ State = dict[str, ir.Value]
 
 
 class Decoder(Protocol):
-    """A batch in decoding, made of any operators. What it reads of the source comes from outside the loop."""
+    """A batch in decoding, made of any operators. Its values of the source come from outside the loop."""
 
     read_width: ir.Value | None
     """S (1,), where a step also says what it read of the source; None: it doesn't."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
-        """The caches before the first token, outside the loop."""
+        """Return the caches before the first token, outside the loop."""
         ...
 
     def at(self, op: Op, index: ir.Value) -> Decoder:
-        """The same decoder for the sentences `index` (b,) of the batch alone."""
+        """Return the same decoder for the sentences `index` (b,) of the batch alone."""
         ...
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
@@ -58,7 +59,8 @@ class Decoder(Protocol):
         ...
 
     def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
-        """Hypothesis k of a sentence goes on from its hypothesis parents[:, k]; (b, K), each 0 to h - 1."""
+        """Return parents (b, K), each 0 to h - 1: hypothesis k of a sentence goes on from its hypothesis parents[:,
+        k]."""
         ...
 
 
@@ -77,17 +79,17 @@ class Strategy(Protocol):
         ...
 
     def at(self, op: Op, index: ir.Value) -> Strategy:
-        """The same strategy for the sentences `index` (b,) of the batch alone."""
+        """Return the same strategy for the sentences `index` (b,) of the batch alone."""
         ...
 
     def choose(self, op: Op, logits: ir.Value, state: State, t: ir.Value) -> tuple[State, ir.Value, ir.Value]:
-        """Logits (b, h, V) of new token number t -> the state with the new `ids` (b, K), parents (b, K), and what to
-        write down for the end (b, K)."""
+        """Return logits (b, h, V) of new token number t -> the state with the new `ids` (b, K), parents (b, K), and
+        what to write down for the end (b, K)."""
         ...
 
 
 WRITTEN, READ = "written", "read"
-"""What is kept of each step: what the strategy wrote down (T, B, K), and what was read of the source (T, B, K, S)."""
+"""The records of each step: what the strategy wrote down (T, B, K), and what was read of the source (T, B, K, S)."""
 
 
 def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
@@ -135,7 +137,8 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
 
 
 def _no_columns(op: Op, none: ir.Value, source: ir.Value | None) -> dict[str, Carried]:
-    """What is kept of no step at all. none: any (B, K); source: S (1,), where what was read of it is kept too."""
+    """Return what is kept of no step at all. none: any (B, K); source: S (1,), where what was read of it is kept
+    too."""
     empty, axes = op.Concat([0], op.Shape(none), axis=0), ("steps", BATCH, "beam")
     columns = {WRITTEN: Carried(op.Expand(0, empty), ir.DataType.INT64, axes)}
     if source is not None:
@@ -160,7 +163,8 @@ def _phase(
     steps: ir.Value,
     count: ir.Value,
 ) -> tuple[State, State]:
-    """Steps from number t0 on, until some of the b = `count` sentences are worth dropping; what is kept of each step.
+    """Return steps from number t0 on, until some of the b = `count` sentences are worth dropping; what is kept of each
+    step.
 
     t --------------------------------+-------------+
     ids, caches --> decoder.step --> logits --> strategy.choose --> ids, parents --> decoder.reorder --> caches

@@ -74,10 +74,10 @@ NUMBERS = r"\p{N}" + _ranges(
 WORDS = rf"([{NUMBERS}]|\p{{Z}}?[{LETTERS_AND_MARKS}]+|\p{{Z}}?[^{LETTERS_AND_MARKS}{NUMBERS}\p{{Z}}]+|\p{{Z}}{{1,32}})"
 PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
 EXPECTED = r"\p{N}|\p{Z}?[\p{L}\p{M}]{1,32}|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}|\p{Z}{1,32}"
-# What str.strip() takes away; a line of nothing else has an empty translation.
+# The characters that str.strip() takes away; a line of nothing else has an empty translation.
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
 FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
-"""What the operator needs to know of a tokenizer.json."""
+"""The parts of a tokenizer.json that the operator needs."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Lines:
         return cls(ids, mask, blank)
 
     def between(self, op: Op, prefix: ir.Value, suffix: ir.Value) -> Lines:
-        """The same lines, each behind ids (P,) and before others (Q,)."""
+        """Return the same lines, each behind ids (P,) and before others (Q,)."""
         shape = op.Concat(op.Shape(self.blank), op.Shape(prefix), axis=0)  # (2,): B, P
         ids = op.Concat(op.Expand(prefix, shape), self.ids, axis=1)
         mask = op.Concat(op.Expand(1, shape), self.mask, axis=1)
@@ -188,7 +188,7 @@ class TextOps:
         return op.Reshape(joined, shape)
 
     def _spelling(self) -> np.ndarray:
-        """(size + 1, longest) int16: the bytes of each token, -1 after them, and a row for the separator."""
+        """Return (size + 1, longest) int16: the bytes of each token, -1 after them, and a row for the separator."""
         bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
         tokens = [(id, token) for token, id in self.vocabulary.items() if id not in self.special]
         spelling = np.full((self.size + 1, max(len(token) for _, token in tokens)), -1, np.int16)
@@ -205,7 +205,7 @@ def padded_width(op: Op, longest: ir.Value, positions: int) -> ir.Value:
 
 
 def well_formed(op: Op, stream: ir.Value) -> ir.Value:
-    """(N,) int64 in 0..SEPARATOR -> codes (N,): the same where well-formed, REPLACEMENT or NOTHING elsewhere.
+    """Return (N,) int64 in 0..SEPARATOR -> codes (N,): the same where well-formed, REPLACEMENT or NOTHING elsewhere.
 
     Bytes that needn't be UTF-8 are made valid: each ill-formed part becomes one U+FFFD, as Rust and the Unicode
     Standard (chapter 3.9, "U+FFFD Substitution of Maximal Subparts") have it.
@@ -221,7 +221,7 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
     three = op.And(op.And(two, _continues(op, third)), op.GreaterOrEqual(needs, 3))
     run = op.Add(op.Add(_integer(op, one), _integer(op, two)), _integer(op, three))
     complete = op.Equal(run, needs)
-    # What an earlier lead makes of this byte: 1 kept, 2 falls away; no byte belongs to two of them.
+    # The effect of an earlier lead on this byte: 1 kept, 2 falls away; no byte belongs to two of them.
     fate = op.Where(complete, 1, 2)
     covered = None
     for distance, reached in enumerate((one, two, three), start=1):
@@ -233,7 +233,8 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
 
 
 def lead_bytes() -> np.ndarray:
-    """(3, 257): bytes that must follow each byte (-1: it can't begin a character), and the range of the next one."""
+    """Return (3, 257): bytes that must follow each byte (-1: it can't begin a character), and the range of the next
+    one."""
     table = np.zeros((3, SEPARATOR + 1), np.int64)
     needs, low, high = table
     needs[0x80:0xC2] = needs[0xF5:0x100] = -1
@@ -244,7 +245,7 @@ def lead_bytes() -> np.ndarray:
 
 
 def code_texts() -> list[bytes]:
-    """The bytes that each code stands for."""
+    """Return the bytes that each code stands for."""
     return [bytes([byte]) for byte in range(256)] + [b"", "\ufffd".encode(), b""]
 
 
@@ -257,15 +258,16 @@ def _integer(op: Op, x: ir.Value) -> ir.Value:
 
 
 def byte_letters() -> str:
-    """The letter by which a tokenizer.json of the ByteLevel kind spells each byte (Radford et al. 2019): itself where
-    it is visible, else one from U+0100 on."""
+    """Return the letter by which a tokenizer.json of the ByteLevel kind spells each byte (Radford et al. 2019): itself
+    where it is visible, else one from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in visible else next(others)) for byte in range(256))
 
 
 def _behaviour(specification: dict[str, Any]) -> list[Any]:
-    """All settings that decide what a tokenizer does, without its vocabulary, <mask>'s place in it, and merges."""
+    """Return all settings that decide what a tokenizer does, without its vocabulary, <mask>'s place in it, and
+    merges."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     added = specification.get("added_tokens") or []
@@ -274,7 +276,7 @@ def _behaviour(specification: dict[str, Any]) -> list[Any]:
 
 
 def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:
-    """Pieces (W,), their ends, and the first piece of each text (B+1,)."""
+    """Return pieces (W,), their ends, and the first piece of each text (B+1,)."""
     patterns = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
     outputs = op.StringRegexSplitWithOffsets(text, *patterns, _domain=TEXT_DOMAIN, _outputs=4)
     types = (ir.DataType.STRING, *[ir.DataType.INT64] * 3)
@@ -294,7 +296,7 @@ def rows_of(
 
 
 def strings(op: Op, name: str, values: list[str] | list[bytes]) -> ir.Value:
-    """A constant vector of strings or bytes, by its name."""
+    """Return a constant vector of strings or bytes, by its name."""
     root = op.builder.root
     constant = root.graph.initializers.get(name)
     if constant is None:
@@ -305,7 +307,7 @@ def strings(op: Op, name: str, values: list[str] | list[bytes]) -> ir.Value:
 
 
 def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Value:
-    """Text (B,) with what an expression of RE2 finds replaced."""
+    """Return text (B,) with what an expression of RE2 finds replaced."""
     inputs = strings(op, f"text.{name}", [pattern]), strings(op, f"text.{name}.by", [by])
     result = op.StringRegexReplace(text, *inputs, _domain=TEXT_DOMAIN)
     result.type, result.shape = ir.TensorType(ir.DataType.STRING), text.shape

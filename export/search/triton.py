@@ -88,7 +88,7 @@ def _config(graph: onnx.GraphProto, text: bool) -> Iterator[str]:
 
 
 def _tensor(kind: str, value: onnx.ValueInfoProto) -> Iterator[str]:
-    """One input or output, without the batch's dimension; a scalar for each row gets one of 1, as Triton asks."""
+    """Yield one input or output, without the batch's dimension; a scalar for each row gets one of 1, as Triton asks."""
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim][1:]
     yield f"{kind} {{"

@@ -81,7 +81,7 @@ class Vocabulary:
         self.rows: Rows | None = None
 
     def at(self, op: Op, index: ir.Value) -> Vocabulary:
-        """The same for the sentences `index` (b,) of the batch alone."""
+        """Return the same for the sentences `index` (b,) of the batch alone."""
         chosen = copy(self)
         chosen.unlisted = op.Gather(self.unlisted, index)
         return chosen
@@ -100,17 +100,17 @@ class Vocabulary:
         return op.Where(op.Less(ids, 0), -1, op.Gather(self._places, op.Max(ids, 0)))
 
     def sequences(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Those of sequences (S, N), -1 before their first, that are of these tokens alone, by their places."""
+        """Return those of sequences (S, N), -1 before their first, that are of these tokens alone, by their places."""
         places = self.places(op, ids)
         missing = op.Cast(op.And(op.GreaterOrEqual(ids, 0), op.Less(places, 0)), to=INTEGER)
         return op.Compress(places, op.Equal(op.ReduceSum(missing, [1], keepdims=0), 0), axis=0)
 
     def place(self, op: Op, id: int) -> ir.Value:
-        """The place, a scalar, of one that always is."""
+        """Return the place, a scalar, of one that always is."""
         return op.Gather(self._places, id)
 
     def of_ids(self, op: Op, name: str, per_id: ir.Value, axis: int = 0) -> ir.Value:
-        """What is known of all ids (.., V, ..), of these."""
+        """Return what is known of all ids (.., V, ..), of these."""
 
         def chosen(op: Op) -> list[ir.Value]:
             return [op.Gather(per_id, self.ids, axis=axis)]
@@ -121,7 +121,7 @@ class Vocabulary:
         return either(op, self.listed, f"{name}.of_ids", chosen, same, (per_id.dtype or REAL,))[0]
 
     def among(self, model: Transformer) -> Among:
-        """What gives the logits (..., C) of what the classifier reads (..., D)."""
+        """Return what gives the logits (..., C) of what the classifier reads (..., D)."""
 
         def logits(op: Op, hidden: ir.Value) -> ir.Value:
             def of_rows(op: Op) -> list[ir.Value]:
@@ -137,7 +137,7 @@ class Vocabulary:
         return logits
 
     def masked(self, op: Op, logits: ir.Value) -> ir.Value:
-        """Logits (b, h, C), without those of tokens that are another sentence's."""
+        """Return logits (b, h, C), without those of tokens that are another sentence's."""
 
         def without(op: Op) -> list[ir.Value]:
             return [op.Add(logits, self.unlisted)]

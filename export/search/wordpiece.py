@@ -1,7 +1,7 @@
 """Text to ids inside a graph, for the WordPiece tokenizers of published encoders: BertNormalizer, BertPreTokenizer and
 WordPiece of a tokenizer.json, as ONNX's operators and one of ONNX Runtime's own, `Tokenizer`, which takes a text apart.
 
-What becomes of each character is asked of the tokenizer itself, all 1,112,064 of them, so that neither the version of
+The tokenizer itself is asked what becomes of each character, all 1,112,064 of them, so that neither the version of
 Unicode nor a rule is a matter of opinion: it is lower-cased, taken apart, removed or set apart as the tokenizer does
 it. The longest piece from every place (a trie, as in Song et al. 2021, "Fast WordPiece Tokenization", section 3.1) is
 found for all places at once; from a word's beginning the pieces are then followed.
@@ -46,7 +46,7 @@ APART = "\u16a0"
 
 @dataclass(frozen=True)
 class Characters:
-    """What a tokenizer makes of each character before it looks for pieces."""
+    """The strings that a tokenizer makes of each character before it looks for pieces."""
 
     becomes: dict[str, str]
     """By character, where it isn't itself."""
@@ -77,7 +77,7 @@ def characters(normalizer: str, pre_tokenizer: str) -> Characters:
 
 
 def _every(size: int = 4096) -> Iterator[list[str]]:
-    """All characters but `APART`, so many at a time."""
+    """Yield all characters but `APART`, so many at a time."""
     for begin in range(0, 0x110000, size):
         codes = (code for code in range(begin, begin + size) if not 0xD800 <= code < 0xE000 and code != ord(APART))
         if some := list(map(chr, codes)):
@@ -175,7 +175,7 @@ class WordPieceOps:
         return self._lines(op, ids, op.Gather(rows, place), op.Shape(text))
 
     def _symbols(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Texts (B,) -> their symbols (N,) and to which of them each belongs (N,)."""
+        """Return texts (B,) -> their symbols (N,) and to which of them each belongs (N,)."""
         text = op.StringConcat(strings(op, "text.prompt", [self.prompt]), text)
         text = op.StringConcat(text, strings(op, "text.end", [" "]))
         parts = op.Tokenizer(text, mark=0, mincharnum=1, pad_value="", separators=[""], _domain=ONNXRUNTIME)
@@ -204,9 +204,9 @@ class WordPieceOps:
         return op.Gather(symbols, place), op.Div(place, width)
 
     def _longest_pieces(self, op: Op, symbols: ir.Value, begins: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The longest piece from each place, and how many symbols it has; 0 where there is none."""
+        """Return the longest piece from each place, and how many symbols it has; 0 where there is none."""
         width = len(self.symbols) + 1 + SIGN
-        # What lies behind a word's end is no child of any node.
+        # A letter behind a word's end is no child of any node.
         ahead = op.Concat(op.Where(begins, SPACE, symbols), [SPACE] * self.longest, axis=0)
         count = op.Shape(symbols)
 
@@ -261,7 +261,8 @@ class WordPieceOps:
         return op.Cast(op.Slice(reached, [0], [-1], [0]), to=ir.DataType.BOOL)
 
     def _lines(self, op: Op, ids: ir.Value, rows: ir.Value, size: ir.Value) -> Lines:
-        """Ids (T,) and their texts -> rows (B, L) with the first token, the last one and padding. size: B (1,)."""
+        """Return ids (T,) and their texts -> rows (B, L) with the first token, the last one and padding. size: B
+        (1,)."""
         count = op.ScatterElements(op.Expand(0, size), rows, op.Add(op.Mul(rows, 0), 1), axis=0, reduction="add")
         start = op.CumSum(count, 0, exclusive=1)
         count = op.Min(count, self.most - 2)
@@ -277,7 +278,7 @@ class WordPieceOps:
 
 
 def _check_kind(specification: dict[str, Any]) -> None:
-    """`UserError` for a tokenizer that isn't made of these parts."""
+    """Raise `UserError` for a tokenizer that isn't made of these parts."""
     kinds = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
     types = {name: (specification.get(name) or {}).get("type") for name in kinds}
     added = [entry["content"] for entry in specification.get("added_tokens") or () if not entry.get("special")]
@@ -290,7 +291,8 @@ def _check_kind(specification: dict[str, Any]) -> None:
 
 
 def _template(tokenizer: str) -> tuple[int, int, int]:
-    """The ids of padding, and of what stands before and behind a text. `UserError` unless one token does each."""
+    """Return the ids of padding, and of what stands before and behind a text. `UserError` unless one token does
+    each."""
     from mlx_transformer.core.tokenizer import Tokenizer
 
     ours = Tokenizer(tokenizer)
@@ -300,7 +302,7 @@ def _template(tokenizer: str) -> tuple[int, int, int]:
 
 
 def _ranges(members: Sequence[str]) -> str:
-    """A regular expression (RE2's) that one of these characters matches."""
+    """Return a regular expression (RE2's) that one of these characters matches."""
     codes = np.array(sorted(map(ord, members)))
     ends = np.flatnonzero(np.diff(codes) > 1)
     first, last = codes[[0, *(ends + 1)]], codes[[*ends, len(codes) - 1]]

@@ -130,7 +130,7 @@ def export_search(
 
 
 def _check_one_file(settings: ExportSettings, out: Path) -> None:
-    """`UserError` for settings that one file can't have, and for a name of none."""
+    """Raise `UserError` for settings that one file can't have, and for a name of none."""
     if not target_of(settings.target).search:
         targets = ", ".join(name for name, entry in TARGETS.items() if entry.search)
         raise UserError(f"search in the graph: target {settings.target!r} has none; choose one of {targets}")
@@ -143,7 +143,7 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
 
 
 def _check_text(plan: Plan, out: Path) -> None:
-    """`UserError` unless text can go in and come out."""
+    """Raise `UserError` unless text can go in and come out."""
     folder = plan.checkpoint.folder
     if plan.tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
@@ -157,7 +157,7 @@ def _check_text(plan: Plan, out: Path) -> None:
 
 
 def _embedding(plan: Plan) -> TextEmbedding:
-    """How the model's folder says that a vector is made. `UserError` if it doesn't."""
+    """Return how the model's folder says that a vector is made. `UserError` if it doesn't."""
     if plan.embedding is None:
         folder = plan.checkpoint.folder
         raise UserError(f"{folder}: has no {EMBEDDING}, which says how a text's vector is made: export a folder")
@@ -165,7 +165,7 @@ def _embedding(plan: Plan) -> TextEmbedding:
 
 
 def _source(file: Path) -> str | None:
-    """The digest of the weights that a file of this project was made from."""
+    """Return the digest of the weights that a file of this project was made from."""
     try:
         return metadata_of(read_model(file)).get(SOURCE)
     except UserError:

@@ -44,7 +44,7 @@ class KeyRing:
 
 
 def middleware(settings: ServeSettings, ring: KeyRing) -> list[Middleware]:
-    """What requests pass through, the outermost first: a browser asks without a key whether it may ask."""
+    """Return what requests pass through, the outermost first: a browser asks without a key whether it may ask."""
     layers = []
     if settings.cors:
         layers.append(
@@ -84,5 +84,5 @@ def _key(request: Request) -> str:
 
 
 def name_of(request: Request) -> Hashable:
-    """Whose turn a request takes: its key's, else its address's."""
+    """Return the client whose turn a request takes: its key's, else its address's."""
     return request.scope.get(CLIENT) or (request.client.host if request.client else None)

@@ -1,4 +1,4 @@
-"""What the endpoints share of their answers: errors in the form that the path's clients read, and who has left."""
+"""The parts of answers that all endpoints share: errors in the form that the path's clients read, and who has left."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class App:
         return HTMLResponse(docs_page(openapi(self.settings)))
 
     def counted(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Any]:
-        """The endpoint with its errors as answers, and every answer counted."""
+        """Return the endpoint with its errors as answers, and every answer counted."""
 
         async def endpoint(request: Request) -> Response:
             began = time.perf_counter()

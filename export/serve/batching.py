@@ -61,7 +61,7 @@ class LastingThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What was submitted ends; the threads don't."""
+        """Let submitted work end, but not the threads."""
         unfinished = list(self._unfinished)
         if cancel_futures:
             for future in unfinished:
@@ -166,7 +166,7 @@ class Batcher:
         return items
 
     async def results(self, items: list[Item]) -> list[Any]:
-        """What became of them. If this is cancelled, or one fails, those that don't run yet never will."""
+        """Return what became of them. If this is cancelled, or one fails, those that don't run yet never will."""
         try:
             return await asyncio.gather(*(item.future for item in items))
         finally:
@@ -202,7 +202,8 @@ class Batcher:
             self._on_batch(sentences, seconds)
 
     async def _collect(self) -> list[Item]:
-        """The item whose turn it is and those that may share its call, once they fill it or it has waited enough."""
+        """Return the item whose turn it is and those that may share its call, once they fill it or it has waited
+        enough."""
         while True:
             self.arrival.clear()
             first = self.turns.first()

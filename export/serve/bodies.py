@@ -60,7 +60,7 @@ def _json(body: bytes, example: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of an object, of which none may have two values: readers differ on which one counts."""
+    """Return the fields of an object, of which none may have two values: readers differ on which one counts."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -81,7 +81,7 @@ def _pairs(body: bytes) -> list[tuple[str, str]]:
 
 
 def _parts(body: bytes, kind: str) -> list[tuple[str, str]]:
-    """The fields of a form in parts (RFC 7578), as `curl -F` sends it."""
+    """Return the fields of a form in parts (RFC 7578), as `curl -F` sends it."""
     boundary = re.search(r'boundary=(?:"([^"]+)"|([^\s;]+))', kind, re.IGNORECASE)
     if boundary is None:
         raise RequestError(400, "body: no form: its Content-Type names no boundary")

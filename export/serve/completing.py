@@ -80,7 +80,7 @@ class Completions:
         return sum(len(ids) - 1 for ids in self._ids(prompts))
 
     async def complete(self, request: CompletionRequest, client: Hashable) -> list[Written]:
-        """The outputs, `n` for each prompt in order. Raises what `Service.translate` does."""
+        """Return the outputs, `n` for each prompt in order. Raises what `Service.translate` does."""
         rows = await self._rows(request)
         options = Options(**resolved(self.model.generation, request.options))
         work = Search(self.model, self.name, options, not self.model.has_steps)
@@ -92,7 +92,7 @@ class Completions:
         return written
 
     async def stream(self, request: CompletionRequest, client: Hashable) -> tuple[AsyncIterator[str], Written]:
-        """The one output in pieces, once it is its turn; the second is complete after the last of them."""
+        """Return the one output in pieces, once it is its turn; the second is complete after the last of them."""
         if len(request.prompts) * request.n != 1:
             raise RequestError(400, "stream: one prompt is streamed, with n=1; leave out stream for several")
         [row] = await self._rows(request)
@@ -114,7 +114,7 @@ class Completions:
         return [ids for ids in rows for _ in range(request.n)]
 
     def _ids(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """What is searched for each prompt: the start token, then its own."""
+        """Return what is searched for each prompt: the start token, then its own."""
         if not prompts or isinstance(prompts[0], str):
             return [list(ids) for ids in prompt_ids(self.tokenizer, prompts)]
         checked = check_ids(prompts, self.model.config.vocab_size, "prompt")

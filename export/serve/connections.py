@@ -37,8 +37,8 @@ SPARE_FILES = 128
 
 
 def unfit(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] | None:
-    """(status, message) for a head that names no host, or several (RFC 9112, 3.2), and for a body in a coding that
-    nobody here undoes (RFC 9110, 8.4; RFC 9112, 6.1): what it stands for is another text than its bytes."""
+    """Return (status, message) for a head that names no host, or several (RFC 9112, 3.2), and for a body in a coding
+    that nobody here undoes (RFC 9110, 8.4; RFC 9112, 6.1): what it stands for is another text than its bytes."""
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return 400, f"Host: must be given once, and is {hosts} times"
@@ -134,12 +134,12 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether it stays open for what is still to be said: to one who has asked, and now only reads."""
+        """Return whether it stays open for what is still to be said: to one who has asked, and now only reads."""
         self.client_ended = True
         return bool(self.waiting) or self._answers_the_last()
 
     def _answers_the_last(self) -> bool:
-        """Whether a request is still to be answered to one who sends nothing more."""
+        """Return whether a request is still to be answered to one who sends nothing more."""
         if self.working and not self.incomplete:
             self.cycle.keep_alive = False  # the last that was asked; closed after its answer
             return True
@@ -182,7 +182,7 @@ class Connection(HttpToolsProtocol):
         elif self.client_ended and not self._answers_the_last():
             self._close()
 
-    # What the parser finds.
+    # Callbacks of the parser.
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.in_head = self.incomplete = True
@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self.refuse(*(self.unfit or (400, msg.rstrip("."))))
 
-    # What the client does not do.
+    # Limits on a client that does nothing.
     def pause_writing(self) -> None:
         super().pause_writing()
         self._abort_later()

@@ -19,7 +19,7 @@ from .requests import RequestError
 from .service import SHORT_TEXT, Model
 
 Made = NDArray[np.float32] | dict[int, float]
-"""What `Embedder.made` has of a text: a vector, those of its tokens, or the weights of its ids."""
+"""The result of `Embedder.made` for a text: a vector, those of its tokens, or the weights of its ids."""
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ class Frame:
 
     @classmethod
     def of_text(cls, text: str) -> Frame:
-        """Each line of a text by itself."""
+        """Return each line of a text by itself."""
         lines = text.split("\n")
         return cls(lines, ["", *["\n"] * (len(lines) - 1), ""])
 
     @classmethod
     def of_html(cls, text: str) -> Frame:
-        """What stands between two tags by itself, unless there is no letter and no digit in it."""
+        """Return what stands between two tags by itself, unless there is no letter and no digit in it."""
         lines: list[str] = []
         around: list[list[str]] = [[]]
         for place, piece in enumerate(MARKUP.split(text)):

@@ -33,7 +33,7 @@ FLAGS = ("return_documents", "return_text", "raw_scores", "truncate")
 
 
 def _fields(values: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """The fields of a body that were given: null is as none. `RequestError` for one that nobody knows."""
+    """Return the fields of a body that were given: null is as none. `RequestError` for one that nobody knows."""
     values = {name: value for name, value in values.items() if value is not None}
     if unknown := [name for name in values if name not in known]:
         raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {', '.join(known)}")
@@ -124,7 +124,7 @@ class PredictRequest:
 
 
 def _text(value: Any) -> Text:
-    """A text, or two: TEI's list of one or two texts."""
+    """Return a text, or two: TEI's list of one or two texts."""
     parts = [value] if isinstance(value, str) else value
     if isinstance(parts, list) and 1 <= len(parts) <= 2 and all(isinstance(part, str) for part in parts):
         return parts[0] if len(parts) == 1 else (parts[0], parts[1])

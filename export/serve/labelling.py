@@ -1,4 +1,4 @@
-"""What an encoder's head says of texts behind the endpoints: classes, and the relevance of documents to a query."""
+"""An encoder's head behind the endpoints: classes, and the relevance of documents to a query."""
 
 from __future__ import annotations
 

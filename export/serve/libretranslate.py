@@ -60,7 +60,7 @@ class LibreRequest:
         return cls(request, frames, isinstance(q, str), alternatives)
 
     def answer(self, translations: Sequence[list[Translation]], source: str) -> dict[str, Any]:
-        """What its translations are written as. source: the language they were translated from."""
+        """Return what its translations are written as. source: the language they were translated from."""
         each, end = [], 0
         for frame in self.frames:
             begin, end = end, end + len(frame.lines)
@@ -75,13 +75,14 @@ class LibreRequest:
 
 
 def _whole(frame: Frame, lines: Sequence[list[Translation]]) -> list[str]:
-    """The best of all lines together, the second best, and so on, each text once."""
+    """Return the best of all lines together, the second best, and so on, each text once."""
     ranks = range(max(map(len, lines), default=1))
     return list(dict.fromkeys(frame.filled([best[min(k, len(best) - 1)].text for best in lines]) for k in ranks))
 
 
 def undetected(language: str) -> dict[str, Any]:
-    """The only language that it can be: nothing was detected, so the confidence is 0, as LibreTranslate's is then."""
+    """Return the only language that it can be: nothing was detected, so the confidence is 0, as LibreTranslate's is
+    then."""
     return {"confidence": 0, "language": language}
 
 

@@ -1,6 +1,6 @@
 """One file with the search inside, served as a folder is: the same requests, batches and limits.
 
-What it cannot do is stream: it gives whole translations alone. Where the tokenizer is in the file too, rows are text,
+It cannot stream: it gives whole translations alone. Where the tokenizer is in the file too, rows are text,
 not ids, and nobody knows how many tokens were generated.
 """
 

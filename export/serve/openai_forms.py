@@ -1,6 +1,6 @@
 """OpenAI's forms of requests and answers for completions: what its clients send to /v1, and read.
 
-What a request may hold is honoured, or refused unless it has the value that changes nothing.
+All that a request may hold is honoured, or refused unless it has the value that changes nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OpenAIRequest:
 
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the search, taken out of the values, in place of all that a model's folder has for them. A
+    """Return the settings of the search, taken out of the values, in place of all that a model's folder has for them. A
     temperature of 0 takes the likeliest tokens, of which no top_p and no seed makes others."""
     limit = _whole(values.pop("max_tokens", MAX_TOKENS), "max_tokens", 1)
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": secrets.randbelow(2**63)}
@@ -106,7 +106,7 @@ def _usage(value: Any, stream: bool) -> bool:
 
 @dataclass(frozen=True)
 class Completion:
-    """What all parts of one answer share."""
+    """The facts that all parts of one answer share."""
 
     model: str
     prompt_tokens: int

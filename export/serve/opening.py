@@ -62,7 +62,7 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
 
 
 def warmed(model: Any) -> Model:
-    """The model after a first run, so that no request pays for what is set up then."""
+    """Return the model after a first run, so that no request pays for what is set up then."""
     if model.config.architecture == "encoder":
         if not model.has_steps:
             raise UserError(f"{model.where}: takes text alone, and the server batches ids: export a folder")

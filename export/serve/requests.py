@@ -1,4 +1,4 @@
-"""What a request says, checked: lines of text, their languages, and the settings of their search."""
+"""The content of a request, checked: lines of text, their languages, and the settings of their search."""
 
 from __future__ import annotations
 

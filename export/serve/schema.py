@@ -1,5 +1,5 @@
-"""What the server takes, as OpenAPI describes it, and the same as a page: the settings are those of the dataclass that
-checks requests, with its types, bounds and help."""
+"""The requests that the server takes, as OpenAPI describes them, and the same as a page: the settings are those of the
+dataclass that checks requests, with its types, bounds and help."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def openapi(settings: ServeSettings) -> dict[str, Any]:
 
 
 def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
-    """(path, method, what it does, the schema of its body, an example of it)."""
+    """Return (path, method, what it does, the schema of its body, an example of it)."""
     search = schemas_of(Options, SETTINGS)
     codes = {"source": {**TEXT, "description": "Code of the text's language, or auto."}, "target": TEXT}
     codes |= {name: {**TEXT, "description": OWN_CODE} for name in LANGUAGES[2:]}

@@ -37,8 +37,8 @@ SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
 
 
 class Model(Protocol):
-    """What is used of a model, which has the verbs of `TextVerbs`: calls may come from as many threads at once as the
-    server has workers. One that has no steps has no `generate`."""
+    """The part of a model that the server uses, which has the verbs of `TextVerbs`: calls may come from as many threads
+    at once as the server has workers. One that has no steps has no `generate`."""
 
     has_steps: bool
 
@@ -114,9 +114,9 @@ class Search:
         )
         options = asdict(self.options)
         if self.aligned:
-            found = self.model.search(ids, attention=True, share=share, **options)
+            outputs = self.model.search(ids, attention=True, share=share, **options)
             tokenizer = self.model.translator.tokenizer
-            return [[_aligned(tokenizer, row, h) for h in best] for row, best in zip(ids, found, strict=True)]
+            return [[_aligned(tokenizer, row, h) for h in best] for row, best in zip(ids, outputs, strict=True)]
         if self.scored:
             return self.model.search(ids, share=share, **options)
         return [[Hypothesis(best, 0.0)] for best in self.model.generate(ids, share=share, **options)]
@@ -158,7 +158,7 @@ class Service:
         return replace(request, options=dict(sorted(options.items())))
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
-        """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
+        """Return the n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
         if request.wants_alignment and not self.translator.shows_attention:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
@@ -196,7 +196,7 @@ class Service:
         return RequestError(413, f"{count} sentences, at most {self.max_sentences}; send it in parts")
 
     async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[str]:
-        """The translation of its one line in pieces, once it is its turn. Errors are raised before the first."""
+        """Return the translation of its one line in pieces, once it is its turn. Errors are raised before the first."""
         if len(request.lines) != 1:
             raise RequestError(400, "text: one string is streamed; send several lines to /translate")
         if request.wants_alignment:

@@ -1,4 +1,4 @@
-"""What all endpoints of one server share."""
+"""The objects that all endpoints of one server share."""
 
 from __future__ import annotations
 

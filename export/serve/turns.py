@@ -19,17 +19,18 @@ capacity, 8 clients and 7 kinds of work: at most 14 s, instead of 41.)"""
 
 
 class Task(Protocol):
-    """What is done with items; items of equal tasks may share a call."""
+    """The work that is done with items; items of equal tasks may share a call."""
 
     def __call__(self, payloads: list[Any], stopped: Any) -> list[Any]:
-        """One result for each payload, in order. Runs in a thread; `stopped()` is true once nobody waits for them."""
+        """Return one result for each payload, in order. Runs in a thread; `stopped()` is true once nobody waits for
+        them."""
         ...
 
 
 @dataclass
 class QueuePlace:
-    """The place in a row: who waits for longest is first, and who is computed for now comes after all others. What
-    arrives while a batch runs is therefore in the next one, even if who is in the running one has more."""
+    """The place in a row: who waits for longest is first, and who is computed for now comes after all others. A request
+    that arrives while a batch runs is therefore in the next one, even if who is in the running one has more."""
 
     since: int
     running: int = 0
@@ -86,13 +87,13 @@ class Turns:
         return (item for client in self.clients.values() for request in client.requests for item in request.items)
 
     def waiting(self, name: Hashable) -> int:
-        """Sentences of this client."""
+        """Return sentences of this client."""
         return self.clients[name].size if name in self.clients else 0
 
     def add(
         self, name: Hashable, task: Task, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
     ) -> list[Item]:
-        """A request of the client: payloads of `size` sentences each, whose results are the items' futures."""
+        """Return a request of the client: payloads of `size` sentences each, whose results are the items' futures."""
         now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
         client = self.clients.setdefault(name, Client(name, QueuePlace(since)))
         request = Request(client, task, width, QueuePlace(since), self._taken)
@@ -107,7 +108,7 @@ class Turns:
         return items
 
     def first(self) -> Item | None:
-        """Whose turn it is."""
+        """Return the item whose turn it is."""
         waiting = [client for client in self.clients.values() if client.size]
         if not waiting:
             return None
@@ -122,7 +123,7 @@ class Turns:
         return next(iter(request.items))
 
     def like(self, task: Task) -> int:
-        """Sentences that wait for equal work."""
+        """Return sentences that wait for equal work."""
         requests = [request for client in self.clients.values() for request in client.requests]
         return sum(item.size for request in requests if request.task == task for item in request.items)
 
@@ -163,7 +164,7 @@ class Turns:
                 self._forget(item.request)
 
     def _in_turn(self, first: Item) -> Iterator[Item]:
-        """All items for equal work, that of `first` in the first round."""
+        """Return all items for equal work, that of `first` in the first round."""
 
         def of_client(client: Client) -> Iterator[Item]:
             same = [one for one in client.requests if one.items and one.task == first.request.task]

@@ -1,1 +1,1 @@
-"""What a package is made for: a folder each for the graphs and the code that runs them. `table.py` lists them."""
+"""The targets of a package: a folder each for the graphs and the code that runs them. `table.py` lists them."""

@@ -1,4 +1,4 @@
-"""What the head of an encoder alone gives, as outputs of a graph."""
+"""The results of the head of an encoder alone, as outputs of a graph."""
 
 from __future__ import annotations
 

@@ -73,14 +73,14 @@ def vector_outputs(
 
 
 def _token_weights(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value) -> ir.Value:
-    """(B, L, D) -> (B, L), 0 on padding."""
+    """Return (B, L, D) -> (B, L), 0 on padding."""
     with full_precision(op):
         real = op.Cast(tokens, to=ir.DataType.FLOAT)
         return op.Mul(op.Relu(op.Gather(_linear(op, embedding, "sparse", memory), 0, axis=2)), real)
 
 
 def _token_vectors(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, first: ir.Value) -> ir.Value:
-    """(B, L, D) -> (B, L, W), 0 on padding and on the first token. first: (B, 1, L), 1 there."""
+    """Return (B, L, D) -> (B, L, W), 0 on padding and on the first token. first: (B, 1, L), 1 there."""
     with full_precision(op):
         x = _linear(op, embedding, "multi", memory)
         later = op.Sub(op.Cast(tokens, to=ir.DataType.FLOAT), op.Gather(first, 0, axis=1))
@@ -88,7 +88,7 @@ def _token_vectors(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: i
 
 
 def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, weights: Weights) -> ir.Value:
-    """(B, L, D) -> (B, W)."""
+    """Return (B, L, D) -> (B, W)."""
     shares = {way: weights(op, tokens, way) for way in embedding.pooling if way != "max"}
     with full_precision(op):
         parts = [
@@ -109,7 +109,7 @@ def _of_unit_length(op: Op, x: ir.Value, axis: int, width: int) -> ir.Value:
 
 
 def _largest(op: Op, memory: ir.Value, tokens: ir.Value) -> ir.Value:
-    """The largest number of each column among a row's tokens, 0 of a row without any: (B, L, D) -> (B, 1, D)."""
+    """Return the largest number of each column among a row's tokens, 0 of a row without any: (B, L, D) -> (B, 1, D)."""
     real = op.Unsqueeze(op.Cast(tokens, to=ir.DataType.FLOAT), [2])
     seen = op.Add(memory, op.Mul(op.Sub(1.0, real), HIDDEN))
     return op.Mul(op.ReduceMax(seen, [1], keepdims=1), op.ReduceMax(real, [1], keepdims=1))

@@ -45,12 +45,12 @@ class PortSession:
         self.shapes = {value: shapes[port.name] for value, port in self.inputs.items()}
         """The axes of each input as the graph has them."""
         self._names: dict[tuple[str, ...], list[str]] = {}
-        """What to ask the session for, of each choice of outputs that was asked for."""
+        """The outputs to ask the session for, of each choice of outputs that was asked for."""
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.outputs if value.startswith("cross.")]
 
     def __call__(self, outputs: Sequence[str], values: Mapping[str, NDArray]) -> Values:
-        """The wanted outputs, by value. `UserError` for one that isn't there or isn't what was declared."""
+        """Return the wanted outputs, by value. `UserError` for one that isn't there or isn't what was declared."""
         key = tuple(outputs)
         if key not in self._names:
             self.need(outputs=outputs)

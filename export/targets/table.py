@@ -1,4 +1,4 @@
-"""What a package is made for: which graphs it holds, and how they are written.
+"""The targets of a package: which graphs it holds, and how they are written.
 
 Every target computes the same function from the same modules. They differ in the rows below and in nothing else; the
 reason for each operator in which they differ is in README.md.

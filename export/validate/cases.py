@@ -72,7 +72,7 @@ class Case:
 
     @property
     def source(self) -> Array:
-        """What the first stack reads: ids (B,S), or vectors (B,S,D)."""
+        """The input of the first stack: ids (B,S), or vectors (B,S,D)."""
         return self.ids if self.vectors is None else self.vectors
 
     @property
@@ -180,12 +180,12 @@ def weights_name(layer: int) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """What graphs return besides their taps, if they were exported so."""
+    """The outputs that graphs have besides their taps, if they were exported so."""
 
     layer: int | None = None
     """The decoder layer whose cross-attention they return."""
     embedding: TextEmbedding | None = None
-    """What they make a text's vector by, and what else they say of it."""
+    """The settings by which they make a text's vector, and what else they say of it."""
 
     @property
     def inner_points(self) -> bool:

@@ -1,4 +1,5 @@
-"""What one check found of one runtime: plain data, of which a report is made; and the names of the points compared.
+"""The findings of one check of one runtime: plain data, of which a report is made; and the names of the points
+compared.
 
 Points are named in the order of the data's way through the network:
 
@@ -34,9 +35,9 @@ class Runtime:
     budget: Budget
     details: dict[str, str]
     arithmetic: str = ""
-    """What it multiplies, in a few words."""
+    """The matrices that it multiplies, in a few words."""
     retrieval: str = ""
-    """What the export found of the neighbours of its vectors, in words; empty where it didn't look."""
+    """The export's finding about the neighbours of its vectors, in words; empty where it didn't look."""
     logits_only: bool = False
     """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
     missing_taps: tuple[str, ...] = ()

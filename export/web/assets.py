@@ -27,7 +27,7 @@ PACKAGE = "onnxruntime-web"
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 """The file of its folder `dist` that runs models on the processor, 14 MB."""
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
-"""What runs them on WebGPU, 27 MB; a browser fetches one of both."""
+"""The build that runs them on WebGPU, 27 MB; a browser fetches one of both."""
 KEPT = ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU))
 INSTALL = ["install", "--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
 SECONDS = 900
@@ -37,9 +37,9 @@ LARGEST = 200_000_000  # bytes of the package's file, which has 30 million
 
 
 def find_package(assets: Path | None, log: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself, or what the package's
-    file (.tgz) holds; by default in the node_modules of this folder, else in the user's cache, where the pinned version
-    is put if it isn't there. `UserError` says what is missing."""
+    """Return the folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself, or what the
+    package's file (.tgz) holds; by default in the node_modules of this folder, else in the user's cache, where the
+    pinned version is put if it isn't there. `UserError` says what is missing."""
     if assets is not None and assets.is_file():
         folder = _package_folder()
         if not _is_package(folder):
@@ -63,7 +63,7 @@ def find_package(assets: Path | None, log: Callable[[str], None] = lambda _: Non
 
 
 def installed_package() -> Path | None:
-    """What `find_package` put in the user's cache before; None if it didn't."""
+    """Return what `find_package` put in the user's cache before; None if it didn't."""
     try:
         folder = _package_folder()
     except UserError:
@@ -77,12 +77,12 @@ def pinned_version() -> str:
 
 
 def pinned_digest() -> str:
-    """The same of the package's file: its algorithm and digest, as npm's lock files write them."""
+    """Return the same of the package's file: its algorithm and digest, as npm's lock files write them."""
     return json.loads(_package_json())["integrity"][PACKAGE]
 
 
 def version_of(package: Path) -> str:
-    """`UserError` for a damaged package."""
+    """Raise `UserError` for a damaged package."""
     values = read_json(package / "package.json")
     if not isinstance(values, dict) or not isinstance(values.get("version"), str):
         raise UserError(f"{package / 'package.json'}: names no version; install {PACKAGE} again")

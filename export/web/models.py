@@ -40,25 +40,25 @@ from mlx_transformer.system.files import parse_json, read_json
 from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
 
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
-"""What the page calls the graphs of a model whose search is its own."""
+"""The page's names for the graphs of a model whose search is its own."""
 GRAPHS = {**STEPS, "search": SEARCH}
 GIVEN = SETTINGS.keys() - (set(LATER) - {"forced_first", "start_id", "candidates"})
 """The settings of a search that the page gives (`page/search.js`)."""
 CONFIG_FIELDS = ("vocab_size", "max_positions", "pad_id", "bos_id", "eos_id")
-"""What a search needs to know of the network."""
+"""The facts about the network that a search needs."""
 GENERATION_FIELDS = (
     *("beam", "length_penalty", "penalty_offset", "max_new_tokens", "max_length_factor", "min_new_tokens"),
     *("early_stopping", "heuristic_stop", "repetition_penalty", "no_repeat_ngram", "forced_end"),
     *("forced_first", "suppressed", "suppressed_first", "end_ids", "banned_sequences"),
 )
-"""What of `Options` the page heeds."""
+"""The fields of `Options` that the page heeds."""
 WASM_ALONE = ("int8", "bfloat16")
 """Precisions that WebGPU lacks: it has no MatMulInteger, and no bfloat16."""
 BEFORE = [
     {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False},
     {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
 ]
-"""What page/tokenizer.js does before it merges."""
+"""The steps of page/tokenizer.js before it merges."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class SiteModel:
 
 
 def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
-    """What the page's tokenizer and search have to know of a model (`config` in site.json)."""
+    """Return what the page's tokenizer and search have to know of a model (`config` in site.json)."""
     options = Options(**resolved(settings, {}))
     optional = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
     optional |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
@@ -127,7 +127,7 @@ def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
-    """Those of a folder, one for each of its precisions, or of a file. `UserError` for what a page can't run."""
+    """Return those of a folder, one for each of its precisions, or of a file. `UserError` for what a page can't run."""
     models = [_of_file(path, verify)] if path.is_file() else _of_folder(path, verify)
     for model in models:
         if model.config.architecture != "encoder-decoder":
@@ -166,8 +166,8 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
 
 
 def _of_file(file: Path, verify: bool) -> SiteModel:
-    """The file with the settings that the page gives as inputs that have to be given, for onnxruntime-web takes no
-    others; the rest stay as the file has them."""
+    """Return the file with the settings that the page gives as inputs that have to be given, for onnxruntime-web takes
+    no others; the rest stay as the file has them."""
     if verify:
         verify_file(file)
     model = read_model(file)
@@ -229,7 +229,7 @@ def _source(folder: Path) -> str | None:
 
 
 def _check_tokenizer(path: Path, text: str) -> None:
-    """`UserError` unless the page's tokenizer computes what this one does."""
+    """Raise `UserError` unless the page's tokenizer computes what this one does."""
     Tokenizer(text, f"{path}: tokenizer")
     for part in (side_texts(text) or {"": text}).values():
         values = parse_json(part, f"{path}: damaged tokenizer", "export it again")
@@ -240,7 +240,7 @@ def _check_tokenizer(path: Path, text: str) -> None:
 
 
 def _is_ours(values: Mapping[str, Any]) -> bool:
-    """Whether it is byte-level BPE as `train` makes it."""
+    """Return whether it is byte-level BPE as `train` makes it."""
     model, before = values["model"], (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
     parts = [{key: value for key, value in part.items() if key != "trim_offsets"} for part in before]
     return (
@@ -251,6 +251,7 @@ def _is_ours(values: Mapping[str, Any]) -> bool:
 
 
 def _has_known_pieces(values: dict[str, Any]) -> bool:
-    """Whether it is SentencePiece's, without pieces that users defined, which the page doesn't look for in a text."""
+    """Return whether it is SentencePiece's, without pieces that users defined, which the page doesn't look for in a
+    text."""
     defined = [each for each in values.get("added_tokens") or [] if not each["special"]]
     return is_sentencepiece(values) and (not defined or bool(roles_of(values).get("prefixes")))

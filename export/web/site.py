@@ -1,4 +1,4 @@
-"""What a written site says of itself, for whoever writes or serves one."""
+"""The facts that a written site states about itself, for whoever writes or serves one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ UNLISTED = (SITE, SERVICE_WORKER)
 
 
 def is_site(folder: Path) -> bool:
-    """Whether a folder holds what `write_site` writes, of any version."""
+    """Return whether a folder holds what `write_site` writes, of any version."""
     return all((folder / name).is_file() for name in UNLISTED)
 
 
 def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
-    """{path below the folder: SHA-256} of a site's listed files. `UserError` for what is no site and, with `verify`, if
-    one is missing or damaged."""
+    """Return {path below the folder: SHA-256} of a site's listed files. `UserError` for what is no site and, with
+    `verify`, if one is missing or damaged."""
     if not is_site(folder):
         raise UserError(f"{folder}: is no site; write one: mlx-transformer web ONNX --out {quote(str(folder))}")
     try:

@@ -111,8 +111,8 @@ def _check_alike(models: Sequence[SiteModel]) -> None:
 
 
 def _shortlist(model: SiteModel, chosen: Path | str | None) -> Path | None:
-    """The file of a site's shortlist: the one that is given, or that its settings name. `UserError` for a damaged one,
-    and one of another model."""
+    """Return the file of a site's shortlist: the one that is given, or that its settings name. `UserError` for a
+    damaged one, and one of another model."""
     named = named_files(model.settings, model.place).values()
     file = next(iter(named), None) if chosen is None else None if str(chosen) == NO_SHORTLIST else Path(chosen)
     if file is not None:
@@ -132,7 +132,7 @@ def _copy_page(folder: Path) -> None:
 
 
 def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
-    """Its entry in site.json."""
+    """Return its entry in site.json."""
     place = f"models/{model.name.replace(', ', '-').replace(' ', '-')}"
     (folder / place).mkdir(parents=True, exist_ok=True)
     graphs = {name: _copy_graph(graph, folder, place) for name, graph in model.graphs.items()}

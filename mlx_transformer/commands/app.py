@@ -68,7 +68,7 @@ WITHOUT_MLX = "translate evaluate score generate fill embed classify rerank tag 
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
-"""What a command is called there."""
+"""The name of a command there."""
 USUAL_NAMES = {there: here for here, there in BUILD.items()}
 PROGRAMS = {
     "mlx-transformer": (
@@ -118,7 +118,7 @@ class Command(TyperCommand):
 
 
 def _spelled(name: str, options: Container[str], known: Mapping[str, str]) -> str:
-    """An option as it is called here: `known` has other names of it, and Python's programs write `_` for `-`."""
+    """Return an option as it is called here: `known` has other names of it, and Python's programs write `_` for `-`."""
     if name.startswith("--") and name not in options and "_" in name:
         name = name.replace("_", "-")
     return known.get(name, name)
@@ -144,7 +144,7 @@ def app_of(program: str, called: str | None = None) -> typer.Typer:
 
 
 def _described(command: Callable[..., Any]) -> Callable[[], None]:
-    """A command in the list of all, with its description alone."""
+    """Return a command in the list of all, with its description alone."""
 
     def described() -> None: ...
 
@@ -171,7 +171,7 @@ def _program(
 
 @functools.cache
 def command_of(program: str, called: str | None = None) -> Any:
-    """What reads arguments: made once, however often Python calls it."""
+    """Return the parser of arguments: made once, however often Python calls it."""
     command: Any = typer.main.get_command(app_of(program, called))
     for each in (command, *command.commands.values()):
         for parameter in each.get_params(typer.Context(each, help_option_names=HELP)):
@@ -197,10 +197,10 @@ def invoke(program: str, arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except _USAGE_ERROR as error:
         path = error.ctx.command_path if error.ctx is not None else program
-        said = " ".join(error.format_message().split()).replace(
+        reason = " ".join(error.format_message().split()).replace(
             "Value error, ", ""
         )  # pydantic's word, which says nothing
-        raise UserError(f"{said} (see {path} --help)") from None
+        raise UserError(f"{reason} (see {path} --help)") from None
     except UserError as error:
         message = as_typed_in(program, str(error))
         if called in command.commands:
@@ -230,8 +230,8 @@ def options_of(parameters: Iterable[Any]) -> dict[str, tuple[str, bool]]:
 
 
 def as_options(message: str, known: Mapping[str, tuple[str, bool]], spelled: Sequence[str]) -> str:
-    """A message of the library, which names arguments of Python, with options for them: beam=0 is --beam 0. What the
-    user has written himself (`spelled`), a path perhaps, stays."""
+    """A message of the library, which names arguments of Python, with options for them: beam=0 is --beam 0. Text that
+    the user has written himself (`spelled`), a path perhaps, stays."""
     for name, (option, flag) in known.items():
         if any(name in text for text in spelled if not text.startswith("-")):
             continue

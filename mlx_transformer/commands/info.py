@@ -1,4 +1,4 @@
-"""What `mlx-transformer info` prints about a folder."""
+"""The text that `mlx-transformer info` prints about a folder."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _left(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _digests(folder: Path) -> str:
-    """What `verify_files`, which has passed, found to compare."""
+    """Return what `verify_files`, which has passed, found to compare."""
     return "verified" if (folder / MANIFEST).exists() else "no manifest to verify"
 
 

@@ -61,7 +61,7 @@ def _program(command: list[str]) -> list[str]:
 
 
 def _ring(processes: int, command: list[str]) -> int:
-    """The exit status of rank 0, or of the first process that failed."""
+    """Return the exit status of rank 0, or of the first process that failed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hosts = folder / "hosts.json"
@@ -104,7 +104,8 @@ def _ring(processes: int, command: list[str]) -> int:
 
 
 def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
-    """The process that failed first, if one did; then the others are given time, told to end, and at last killed."""
+    """Return the process that failed first, if one did; then the others are given time, told to end, and at last
+    killed."""
     failed, deadline, terminated = None, 0.0, False
     while any(rank.poll() is None for rank in ranks):
         if failed is None:
@@ -144,8 +145,8 @@ def _cores_of(rank: int, processes: int):
 
 
 def _port() -> socket.socket:
-    """A socket on a free port, which is kept from everybody but MLX, whose ring shares it: a rank takes it only when
-    it has imported all."""
+    """Return a socket on a free port, which is kept from everybody but MLX, whose ring shares it: a rank takes it only
+    when it has imported all."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("127.0.0.1", 0))

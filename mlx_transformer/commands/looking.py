@@ -68,7 +68,7 @@ class CompareSettings:
     json: Path | None = None
     """Write it all to this file as JSON."""
     overlong: Overlong = "error"
-    """What to do with a line longer than the model takes."""
+    """The treatment of a line longer than the model takes."""
     batch: int = 32
     """Lines that both translate at once."""
     precision_a: PrecisionName | None = None

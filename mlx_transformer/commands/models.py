@@ -100,7 +100,8 @@ def open_folder(path: Path, **options: Any) -> TextVerbs:
 
 
 def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, str]]:
-    """What must not change between an interrupted run of a model and the one that continues it, once it is asked."""
+    """Return the facts that must not change between an interrupted run of a model and the one that continues it, once
+    it is asked."""
 
     def facts() -> dict[str, str]:
         from mlx_transformer.core.folders import fingerprint
@@ -207,7 +208,7 @@ def runs_onnx(model: Path) -> bool:
 
 
 def _local(model: Path) -> Path:
-    """The file or folder of that name, else that of the name on the Hub, fetched."""
+    """Return the file or folder of that name, else that of the name on the Hub, fetched."""
     if model.exists():
         return model
     from mlx_transformer.families.hub import find_model

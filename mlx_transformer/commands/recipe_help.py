@@ -1,4 +1,4 @@
-"""What `train --help-recipe` prints: every key of a recipe, read from the classes that check recipes."""
+"""The text that `train --help-recipe` prints: every key of a recipe, read from the classes that check recipes."""
 
 from __future__ import annotations
 

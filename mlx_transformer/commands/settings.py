@@ -92,10 +92,10 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeSettings:
-    """What runs a model."""
+    """The choice of a runtime."""
 
     runtime: Literal["mlx", "onnx"] | None = None
-    """What runs it; unset: what MODEL is made for."""
+    """The runtime; unset: the one that MODEL is made for."""
     threads: int | None = None
     """Threads of one ONNX Runtime operator; unset: one for each core."""
     precision: PrecisionName | None = None
@@ -106,7 +106,7 @@ class RuntimeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatingSettings(RuntimeSettings):
-    """What runs a model that translates."""
+    """The choice of a runtime for a model that translates."""
 
     shortlist: Path | str | None = None
     """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
@@ -169,7 +169,7 @@ def chosen(search: Options, names: str) -> dict[str, Any]:
 
 
 def _split_help(meaning: str) -> tuple[str, str | None]:
-    """A field's meaning, and what it says an option stands for that is not given."""
+    """Return a field's meaning, and what it says an option stands for that is not given."""
     if (unset := UNSET.search(meaning)) is None:
         return meaning, None
     return f"{meaning[: unset.start()]}.", meaning[unset.end() :].removesuffix(".")
@@ -180,12 +180,12 @@ _Option = tuple[inspect.Parameter, Callable[[Any], Any]]
 
 
 def _object(of: type, options: Mapping[str, _Option], values: dict[str, Any]) -> Any:
-    """The settings object, whose options' values are taken out of those of all options."""
+    """Return the settings object, whose options' values are taken out of those of all options."""
     return of(**{name: value_of(values.pop(option.name)) for name, (option, value_of) in options.items()})
 
 
 def _options(of: type, mark: Shown) -> dict[str, _Option]:
-    """The options of a settings object, by its fields."""
+    """Return the options of a settings object, by its fields."""
     hints, meanings = get_type_hints(of, include_extras=True), field_docs(of)
     chosen = mark.fields.split() or [field.name for field in dataclasses.fields(of)]
     return {
@@ -213,12 +213,12 @@ def _option(field: dataclasses.Field, hint: Any, meaning: str, panel: str | None
 
 
 def _escaped(help: str) -> str:
-    """The text as rich shows it, for which brackets are markup."""
+    """Return the text as rich shows it, for which brackets are markup."""
     return help.replace("[", r"\[")
 
 
 def _bare(hint: Any) -> Any:
-    """The type as typer takes it: without bounds, and the first of several."""
+    """Return the type as typer takes it: without bounds, and the first of several."""
     parts = get_args(hint)
     if get_origin(hint) is Annotated:
         return _bare(parts[0])
@@ -230,7 +230,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _list(hint: Any) -> Any:
-    """Names to choose from as an Enum: typer takes no list of Literals."""
+    """Return names to choose from as an Enum: typer takes no list of Literals."""
     (item,) = get_args(hint)
     return list[Enum("Name", {name: name for name in get_args(item)})] if get_origin(item) is Literal else hint
 
@@ -248,7 +248,7 @@ class Key:
     kind: FieldType
     help: str
     unset: str | None
-    """What it stands for where no recipe has it."""
+    """The value that it has where no recipe sets it."""
 
 
 class RecipeKeys:
@@ -264,7 +264,7 @@ class RecipeKeys:
         "Adapter": "adapter adapter_rank adapter_alpha adapter_targets adapter_dropout",
         "Run": "best patience final checkpoint_seconds seed",
     }
-    """What `--help` shows; the other keys stand in `--help-recipe`."""
+    """The keys that `--help` shows; the other keys stand in `--help-recipe`."""
     RENAMED: ClassVar = {"warmup_steps": "--warmup", "start_from": "--from", "checkpoint_seconds": "--save-every"}
 
     def __init__(self, tables: dict[str, dict[str, Any]]):

@@ -24,7 +24,7 @@ SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherText:
-    """What models of one stack are scored on."""
+    """The text that models of one stack are scored on."""
 
     text: str | None = None
     """For a decoder: plain text, as train --text takes it."""
@@ -115,7 +115,7 @@ def evaluate(
     long: list[int] = []
     opened = open_model(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
-        found = opened.n_best(
+        translations = opened.n_best(
             pairs.source,
             overlong=overlong,
             scored=False,
@@ -123,7 +123,7 @@ def evaluate(
             done=lambda share: report(share, f"{round(share * len(pairs)):,} of {len(pairs):,} lines"),
             **options,
         )
-    hypotheses = [best[0].text for best in found]
+    hypotheses = [best[0].text for best in translations]
     if out is not None:
         write_text(out, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}

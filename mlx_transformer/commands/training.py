@@ -73,7 +73,7 @@ def _help_recipe(value: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings:
-    """What a run asks of its machine."""
+    """The demands of a run on its machine."""
 
     device: Literal["cpu", "gpu"] | None = None
     """Where MLX computes; unset: the GPU, if there is one."""

@@ -15,7 +15,8 @@ from mlx_transformer.system.errors import UserError
 
 
 def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
-    """The mean of each parameter, summed in float64, stored in float32. `UserError` if the models differ in shape."""
+    """Return the mean of each parameter, summed in float64, stored in float32. `UserError` if the models differ in
+    shape."""
     first, *others = checkpoints
     for other in others:
         if other.config != first.config:

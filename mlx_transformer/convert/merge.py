@@ -38,7 +38,7 @@ Weights = dict[str, NDArray]
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding the merged matrices again has cost."""
+    """The cost of rounding the merged matrices again."""
 
     matrices: int
     error: float
@@ -114,7 +114,8 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
 
 
 def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool) -> tuple[Checkpoint, Adapter]:
-    """Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be written."""
+    """Return Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be
+    written."""
     opened = open_checkpoint(base).base
     check_free(Path(out), "checkpoint", holds_checkpoint, force, opened.folder, Path(adapter))
     change = read_adapter(adapter)
@@ -133,7 +134,7 @@ def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:
 
 
 def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weights, Weights]:
-    """(what is stored, the values of the matrices that were rounded again)"""
+    """Return (what is stored, the values of the matrices that were rounded again)"""
     stored, values = dict(base.stored()), Weights()
     for path in adapter.config.targets:
         name = f"{path}.weight"

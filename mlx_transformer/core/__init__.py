@@ -1,1 +1,1 @@
-"""What a model is: config, parameters, checkpoint, tokenizer. No MLX and no ONNX here."""
+"""The definition of a model: config, parameters, checkpoint, tokenizer. No MLX and no ONNX here."""

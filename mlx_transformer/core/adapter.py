@@ -86,7 +86,7 @@ class AdapterConfig:
 
 @dataclass(frozen=True)
 class WeightDelta:
-    """What an adapter does to one matrix W (O, D), computed in float64."""
+    """The change of an adapter to one matrix W (O, D), computed in float64."""
 
     factor: float
     a: NDArray
@@ -94,12 +94,12 @@ class WeightDelta:
     magnitude: NDArray | None = None
 
     def of(self, weight: NDArray) -> NDArray[np.float64]:
-        """(O, D)"""
+        """Return (O, D)"""
         changed = self._sum(weight)
         return changed if self.magnitude is None else changed * self._gain(changed)[:, None]
 
     def gain(self, weight: NDArray) -> NDArray[np.float64] | None:
-        """(O,): what DoRA multiplies each row of the sum with; None for LoRA."""
+        """Return (O,): what DoRA multiplies each row of the sum with; None for LoRA."""
         return None if self.magnitude is None else self._gain(self._sum(weight))
 
     def _sum(self, weight: NDArray) -> NDArray[np.float64]:
@@ -116,13 +116,13 @@ class Adapter:
     arrays: Mapping[str, NDArray]
 
     def merged(self, name: str, weight: NDArray) -> NDArray:
-        """The parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
+        """Return the parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
         parameter is only stored in float32."""
         change = self.delta(name)
         return weight.astype(np.float32, copy=False) if change is None else change.of(weight).astype(np.float32)
 
     def delta(self, name: str) -> WeightDelta | None:
-        """What it does to this parameter; None: nothing."""
+        """Return what it does to this parameter; None: nothing."""
         path = name.removesuffix(".weight")
         if path not in self._targets:
             return None
@@ -132,7 +132,8 @@ class Adapter:
         return WeightDelta(self.config.factor, a, b, magnitude)
 
     def check_fits(self, config: TransformerConfig, where: str) -> None:
-        """`UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask for."""
+        """Raise `UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask
+        for."""
         try:
             expected = self.config.shapes(config)
         except UserError as error:
@@ -143,7 +144,7 @@ class Adapter:
             raise UserError(f"{where}: {name} is {shapes.get(name, 'missing')}, expected {expected.get(name, 'none')}")
 
     def json(self) -> str:
-        """The text of adapter.json."""
+        """Return the text of adapter.json."""
         values = {"format": FORMAT, **asdict(self.config), "arrays": _digest(self.arrays)}
         return json.dumps(values, indent=2) + "\n"
 
@@ -159,7 +160,7 @@ class Adapter:
         write_tensors(folder / ARRAYS, self.arrays)
 
     def _card(self, known: dict[str, str]) -> str:
-        """The model card of the adapter's own folder."""
+        """Return the model card of the adapter's own folder."""
         c, size = self.config, sum(array.size for array in self.arrays.values())
         made = {
             "library_name": "mlx-transformer",
@@ -196,8 +197,8 @@ def read_adapter(folder: str | Path) -> Adapter:
 
 
 def attached_adapter(folder: Path, weights: Callable[[], str]) -> Adapter | None:
-    """The adapter that a checkpoint's folder keeps beside its weights, whose SHA-256 `weights` gives; None if there is
-    none, or it is one of a run's checkpoints, whose weights have it in them.
+    """Return the adapter that a checkpoint's folder keeps beside its weights, whose SHA-256 `weights` gives; None if
+    there is none, or it is one of a run's checkpoints, whose weights have it in them.
 
     `UserError` if it is damaged, or belongs to other weights.
     """
@@ -232,8 +233,8 @@ def _read(folder: Path) -> Adapter:
 
 
 def linear_maps(config: TransformerConfig) -> dict[str, Shape]:
-    """{path: shape} of the linear maps that can be adapted, all of the encoder's and decoder's layers. The classifier
-    isn't among them: it is an embedding in most models, and as wide as the vocabulary."""
+    """Return {path: shape} of the linear maps that can be adapted, all of the encoder's and decoder's layers. The
+    classifier isn't among them: it is an embedding in most models, and as wide as the vocabulary."""
     return {
         name.removesuffix(".weight"): shape
         for name, shape in parameter_shapes(config).items()

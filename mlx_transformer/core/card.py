@@ -28,7 +28,7 @@ RESULTS = "model-index"
 
 
 class Kind(NamedTuple):
-    """What a model is for: words, the Hub's name of it, and how it is called with text, and with ids."""
+    """The use of a model: words, the Hub's name of it, and how it is called with text, and with ids."""
 
     title: str
     pipeline: str
@@ -64,7 +64,7 @@ SIGNED = "\n<!-- mlx-transformer wrote this; what you change stays as you have i
 
 
 class Form(NamedTuple):
-    """What a folder is for its readers."""
+    """The use of a folder for its readers."""
 
     library: str
     tags: tuple[str, ...]
@@ -191,7 +191,7 @@ def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
 
 
 def _with_proof(text: str, proof: str) -> str:
-    """The text with this between its marks, or as it is if it lacks them."""
+    """Return the text with this between its marks, or as it is if it lacks them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     return f"{before}{begin}\n{proof}\n{end}{after}" if begin and end else text
@@ -206,7 +206,7 @@ def _unsigned(text: str) -> str:
 
 
 def _is_ours(text: str) -> bool:
-    """Whether nobody has changed it since it was written."""
+    """Return whether nobody has changed it since it was written."""
     return SIGNED[: SIGNED.index("{")] in text and _signed(_unsigned(text)) == text
 
 

@@ -39,7 +39,7 @@ class Charsmap:
         self._maybe = re.compile(f"[{''.join(seconds)}]" if seconds else r"(?!)")
 
     def normalized(self, text: str) -> str:
-        """The text with everything replaced that the table has."""
+        """Return the text with everything replaced that the table has."""
         if not self._maybe.search(text, 1):
             return text.translate(self._single)
         return "".join(replacement for _, _, replacement in self._parts(text))
@@ -49,7 +49,7 @@ class Charsmap:
         return [(start, end) for start, end, replacement in self._parts(text) for _ in replacement]
 
     def _parts(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """(start, end, what takes its place) from the text's first character to its last."""
+        """Yield (start, end, what takes its place) from the text's first character to its last."""
         at = 0
         while at < len(text):
             length = min(self._longest.get(text[at], 1), len(text) - at)
@@ -78,7 +78,8 @@ def is_whole(table: Any) -> bool:
 
 
 def replacements(table: bytes) -> dict[str, str]:
-    """{string: what takes its place} of a whole table; of one that is damaged inside, those that can be reached."""
+    """Return {string: what takes its place} of a whole table; of one that is damaged inside, those that can be
+    reached."""
     size = int.from_bytes(table[:4], "little")
     units = np.frombuffer(table, "<u4", size // 4, 4)
     ends = table[4 + size :]

@@ -69,11 +69,11 @@ class Checkpoint:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """What `Tokenizer.load` takes."""
+        """The path that `Tokenizer.load` takes."""
         return tokenizer_path(self.folder)
 
     def tokenizer_json(self) -> str | None:
-        """The text of the tokenizer, if there is one; `UserError` if it is damaged or doesn't fit the model."""
+        """Return the text of the tokenizer, if there is one; `UserError` if it is damaged or doesn't fit the model."""
         if (path := self.tokenizer_path) is None:
             return None
         from .tokenizer import Tokenizer  # most who read weights need no text
@@ -84,26 +84,27 @@ class Checkpoint:
 
     @cached_property
     def _files(self) -> Mapping[str, Stored]:
-        """What the file of the weights holds: its header is read once, not for each of the tensors that it lists."""
+        """The tensors in the file of the weights: its header is read once, not for each of the tensors that it
+        lists."""
         return stored_tensors(self.folder / WEIGHTS)
 
     def names(self) -> list[str]:
         return list(parameter_shapes(self.config))
 
     def tensor(self, name: str) -> NDArray:
-        """One parameter in the table's shape."""
+        """Return one parameter in the table's shape."""
         array = self._own(name)
         if self.adapter is None or self.adapter.delta(name) is None:
             return array
         return self.adapter.merged(name, array)
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
-        """(name, array) one by one, in the table's order."""
+        """Yield (name, array) one by one, in the table's order."""
         for name in self.names():
             yield name, self.tensor(name)
 
     def unread(self) -> dict[str, Stored]:
-        """The same, none of them read yet."""
+        """Return the same, none of them read yet."""
         shapes = parameter_shapes(self.config)
         changed = {name for name in shapes if self.adapter is not None and self.adapter.delta(name) is not None}
 
@@ -114,14 +115,15 @@ class Checkpoint:
         return {name: later(name) for name in shapes}
 
     def packed(self, name: str) -> Packed:
-        """A quantised matrix as it is stored, without an adapter's change, its scales and biases in float32. `name` is
-        one of `quantization`."""
+        """Return a quantised matrix as it is stored, without an adapter's change, its scales and biases in float32.
+        `name` is one of `quantization`."""
         words, *numbers = (np.asarray(self._files[each]) for each in tensors_of(name))
         scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
         return Packed(words, scales, biases, self.quantization[name])
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
-        """(name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's sum."""
+        """Yield (name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's
+        sum."""
         for name in self.names():
             if name in self.quantization:
                 packed = self.packed(name)
@@ -130,7 +132,7 @@ class Checkpoint:
                 yield name, self.tensor(name)
 
     def _own(self, name: str) -> NDArray:
-        """A parameter without an adapter's change."""
+        """Return a parameter without an adapter's change."""
         if name in self.quantization:
             return self.packed(name).dequantised()
         array = np.asarray(self._files[name])
@@ -177,7 +179,7 @@ def save_checkpoint(
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of ours, whole or damaged."""
+    """Return whether a folder is a checkpoint of ours, whole or damaged."""
     if has_graphs(folder):  # which have a manifest too
         return False
     if (folder / MANIFEST).is_file():
@@ -186,12 +188,12 @@ def holds_checkpoint(folder: Path) -> bool:
 
 
 def is_huggingface_folder(folder: Path) -> bool:
-    """Whether a folder is a Hugging Face model, with its weights in the form in which they are written here."""
+    """Return whether a folder is a Hugging Face model, with its weights in the form in which they are written here."""
     return is_published(folder) and (folder / WEIGHTS).is_file()
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder is a Hugging Face model, its weights in whatever form; one of graphs alone is not."""
+    """Return whether a folder is a Hugging Face model, its weights in whatever form; one of graphs alone is not."""
     try:
         values = read_json(folder / CONFIG)
     except UserError:
@@ -202,7 +204,7 @@ def is_published(folder: Path) -> bool:
 
 
 def has_graphs(folder: Path) -> bool:
-    """Whether a folder holds ONNX graphs."""
+    """Return whether a folder holds ONNX graphs."""
     return any(folder.glob("onnx/*.onnx")) or any(folder.glob("*.onnx"))
 
 
@@ -213,7 +215,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def digests(checkpoint: Checkpoint) -> dict[str, str]:
-    """{file: SHA-256} of what says which numbers the checkpoint has."""
+    """Return {file: SHA-256} of what says which numbers the checkpoint has."""
     digests_by_file = {WEIGHTS: weights_digest(checkpoint.folder)}
     return (
         digests_by_file
@@ -252,7 +254,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
 
 
 def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
-    """The config, and what it says of the quantisation of the tensors stored."""
+    """Return the config, and what it says of the quantisation of the tensors stored."""
     text = read_text(path)
     try:
         values = parse_object(text)
@@ -264,7 +266,7 @@ def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, 
 
 
 def resolve(folder: str | Path) -> Path:
-    """The checkpoint folder that a path means; `UserError` if there is none."""
+    """Return the checkpoint folder that a path means; `UserError` if there is none."""
     check_name(folder)
     folder = Path(folder)
     for candidate in (folder, folder / "model", previous(folder), previous(folder / "model")):

@@ -1,4 +1,4 @@
-"""What a model is: one frozen, validated description that both sides (MLX and ONNX) are built from.
+"""The definition of a model: one frozen, validated description that both sides (MLX and ONNX) are built from.
 
 Source: "Attention Is All You Need" (Vaswani et al., 2017), section 3 and table 3. The defaults are the paper's choices;
 every other value is what a later, published model needs.
@@ -53,7 +53,7 @@ AdapterRank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
 AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
-"""What a summary shows of every model."""
+"""The fields that a summary shows of every model."""
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern")
@@ -97,7 +97,7 @@ SAME = Table()
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """Sizes and choices of one Transformer. A field's annotation is its whole description: `fields.py` checks it, and
-    the tests vary it. What two fields demand of each other stands in `_relations`.
+    the tests vary it. The demands of two fields on each other stand in `_relations`.
 
     Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
     `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
@@ -135,7 +135,7 @@ class TransformerConfig:
     """Norms behind each sub-layer (post, the paper's) or before it (pre). post: LayerNorm(x + Sublayer(x)); pre:
     x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
-    """What normalises."""
+    """The function that normalises."""
     norm_bias: bool = True
     """Bias of layernorm; rmsnorm has none."""
     first_norm: bool = True
@@ -151,7 +151,7 @@ class TransformerConfig:
     query_key_norm: bool = False
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
     attention_scale: Scale | None = None
-    """What the products of queries and keys are multiplied by; unset: 1 / sqrt(d_k). T5 has 1."""
+    """The factor of the products of queries and keys; unset: 1 / sqrt(d_k). T5 has 1."""
     window: Length | None = None
     """How many positions away the farthest key is that a position of an encoder alone sees; unset: all are seen."""
     decoder_self_attention: DecoderSelfAttention = "attention"
@@ -162,7 +162,7 @@ class TransformerConfig:
     output_bias: bool = False
     """Bias of the final classifier."""
     logit_scale: Scale | None = None
-    """What the classifier's input is multiplied by; unset: nothing. T5 has 1 / sqrt(d_model)."""
+    """The factor of the classifier's input; unset: none. T5 has 1 / sqrt(d_model)."""
 
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens; sinusoidal_halves: the paper's, all sines, then all cosines, as in
@@ -190,7 +190,7 @@ class TransformerConfig:
     segments (Devlin et al. 2019); 0: none."""
 
     head: Head = VOCABULARY
-    """What an encoder alone makes of its last layer: logits of the vocabulary, of classes, or vectors."""
+    """The output that an encoder alone makes of its last layer: logits of the vocabulary, of classes, or vectors."""
 
     dropout: Rate = 0.1
     """Dropout of every sub-layer's output and of embedding + position (section 5.4)."""
@@ -200,11 +200,12 @@ class TransformerConfig:
     """Dropout of the inner activations of the feed-forward nets."""
 
     decoder: Table = SAME
-    """What the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff, activation, gated."""
+    """The fields that the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff,
+    activation, gated."""
 
     layer_pattern: tuple[Table, ...] = ()
-    """What layers of an encoder alone have otherwise, of rotary_base and window: layer i what entry i has, and from the
-    last one on again from the first."""
+    """The fields that layers of an encoder alone have otherwise, of rotary_base and window: layer i what entry i has,
+    and from the last one on again from the first."""
 
     pad_id: TokenId = 0
     """Padding."""
@@ -228,7 +229,7 @@ class TransformerConfig:
             raise UserError("TransformerConfig: " + "; ".join(problems))
 
     def _following(self) -> dict[str, int]:
-        """What fields that are unset follow from."""
+        """Return what fields that are unset follow from."""
         width = self.d_model // self.heads
         return dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
 
@@ -315,14 +316,14 @@ class TransformerConfig:
         return {"vocabulary": self.vocab_size, "spans": 2}.get(self.head.kind, len(self.head.labels))
 
     def of(self, stack: Stack, layer: int | None = None) -> TransformerConfig:
-        """The config as one stack sees it, or one layer. What follows, as d_k = d_model / heads, follows from the
-        stack's own."""
+        """Return the config as one stack sees it, or one layer. A field that follows, as d_k = d_model / heads, follows
+        from the stack's own."""
         if layer is not None and self.layer_pattern:
             return _of_layer(self, layer % len(self.layer_pattern))
         return _of(self, stack) if self.decoder else self
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field; of `YOUNGER` those that are not at their default."""
+        """Return every field; of `YOUNGER` those that are not at their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         written = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
@@ -362,7 +363,7 @@ class TransformerConfig:
 
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> TransformerConfig:
-        """One of PRESETS for a vocabulary, with single fields changed by keyword."""
+        """Return one of PRESETS for a vocabulary, with single fields changed by keyword."""
         if name not in PRESETS:
             raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], "vocab_size": vocab_size, **changes})
@@ -380,7 +381,7 @@ def _of_layer(config: TransformerConfig, entry: int) -> TransformerConfig:
 
 
 def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerConfig:
-    """The config of a stack with fields of its own; what followed from those that it replaces follows anew."""
+    """Return the config of a stack with fields of its own; what followed from those that it replaces follows anew."""
     widths = () if config.d_model % config.heads else ("d_k", "d_v")
     follow = ("key_value_heads", *widths)
     followed = {n: None for n, value in config._following().items() if n in follow and getattr(config, n) == value}
@@ -388,7 +389,7 @@ def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerC
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The JSON object in a text; `UserError` if it isn't one."""
+    """Return the JSON object in a text; `UserError` if it isn't one."""
     values = parse_json(text, "TransformerConfig: not JSON", "restore it from a copy")
     if not isinstance(values, dict):
         raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")

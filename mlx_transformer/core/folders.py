@@ -1,4 +1,4 @@
-"""What kind of folder a path is, by the files in it, and a digest of all of them."""
+"""The kind of folder that a path is, by the files in it, and a digest of all of them."""
 
 from __future__ import annotations
 

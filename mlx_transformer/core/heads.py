@@ -1,4 +1,4 @@
-"""What an encoder alone makes of its last layer: one frozen, validated description."""
+"""The head of an encoder alone, on its last layer: one frozen, validated description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlx_transformer.system.fields import check_fields, unknown_keys
 HeadKind = Literal["vocabulary", "hidden", "pooled", "classes", "token-classes", "spans"]
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 SPANS = ("start", "end")
-"""What the two logits of spans are of."""
+"""The meaning of the two logits of spans."""
 HeadPooling = Literal["first", "mean"]
 
 
@@ -37,7 +37,7 @@ class Head:
     pooling: HeadPooling = "first"
     """Whence a row's vector: its first token, or the mean of its tokens."""
     labels: tuple[str, ...] = ()
-    """What the classes are called, in their order."""
+    """The names of the classes, in their order."""
     several: bool = False
     """Whether a row may be of several classes, or of none: each has a probability of its own."""
     scores: bool = False
@@ -81,7 +81,7 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field that isn't at its default."""
+        """Return every field that isn't at its default."""
         values = {**asdict(self), "labels": list(self.labels)}
         plain = {**asdict(VOCABULARY), "labels": []}
         return {name: value for name, value in values.items() if value != plain[name]}

@@ -1,4 +1,4 @@
-"""What a model reads, for every runtime: rows of any lengths, checked once, taken apart and padded.
+"""The inputs of a model, for every runtime: rows of any lengths, checked once, taken apart and padded.
 
 `INPUTS` lists all that a first stack can read of one row. Shapes: B rows, S their padded length, D model.
 """
@@ -35,10 +35,10 @@ class Input:
     size: Callable[[TransformerConfig], int]
     vectors: bool = False
     fill: Callable[[TransformerConfig], int] = lambda config: 0
-    """What stands on padding."""
+    """The value on padding."""
 
     def check(self, rows: Any, config: TransformerConfig, what: str) -> list[NDArray]:
-        """The rows as arrays. `UserError` for what doesn't fit the model; what: the ids' name in its message."""
+        """Return the rows as arrays. `UserError` for what doesn't fit the model; what: the ids' name in its message."""
         if not self.size(config):
             raise UserError(f"{self.argument}: the model reads none; leave them out")
         if self.vectors:
@@ -58,11 +58,11 @@ TOKEN_TYPES = Input("token_types", "token_types", "token_type_ids", lambda c: c.
 INPUTS = {entry.name: entry for entry in (SOURCE_IDS, VECTORS, TOKEN_TYPES)}
 """By name: ids, vectors in their place, and what goes with either."""
 MASK = "attention_mask"
-"""What graphs and published models call the mask of what they read."""
+"""The name that graphs and published models have for the mask of their input."""
 
 
 def companions(config: TransformerConfig) -> list[Input]:
-    """What such a model reads besides ids, or vectors, and their mask."""
+    """Return what such a model reads besides ids, or vectors, and their mask."""
     return [entry for entry in INPUTS.values() if entry not in (SOURCE_IDS, VECTORS) and entry.size(config)]
 
 
@@ -105,7 +105,7 @@ class Sources:
         return len(self._first)
 
     def __iter__(self) -> Iterator[NDArray]:
-        """The rows of ids, or of vectors."""
+        """Return the rows of ids, or of vectors."""
         return iter(self._first)
 
     def __getitem__(self, index: slice | NDArray) -> Sources:
@@ -116,7 +116,7 @@ class Sources:
     def padded(
         self, multiple: int = 1, most: int | None = None, left: bool = False
     ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-        """Each input as one array (B, S) or (B, S, D), by name, and the mask (B, S), 1 on tokens.
+        """Return each input as one array (B, S) or (B, S, D), by name, and the mask (B, S), 1 on tokens.
 
         S: the longest row, rounded up to a multiple, but to no more than `most` if that is enough. left: the padding
         stands before the rows.
@@ -136,13 +136,13 @@ class Sources:
         return array
 
     def stacked(self) -> dict[str, NDArray]:
-        """Each input as one array. `UserError` for rows of several lengths, and of more than the model takes."""
+        """Return each input as one array. `UserError` for rows of several lengths, and of more than the model takes."""
         check_equally_long(list(self), self.config, "ids")
         return {name: np.stack(rows) for name, rows in self.rows.items()}
 
 
 def check_equally_long(rows: Sequence[NDArray], config: TransformerConfig, what: str) -> None:
-    """`UserError` unless the rows are of one length that the model takes."""
+    """Raise `UserError` unless the rows are of one length that the model takes."""
     if len({len(row) for row in rows}) != 1:
         raise UserError(f"{what}: rows have different lengths; pad them and pass a mask")
     if len(rows[0]) > config.max_positions:
@@ -150,7 +150,7 @@ def check_equally_long(rows: Sequence[NDArray], config: TransformerConfig, what:
 
 
 def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> list[NDArray]:
-    """The rows as float32 arrays (S, `width`); `UserError` names the first row that is none."""
+    """Return the rows as float32 arrays (S, `width`); `UserError` names the first row that is none."""
     rows = []
     for i, row in enumerate(listed(vectors, what, "vectors")):
         try:
@@ -169,7 +169,8 @@ def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> 
 
 
 def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[NDArray]:
-    """The rows as int64 arrays; `UserError` names the row and position of the first id outside 0..vocab_size-1."""
+    """Return the rows as int64 arrays; `UserError` names the row and position of the first id outside
+    0..vocab_size-1."""
     rows = []
     for i, row in enumerate(listed(ids, what)):
         try:
@@ -197,7 +198,7 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
 
 
 def listed(rows: Rows, what: str, kind: str = "ids") -> Rows:
-    """The rows. `UserError` for what is no list of rows."""
+    """Return the rows. `UserError` for what is no list of rows."""
     if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
         raise UserError(f"{what}: expected a list of lists of {kind}, found {type(rows).__name__}")
     return rows

@@ -172,7 +172,7 @@ def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterato
 
 
 def _is_multiplier(value: Any) -> bool:
-    """Whether a number and its reciprocal are normal float32 numbers."""
+    """Return whether a number and its reciprocal are normal float32 numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     least, most = (float(limit) for limit in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))

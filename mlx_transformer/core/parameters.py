@@ -40,44 +40,44 @@ TOKEN_TYPES = "token_type_embedding.weight"
 
 
 def source_embedding_name(config: TransformerConfig) -> str:
-    """Parameter that the encoder's embedding reads."""
+    """Return the parameter that the encoder's embedding reads."""
     return "embedding.weight" if config.one_embedding else "source_embedding.weight"
 
 
 def target_embedding_name(config: TransformerConfig) -> str:
-    """Parameter that the decoder's embedding reads."""
+    """Return the parameter that the decoder's embedding reads."""
     return "embedding.weight" if config.one_embedding else "target_embedding.weight"
 
 
 def output_weight_name(config: TransformerConfig) -> str:
-    """Parameter that the classifier multiplies by, if there is one: an embedding when tied."""
+    """Return the parameter that the classifier multiplies by, if there is one: an embedding when tied."""
     if config.own_classifier:
         return "output_proj.weight"
     return target_embedding_name(config)
 
 
 def embedding_names(config: TransformerConfig) -> set[str]:
-    """Tables that are read by token; a classifier that is tied to one multiplies by it too."""
+    """Return tables that are read by token; a classifier that is tied to one multiplies by it too."""
     source = {source_embedding_name(config)} if config.has_encoder else set()
     return source | ({target_embedding_name(config)} if config.has_decoder else set())
 
 
 def added_table_names(config: TransformerConfig) -> set[str]:
-    """Tables whose rows are only added, learned positions, T5's buckets and the kinds of tokens: nothing is multiplied
-    by them."""
+    """Return tables whose rows are only added, learned positions, T5's buckets and the kinds of tokens: nothing is
+    multiplied by them."""
     stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
     positions = {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
     return positions | ({TOKEN_TYPES} if config.token_types else set())
 
 
 def is_unbounded(name: str, config: TransformerConfig) -> bool:
-    """Whether results of this matrix may be beyond float16's range: those of T5's feed-forward nets are. It and the
-    sums over it stay float32 where a model computes in float16, as in transformers."""
+    """Return whether results of this matrix may be beyond float16's range: those of T5's feed-forward nets are. It and
+    the sums over it stay float32 where a model computes in float16, as in transformers."""
     return config.positions in RELATIVE and name.endswith("feed_forward.down_proj.weight")
 
 
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
-    """The matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
+    """Return the matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
     others = added_table_names(config)
     return {name: s for name, s in parameter_shapes(config).items() if len(s) == 2 and name not in others}
 

@@ -16,7 +16,8 @@ Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"
 """The first token's row; the largest number of each column; the mean of all rows; their sum divided by the square root
 of how many there are; their mean with weights 1, 2, 3, ... by their places; the last token's row."""
 Kind = Literal["dense", "sparse", "multi"]
-"""What is made of a text: one vector; a weight of each of its tokens; a vector of each of its tokens."""
+"""The kind of vector that is made of a text: one vector; a weight of each of its tokens; a vector of each of its
+tokens."""
 
 
 def pooled(rows: NDArray[np.float64], places: NDArray[np.intp], way: Pooling) -> NDArray[np.float64]:

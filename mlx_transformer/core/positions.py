@@ -47,7 +47,7 @@ def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.fl
 
 
 def relative_buckets(length: int, config: TransformerConfig, causal: bool) -> NDArray[np.int64]:
-    """Row of a table for each distance, key less query, from 1 - length to length - 1 (2 * length - 1,).
+    """Return the row of a table for each distance, key less query, from 1 - length to length - 1 (2 * length - 1,).
 
     The first half of the rows is for one distance each, the others for ranges that grow geometrically up to
     `relative_distance`. `causal`: for keys before the query; else half of all rows is for keys after it (Raffel et al.

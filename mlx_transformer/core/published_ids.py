@@ -1,10 +1,10 @@
 """Vocabularies of published models whose ids aren't those of their SentencePiece model.
 
-A vocab.json gives the ids (Marian and M2M100), or the family's code does (mBART, NLLB). What a piece is, the model
-says; which id it has, and that it has none, the vocabulary. Marian's holds pieces of two models: text is cut by the
-source's, and ids may be of either.
+A vocab.json gives the ids (Marian and M2M100), or the family's code does (mBART, NLLB). The model says what a piece is;
+which id it has, and that it has none, the vocabulary. Marian's holds pieces of two models: text is cut by the source's,
+and ids may be of either.
 
-What a `tokenizer.json` has no place for is kept inside its template, where other programs pass over it, as
+The token that a `tokenizer.json` has no place for is kept inside its template, where other programs pass over it, as
 "mlx_transformer": the ids of pad and of what decoders start with; the pieces without an id; whether a text may begin
 with a token such as ">>deu<<"; and of a vocabulary of two models the tokenizer.json of the target's, with the same ids.
 Vocabularies of encoders have the ids of eos, unk and mask there too, and that the file's own components cut text, as
@@ -30,26 +30,26 @@ ROLES = "mlx_transformer"
 
 
 def roles_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a parsed tokenizer.json says beside its standard components; {} if it says nothing."""
+    """Return what a parsed tokenizer.json says beside its standard components; {} if it says nothing."""
     template = specification.get("post_processor")
     roles = template.get(ROLES) if isinstance(template, dict) else None
     return roles if isinstance(roles, dict) else {}
 
 
 def target_of(specification: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The parsed tokenizer.json that cuts text of the target; None where the same does."""
+    """Return the parsed tokenizer.json that cuts text of the target; None where the same does."""
     target = roles_of(specification).get("target")
     return target if isinstance(target, dict) and not roles_of(target).get("target") else None
 
 
 def without_target(specification: Mapping[str, Any]) -> dict[str, Any]:
-    """What cuts text of the source alone."""
+    """Return what cuts text of the source alone."""
     roles = {name: value for name, value in roles_of(specification).items() if name != "target"}
     return {**specification, "post_processor": {**specification["post_processor"], ROLES: roles}}
 
 
 def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
-    """What is wrong with what a file of `size` ids says, if anything is."""
+    """Return what is wrong with what a file of `size` ids says, if anything is."""
     named = ["pad", "bos", *(name for name in ("eos", "unk", "mask") if name in roles)]
     if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in named):
         return f"the ids of {' and '.join(named)} are none of its own"
@@ -61,14 +61,14 @@ def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
 
 
 def is_prefix(text: str) -> bool:
-    """Whether it is what Marian calls a language, such as ">>deu<<"."""
+    """Return whether it is what Marian calls a language, such as ">>deu<<"."""
     return text.startswith(">>") and text.endswith("<<")
 
 
 def laid_out(
     model: SentencePiece, vocabulary: Mapping[str, int], control: Sequence[str] = ()
 ) -> tuple[SentencePiece, list[list[Any]]]:
-    """The model with its pieces in the vocabulary's order, and [text, score] of those without an id.
+    """Return the model with its pieces in the vocabulary's order, and [text, score] of those without an id.
 
     control: tokens of the vocabulary that stand for no text. Raises `UserError` for ids that are no order.
     """
@@ -130,14 +130,14 @@ class PublishedIds:
         self._unknown, self._size, self._surfaces = list(texts).index(UNK), len(texts), surfaces
 
     def without_prefix(self, text: str) -> tuple[int | None, str]:
-        """The id of the token that a text begins with, <unk> for one that isn't there, and the rest."""
+        """Return the id of the token that a text begins with, <unk> for one that isn't there, and the rest."""
         if self._prefixes is None or not text.startswith(">>") or (end := text.find("<<") + 2) < 2:
             return None, text
         return self._prefixes.get(text[:end], self._unknown), text[end:]
 
     def cut(self, prefix: int | None, text: str, encoding: tokenizers.Encoding) -> Cut:
-        """The ids of a text that was cut. What the source's model doesn't know the target's may; what has no id is
-        unknown."""
+        """Return the ids of a text that was cut. Text that the source's model doesn't know the target's may; what has
+        no id is unknown."""
         first = [] if prefix is None else [prefix]
         ids = [self._id(id, text, place) for id, place in zip(encoding.ids, encoding.offsets, strict=True)]
         words = [None if word is None else word + len(first) for word in encoding.word_ids]

@@ -43,7 +43,7 @@ class Scheme:
                 raise UserError(f"quantization: {name}={value!r}: choose one of {', '.join(map(str, known))}")
 
     def divides(self, shape: Shape) -> bool:
-        """Whether a matrix (O, D) can be quantised so."""
+        """Return whether a matrix (O, D) can be quantised so."""
         return len(shape) == 2 and shape[1] % self.group_size == 0
 
 
@@ -52,13 +52,13 @@ Quantization = Mapping[str, Scheme]
 
 
 def tensors_of(name: str) -> tuple[str, str, str]:
-    """Names of the stored integers, scales and biases of the parameter NAME.weight."""
+    """Return names of the stored integers, scales and biases of the parameter NAME.weight."""
     path = name.removesuffix(".weight")
     return name, f"{path}.scales", f"{path}.biases"
 
 
 def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> dict[str, Shape]:
-    """A parameter table, its quantised matrices replaced by what is stored of them."""
+    """Return a parameter table, its quantised matrices replaced by what is stored of them."""
     stored: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if name in quantization:
@@ -71,14 +71,14 @@ def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> di
 
 
 def to_config(quantization: Quantization) -> dict[str, Any]:
-    """What config.json says: the commonest scheme, and by their paths the layers that have another one."""
+    """Return what config.json says: the commonest scheme, and by their paths the layers that have another one."""
     [(common, _)] = Counter(quantization.values()).most_common(1)
     others = {name.removesuffix(".weight"): asdict(s) for name, s in quantization.items() if s != common}
     return {**asdict(common), "mode": "affine", **others}
 
 
 def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]) -> dict[str, Scheme]:
-    """{parameter: scheme} of config.json's entry for the tensors stored in a file (`names`).
+    """Return {parameter: scheme} of config.json's entry for the tensors stored in a file (`names`).
 
     As in mlx-lm a matrix is quantised if its scales are there. `matrices`: those that can be quantised
     (`parameters.quantizable_shapes`). Raises `UserError` listing every problem.
@@ -148,7 +148,8 @@ class Packed:
         return (pairs >> shift & (2**bits - 1)).astype(np.uint8).reshape(len(octets), -1)
 
     def dequantised(self) -> NDArray[Any]:
-        """(O, D) in the type of the scales: product, then sum, each rounded to it: bit for bit `mx.dequantize` on CPUs.
+        """Return (O, D) in the type of the scales: product, then sum, each rounded to it: bit for bit `mx.dequantize`
+        on CPUs.
 
         A fused multiply-add would make another last bit of about every second weight.
         """

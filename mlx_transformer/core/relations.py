@@ -1,4 +1,4 @@
-"""What fields of a config that are right by themselves must not be together."""
+"""The rules between fields of a config that are right by themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RELATIVE = ("relative", "relative_layers")
 
 
 def relations(c: Any) -> list[str]:
-    """Everything that is wrong with a `TransformerConfig` whose fields are sound."""
+    """Return everything that is wrong with a `TransformerConfig` whose fields are sound."""
     problems: list[str] = []
 
     def check(holds: bool, message: str) -> None:

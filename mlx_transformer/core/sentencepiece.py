@@ -1,6 +1,7 @@
 """SentencePiece models (`.spm`, `spiece.model`, `sentencepiece.bpe.model`) read and written, without its package.
 
-The file is one protobuf message, ModelProto of sentencepiece_model.proto. What says which pieces a text has is read:
+The file is one protobuf message, ModelProto of sentencepiece_model.proto. The fields that say which pieces a text has
+are read:
 
     1 pieces       1 piece, 2 score, 3 type
     2 trainer      3 model type, 24 whitespace as suffix, 35 byte fallback, 40 to 43 ids of unk, bos, eos and pad
@@ -42,7 +43,7 @@ class SentencePiece:
     pieces: tuple[Piece, ...]
     model_type: int = UNIGRAM
     byte_fallback: bool = False
-    """What no piece has becomes pieces of its bytes."""
+    """Whether text that no piece has becomes pieces of its bytes."""
     charsmap: bytes = b""
     """The normaliser's table: a trie of the strings that are replaced, and their replacements."""
     normalizer: str = ""
@@ -55,7 +56,7 @@ class SentencePiece:
     """Ids of unk, bos, eos and pad; -1: none."""
 
     def ids_of(self, type: int) -> list[int]:
-        """The ids of all pieces of a type."""
+        """Return the ids of all pieces of a type."""
         return [id for id, piece in enumerate(self.pieces) if piece.type == type]
 
 
@@ -65,7 +66,7 @@ def read_sentencepiece(path: str | Path) -> SentencePiece:
 
 
 def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> SentencePiece:
-    """The model of a file's bytes; `UserError` as `read_sentencepiece`, with `origin` as its name."""
+    """Return the model of a file's bytes; `UserError` as `read_sentencepiece`, with `origin` as its name."""
     try:
         pieces, trainer, normalizer = [], {}, {}
         for field, value in _fields(data):
@@ -97,7 +98,7 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
 
 
 def sentencepiece_bytes(model: SentencePiece) -> bytes:
-    """The file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too."""
+    """Return the file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too."""
     pieces = [
         _field(1, piece.text.encode()) + _tag(2, FLOAT) + struct.pack("<f", piece.score) + _field(3, piece.type)
         for piece in model.pieces
@@ -112,7 +113,7 @@ def sentencepiece_bytes(model: SentencePiece) -> bytes:
 
 
 def _unreadable(model: SentencePiece) -> list[str]:
-    """Why a model of this project can't have such a vocabulary."""
+    """Return why a model of this project can't have such a vocabulary."""
     if model.model_type not in (UNIGRAM, BPE):
         return [f"its kind is {MODEL_TYPES.get(model.model_type, model.model_type)}, not unigram or BPE"]
     texts = [piece.text for piece in model.pieces]
@@ -147,7 +148,7 @@ def _special(trainer: dict[int, Value], pieces: list[Piece]) -> tuple[int, int, 
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """(number, value) of each field of a message: a number, or the bytes that are stored."""
+    """Yield (number, value) of each field of a message: a number, or the bytes that are stored."""
     at, size = 0, len(data)
     while at < size:
         tag, at = _varint(data, at)
@@ -166,7 +167,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the low ones first, and where it ends."""
+    """Return a number in groups of seven bits, the low ones first, and where it ends."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

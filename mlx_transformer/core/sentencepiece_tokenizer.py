@@ -2,11 +2,11 @@
 
 The file is of standard components: Precompiled, a Replace for spaces, Metaspace, Unigram or BPE. With it alone other
 programs differ from SentencePiece where marks stand apart from their letters (`charsmap.py`) and where a text spells a
-control piece, such as "</s>", which is then taken for the piece. `ExactText` has neither fault. What is left: scores
-are added in float64 where SentencePiece adds in float32, so that segmentations may differ that are equal to seven
-digits; of a BPE model two pairs that make the same piece, and that overlap, may be merged in another order; typed
-bytes, "<0x41>", are taken for the piece; a text that begins with SentencePiece's own mark, "▁", where the normaliser
-leaves that; pieces that users defined, in a BPE model, or where the normaliser changes them.
+control piece, such as "</s>", which is then taken for the piece. `ExactText` has neither fault. The remaining
+difference: scores are added in float64 where SentencePiece adds in float32, so that segmentations may differ that are
+equal to seven digits; of a BPE model two pairs that make the same piece, and that overlap, may be merged in another
+order; typed bytes, "<0x41>", are taken for the piece; a text that begins with SentencePiece's own mark, "▁", where the
+normaliser leaves that; pieces that users defined, in a BPE model, or where the normaliser changes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END = "</s>"
 
 
 def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mapping[str, Any] | None = None) -> str:
-    """The text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
+    """Return the text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
 
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
     that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. Raises `UserError` for a
@@ -88,8 +88,8 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mappin
 
 
 def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
-    """The unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has none, or
-    one whose pieces have another order."""
+    """Return the unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has
+    none, or one whose pieces have another order."""
     reordered = is_sentencepiece(specification) and roles_of(specification)
     if reordered or not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
         return None
@@ -120,7 +120,7 @@ def _text(id: int, piece: Piece) -> str:
 
 
 def _score(model: SentencePiece, piece: Piece, best: float) -> float:
-    """A piece that a user defined wins over all ways to cut it, as in SentencePiece."""
+    """Return a piece that a user defined wins over all ways to cut it, as in SentencePiece."""
     defined = piece.type == USER_DEFINED and model.model_type != BPE
     return len(piece.text) * best - 0.1 if defined else piece.score
 
@@ -132,7 +132,7 @@ def _unigram(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict
 
 
 def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
-    """The merges are all ways to make a piece of two others, the piece of the highest score first."""
+    """Return the merges, all ways to make a piece of two others, the piece of the highest score first."""
     scores = {text: score for text, score, type in pieces if type in (NORMAL, USER_DEFINED)}
     merges = [
         (-scores[text], i, [text[:i], text[i:]])
@@ -156,7 +156,7 @@ def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str
 
 
 def is_sentencepiece(specification: dict[str, Any]) -> bool:
-    """Whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
+    """Return whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
     normalizer, pre_tokenizer = specification.get("normalizer"), specification.get("pre_tokenizer")
     kinds = {"Precompiled", "Replace"}
     parts = normalizer.get("normalizers") if isinstance(normalizer, dict) else []
@@ -183,7 +183,7 @@ class ExactText:
         self._backend.no_truncation()
 
     def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
-        """Ids and words of each text, </s> included."""
+        """Return ids and words of each text, </s> included."""
         if self._published is None:
             return self._backend.encode_batch([self._normalized(text) for text in texts])
         parts = [self._published.without_prefix(text) for text in texts]
@@ -195,8 +195,8 @@ class ExactText:
         ]
 
     def located(self, texts: Sequence[str]) -> list[Located]:
-        """Ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids aren't
-        those of its pieces: only translators have one."""
+        """Return ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids
+        aren't those of its pieces: only translators have one."""
         if self._published is not None:
             raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
         normalized = [self._normalized(text) for text in texts]
@@ -207,7 +207,7 @@ class ExactText:
         ]
 
     def _places(self, text: str, places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
-        """The same in the text as it was before it was normalised."""
+        """Return the same in the text as it was before it was normalised."""
         assert self._charsmap is not None
         end = len(text)
         known = [*self._charsmap.places(text), (end, end)]
@@ -225,7 +225,8 @@ class ExactText:
 
 
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer, without its table, and with control pieces that no text can spell: they hold a space."""
+    """Return the same tokenizer, without its table, and with control pieces that no text can spell: they hold a
+    space."""
     changed = copy.copy(specification)
     roles = roles_of(specification)
     changed["added_tokens"] = [x for x in _added(specification) if not x["special"] and not roles.get("prefixes")]

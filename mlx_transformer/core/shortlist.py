@@ -42,8 +42,8 @@ class Shortlist:
     ids: NDArray[np.uint32]
 
     def candidates(self, source: Sequence[int], vocab_size: int, shared: bool) -> NDArray[np.int64]:
-        """The ids that a sentence's translation is made of, ascending: frequent ones, what its pieces may become, and
-        its own pieces, where source and target have one vocabulary (`shared`); then the next free ones."""
+        """Return the ids that a sentence's translation is made of, ascending: frequent ones, what its pieces may
+        become, and its own pieces, where source and target have one vocabulary (`shared`); then the next free ones."""
         chosen = np.zeros(vocab_size, bool)
         chosen[: self.first] = True
         if shared:
@@ -61,7 +61,7 @@ class Shortlist:
 
 
 def shares_ids(config: TransformerConfig, tokenizer: Tokenizer | None) -> bool:
-    """Whether a source token of a model is a target token too, so that a sentence may write its own."""
+    """Return whether a source token of a model is a target token too, so that a sentence may write its own."""
     joint = config.one_embedding or tokenizer is None or not tokenizer.separate
     return joint and config.source_vocab_size == config.vocab_size
 
@@ -109,7 +109,7 @@ def read_shortlist(path: str | Path) -> Shortlist:
 
 
 def shortlist_bytes(shortlist: Shortlist) -> bytes:
-    """The file of a shortlist."""
+    """Return the file of a shortlist."""
     offsets, ids = (np.ascontiguousarray(shortlist.offsets, "<u8"), np.ascontiguousarray(shortlist.ids, "<u4"))
     sizes = (shortlist.first, shortlist.best, len(offsets), len(ids))
     body = struct.pack("<4Q", *sizes) + offsets.tobytes() + ids.tobytes()
@@ -117,7 +117,7 @@ def shortlist_bytes(shortlist: Shortlist) -> bytes:
 
 
 def checksum_of(body: bytes) -> int:
-    """The checksum of all that follows it, of whole words of eight bytes."""
+    """Return the checksum of all that follows it, of whole words of eight bytes."""
     seed, mask = 0, (1 << 64) - 1
     for word in np.frombuffer(body, "<u8", len(body) // 8).tolist():
         seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & mask

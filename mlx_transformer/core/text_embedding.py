@@ -58,10 +58,11 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class TextEmbedding:
-    """What makes a text's vector of the encoder's output. `UserError` lists all that is wrong with it."""
+    """The arithmetic that makes a text's vector of the encoder's output. `UserError` lists all that is wrong with
+    it."""
 
     pooling: Sequence[Pooling] = ("mean",)
-    """What is made of the tokens' rows; of several ways the vectors stand side by side, in this order."""
+    """The way in which the tokens' rows become one; of several ways the vectors stand side by side, in this order."""
     dense: Sequence[Dense] = ()
     """Layers that follow, in this order."""
     normalize: bool = False
@@ -71,13 +72,13 @@ class TextEmbedding:
     lower_case: bool = False
     """Text is lower-cased before it reaches the tokenizer."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """What stands before texts of one kind, by the kind's name."""
+    """The prompts that stand before texts of one kind, by the kind's name."""
     default_prompt: str | None = None
     """The name of the prompt that texts have unless another is asked for."""
     prompt_counts: bool = True
     """Whether a prompt's tokens are pooled with the text's."""
     similarity: Similarity | None = None
-    """What its vectors are compared by; nothing here depends on it."""
+    """The similarity that its vectors are compared by; nothing here depends on it."""
     sparse: bool = False
     """Tokens have weights."""
     multi: Width | None = None
@@ -111,12 +112,12 @@ class TextEmbedding:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What it makes of a text."""
+        """The kinds of vectors that it makes of a text."""
         return ("dense", *(["sparse"] if self.sparse else []), *(["multi"] if self.multi else []))
 
     @property
     def arithmetic(self) -> TextEmbedding:
-        """What it does behind the encoder, without what happens to a text before: two of them are equal if they make
+        """The part of it behind the encoder, without the treatment of a text before: two of them are equal if they make
         the same of the same output."""
         own = {"normalize": self.normalize, "sparse": self.sparse, "multi": self.multi, "weights": self.weights}
         return TextEmbedding(pooling=tuple(self.pooling), dense=tuple(self.dense), **own)
@@ -200,7 +201,7 @@ class TextEmbedding:
         return rows.astype(np.float64) @ weight.T + bias
 
     def _vector(self, memory: NDArray, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """(L, D) and the places of its tokens -> (W,), of whatever length."""
+        """Return (L, D) and the places of its tokens -> (W,), of whatever length."""
         rows = memory[places].astype(np.float64)
         x = np.concatenate([pooled(rows, places, way) for way in self.pooling])
         for i, layer in enumerate(self.dense):
@@ -223,11 +224,11 @@ class TextEmbedding:
         return json.dumps({"format": FORMAT, **written}, indent=2, ensure_ascii=False) + "\n"
 
     def texts(self) -> dict[str, str]:
-        """{name: contents} of its file."""
+        """Return {name: contents} of its file."""
         return {EMBEDDING: self.json()}
 
     def tensors(self) -> dict[str, Mapping[str, NDArray]]:
-        """{name: arrays} of the file beside it, {} where it needs none."""
+        """Return {name: arrays} of the file beside it, {} where it needs none."""
         return {DENSE: self.weights} if self.weights else {}
 
 
@@ -271,7 +272,7 @@ def _weights(folder: Path) -> Mapping[str, NDArray]:
 
 
 def embedding_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(name, path) of those of its files that a folder has, for who copies them as they are."""
+    """Return (name, path) of those of its files that a folder has, for who copies them as they are."""
     return ((name, folder / name) for name in (EMBEDDING, DENSE) if (folder / name).is_file())
 
 

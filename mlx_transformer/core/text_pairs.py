@@ -35,11 +35,11 @@ class Located(NamedTuple):
         return cls(encoding.ids, [None if a else place for a, place in zip(around, encoding.offsets, strict=True)])
 
     def cut(self, most: int) -> Located:
-        """The same without its last tokens but the one that ends it, so that it has so many."""
+        """Return the same without its last tokens but the one that ends it, so that it has so many."""
         return Located([*self.ids[: most - 1], self.ids[-1]], [*self.places[: most - 1], self.places[-1]])
 
     def windows(self, most: int) -> list[Window]:
-        """Rows of at most so many tokens, each a part of the text with what stands around it; neighbouring parts
+        """Return rows of at most so many tokens, each a part of the text with what stands around it; neighbouring parts
         overlap. `UserError` where no token finds room."""
         inside = [i for i, place in enumerate(self.places) if place is not None]
         before, end = (inside[0], inside[-1] + 1) if inside else (len(self.ids), len(self.ids))
@@ -55,7 +55,7 @@ class Located(NamedTuple):
         return windows
 
     def alone(self) -> Located:
-        """The same without what stands around the text."""
+        """Return the same without what stands around the text."""
         pairs = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
         return Located([id for id, _ in pairs], [place for _, place in pairs])
 
@@ -144,7 +144,7 @@ class PairForm:
         return at
 
     def _fitting(self, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
-        """What is kept of both: half of the room each, and of an odd one the last place for the longer text."""
+        """Return what is kept of both: half of the room each, and of an odd one the last place for the longer text."""
         room = self._room
         if room is None or len(first) + len(second) <= room:
             return first, second

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 PAD, BOS, EOS, UNK = range(4)
 MASK_TOKEN = "<mask>"
 
-# What a merge may span: one separator and the word or the punctuation after it; one digit alone, so that copying
-# a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes
-# that Oniguruma (Rust) and JavaScript define alike are used: `\s` isn't one of them.
+# The text that a merge may span: one separator and the word or the punctuation after it; one digit alone, so that
+# copying a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only
+# classes that Oniguruma (Rust) and JavaScript define alike are used: `\s` isn't one of them.
 SPLIT_PATTERN = (
     r"\p{N}"
     r"|\p{Z}?[\p{L}\p{M}]{1,32}"
@@ -66,7 +66,7 @@ FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 class Tokenizer:
     """Joint vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
 
-    What the encoder of a translator reads is tokenized by `source`; all else here is of the target, or of both.
+    The input of a translator's encoder is tokenized by `source`; all else here is of the target, or of both.
     """
 
     source: "Tokenizer"
@@ -74,7 +74,7 @@ class Tokenizer:
 
     pad_id: int
     bos_id: int
-    """What decoders start with; in a vocabulary without <s> it is the padding."""
+    """The token that decoders start with; in a vocabulary without <s> it is the padding."""
     eos_id: int
     unk_id: int
 
@@ -110,7 +110,7 @@ class Tokenizer:
             self._exact = Tokenizer(json.dumps(target), f"{origin}: target")._cutter(self, origin)
 
     def _cutter(self, whole: "Tokenizer", origin: str) -> ExactText:
-        """What cuts text of the target, into the ids of `whole`."""
+        """Return what cuts text of the target, into the ids of `whole`."""
         if self._exact is None or (self.vocab_size, self.eos_id) != (whole.vocab_size, whole.eos_id):
             raise UserError(f"{origin}: its target's pieces are none of its own; import the model again")
         return self._exact
@@ -153,7 +153,7 @@ class Tokenizer:
 
     @classmethod
     def pair(cls, source: "Tokenizer", target: "Tokenizer") -> "Tokenizer":
-        """One vocabulary for each language."""
+        """Return one vocabulary for each language."""
         return cls(join_texts(source.own_json(), target.own_json()), origin="tokenizers")
 
     @classmethod
@@ -171,11 +171,11 @@ class Tokenizer:
         Path(path).write_bytes(self.to_json().encode())
 
     def to_json(self) -> str:
-        """The text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""
+        """Return the text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""
         return join_texts(self.source.own_json(), self.own_json()) if self.separate else self.own_json()
 
     def own_json(self) -> str:
-        """The text of one `tokenizer.json`; of two vocabularies, the target's."""
+        """Return the text of one `tokenizer.json`; of two vocabularies, the target's."""
         return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
 
     @property
@@ -184,7 +184,7 @@ class Tokenizer:
         return self.source is not self and target_of(self._specification) is None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text."""
+        """Return ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -208,15 +208,15 @@ class Tokenizer:
         return [Located.of(encoding) for encoding in self._backend.encode_batch(plain)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
-        """Two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError for a
-        vocabulary that has none."""
+        """Return two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError
+        for a vocabulary that has none."""
         form = self.pair_form(max_length)
         texts = list(unicode_texts(text for pair in pairs for text in pair))
         ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
 
     def pair_form(self, max_length: int | None = None) -> PairForm:
-        """How two texts become one row of at most so many tokens. `UserError` for a vocabulary without pairs."""
+        """Return how two texts become one row of at most so many tokens. `UserError` for a vocabulary without pairs."""
         return PairForm(self._specification, max_length)
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
@@ -225,7 +225,8 @@ class Tokenizer:
         return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens (and so without <unk>); bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids` without special tokens (and so without <unk>); bytes that are no UTF-8 become
+        U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
@@ -233,7 +234,7 @@ class Tokenizer:
         return self._backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def token(self, id: int) -> str:
-        """The vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
+        """Return the vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
         token = self._backend.id_to_token(id)
         if token is None:
             raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
@@ -265,7 +266,7 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def check_fits(self, config: "TransformerConfig", where: str) -> None:
-        """`UserError` unless a model of this config can take the ids; `where` names the model."""
+        """Raise `UserError` unless a model of this config can take the ids; `where` names the model."""
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
         if self.separate:
             check_separate(config, where)
@@ -289,7 +290,7 @@ class Tokenizer:
 
 
 def check_separate(config: "TransformerConfig", where: str) -> None:
-    """`UserError` unless a model of this config can have a vocabulary for each language."""
+    """Raise `UserError` unless a model of this config can have a vocabulary for each language."""
     if config.architecture != "encoder-decoder":
         raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
     if config.one_embedding:
@@ -320,8 +321,8 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
 
 
 def _check_precompiled(normalizer: Any, origin: str) -> None:
-    """`UserError` for the table of a Precompiled normalizer, SentencePiece's, that isn't whole. The library ends a
-    thread there, and says so in many lines."""
+    """Raise `UserError` for the table of a Precompiled normalizer, SentencePiece's, that isn't whole. The library ends
+    a thread there, and says so in many lines."""
     if not isinstance(normalizer, dict):
         return
     for inner in normalizer.get("normalizers") or ():
@@ -331,7 +332,7 @@ def _check_precompiled(normalizer: Any, origin: str) -> None:
 
 
 def _patterns(node: Any) -> Iterator[str]:
-    """Every regular expression in a parsed tokenizer.json (small: the model's tables are not walked)."""
+    """Yield every regular expression in a parsed tokenizer.json (small: the model's tables are not walked)."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "Regex":
@@ -344,7 +345,7 @@ def _patterns(node: Any) -> Iterator[str]:
 
 
 def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) -> tuple[int, ...]:
-    """The ids of pad, bos, eos and unk: the first four, but for vocabularies of published models."""
+    """Return the ids of pad, bos, eos and unk: the first four, but for vocabularies of published models."""
     ids = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
     if published:
         ids["<s>"] = ids["<pad>"] if ids["<s>"] is None else ids["<s>"]
@@ -358,7 +359,7 @@ def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) ->
 
 
 def _listed_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
-    """The same of a file that names them by their ids; eos and unk where they aren't called </s> and <unk>."""
+    """Return the same of a file that names them by their ids; eos and unk where they aren't called </s> and <unk>."""
     end = roles.get("eos", backend.token_to_id("</s>"))
     unknown = roles.get("unk", backend.token_to_id("<unk>"))
     problem = problem_of(roles, backend.get_vocab_size())
@@ -376,7 +377,7 @@ def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:
 
 
 def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
-    """The same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
+    """Yield the same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, str):
             raise UserError(f"text {number}: must be text, not {type(line).__name__}")

@@ -25,7 +25,8 @@ MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 
 def tokenizer_path(folder: Path) -> Path | None:
-    """What `Tokenizer.load` takes: the file of a joint vocabulary, or the folder with two; None if there is neither.
+    """Return what `Tokenizer.load` takes: the file of a joint vocabulary, or the folder with two; None if there is
+    neither.
 
     `UserError` for one of two, or for all three.
     """
@@ -37,7 +38,7 @@ def tokenizer_path(folder: Path) -> Path | None:
 
 
 def read_tokenizer(path: Path) -> str:
-    """The text of what `tokenizer_path` returned, or of a single file."""
+    """Return the text of what `tokenizer_path` returned, or of a single file."""
     if not path.is_dir():
         return read_text(path)
     parts = {side: read_text(path / name) for side, name in SIDES.items()}
@@ -45,12 +46,12 @@ def read_tokenizer(path: Path) -> str:
 
 
 def join_texts(source: str, target: str) -> str:
-    """Two vocabularies as one text."""
+    """Return two vocabularies as one text."""
     return json.dumps({"source": json.loads(source), "target": json.loads(target)}, ensure_ascii=False)
 
 
 def side_texts(text: str, origin: str = JOINT) -> dict[str, str] | None:
-    """The texts of the two vocabularies; None for a joint one."""
+    """Return the texts of the two vocabularies; None for a joint one."""
     if not text.startswith('{"source"'):  # as `join_texts` begins: a joint one is parsed once
         return None
     values = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
@@ -60,7 +61,7 @@ def side_texts(text: str, origin: str = JOINT) -> dict[str, str] | None:
 
 
 def tokenizer_files(text: str) -> dict[str, str]:
-    """{name: contents} of the files that hold a vocabulary."""
+    """Return {name: contents} of the files that hold a vocabulary."""
     sides = side_texts(text)
     return {JOINT: text} if sides is None else {SIDES[side]: each for side, each in sides.items()}
 

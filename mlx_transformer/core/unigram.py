@@ -2,7 +2,7 @@
 Regularization", section 3.2: a unigram language model).
 
 `</s>` is 0 and `<unk>` 1, as these engines have it, and `<pad>` behind all pieces: their files don't have it, and it is
-what the decoder starts with. Text is not normalised, but for spaces: none at either end, and never two. What has no
+what the decoder starts with. Text is not normalised, but for spaces: none at either end, and never two. Text without a
 piece becomes `<unk>`, so that text comes back only if it is of characters that were learned from.
 """
 

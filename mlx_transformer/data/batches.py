@@ -52,7 +52,7 @@ def fitting_batch(target_tokens: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """What batches of any kind are made by."""
+    """The settings of batches of any kind."""
 
     batch_tokens: int | None = None
     """Most rows times length; None: what `fitting_batch` says."""
@@ -82,7 +82,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings(BatchSettings):
-    """What batches of pairs are made by: rows times the longer of S and T stay within `batch_tokens`."""
+    """The settings of batches of pairs: rows times the longer of S and T stay within `batch_tokens`."""
 
     batch_tokens: int | None = 2048
     max_length: int = 256

@@ -42,7 +42,7 @@ class ParallelText:
         return len(self.source)
 
     def parts(self) -> Iterator[tuple[list[str], list[str]]]:
-        """All sources and targets, as text on disk gives them some at a time (`StoredText.parts`)."""
+        """Yield all sources and targets, as text on disk gives them some at a time (`StoredText.parts`)."""
         yield self.source, self.target
 
     def select(self, indices: list[int]) -> "ParallelText":
@@ -127,7 +127,7 @@ def _check_counts(source: list[str], target: list[str], source_name: str, target
 
 
 def unequal(source_name: str, target_name: str, source: np.ndarray, target: np.ndarray) -> UserError:
-    """The error of two texts of unequal length, whose lines have these lengths in characters."""
+    """Return the error of two texts of unequal length, whose lines have these lengths in characters."""
     line, more = suspect_line(source, target), source_name if len(source) > len(target) else target_name
     return UserError(
         f"{source_name} has {len(source)} lines, {target_name} has {len(target)}; every line needs its translation. "

@@ -222,7 +222,7 @@ def _place(each: dict[str, Any], text: str, where: str) -> tuple[int, int]:
 
 
 def _continued(label: str) -> str:
-    """The label of a word's further tokens."""
+    """Return the label of a word's further tokens."""
     return CONTINUES + label.removeprefix(BEGINS) if label.startswith(BEGINS) else label
 
 

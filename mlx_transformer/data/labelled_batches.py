@@ -1,7 +1,8 @@
 """Batches of labelled text: `data/labelled.py` as ids and numbers. B rows, L tokens, C classes.
 
-What is learned of a row is by the head: the number of its class (B,); 1 for each of its several classes, or a number,
-(B, C); the number of each token's class (B, L); where the answer's first and last token stand (B, 2). -1 is nothing.
+The answer that is learned for a row is by the head: the number of its class (B,); 1 for each of its several classes, or
+a number, (B, C); the number of each token's class (B, L); where the answer's first and last token stand (B, 2). -1 is
+nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _classes(form: str, target: Any, numbers: dict[str, int]) -> NDArray:
 
 
 def _kinds(located: Located, parts: Sequence[Part], numbers: dict[str, int]) -> NDArray:
-    """(L,): a token is of the part that its first letter is in, what stands around a text of none."""
+    """Return (L,): a token is of the part that its first letter is in, what stands around a text of none."""
     kinds = np.full(len(located.ids), NOTHING, np.int32)
     for i, place in enumerate(located.places):
         if place is not None:
@@ -93,8 +94,8 @@ def _kinds(located: Located, parts: Sequence[Part], numbers: dict[str, int]) -> 
 
 
 def _answers(text: Labelled, tokenizer: Tokenizer, most: int) -> Iterator[tuple[Pair, NDArray]]:
-    """Each window of each context; one without the answer, or with a part of it, has it on its first token, as BERT's
-    (Devlin et al. 2019, section 4.3)."""
+    """Yield each window of each context; one without the answer, or with a part of it, has it on its first token, as
+    BERT's (Devlin et al. 2019, section 4.3)."""
     form = tokenizer.pair_form(most)
     texts = [part for pair in text.texts for part in pair]
     located = [each.alone() for each in tokenizer.encode_places(texts)]

@@ -226,7 +226,7 @@ PATTERNS: dict[str, tuple[Callable[[], Iterator[Phrase]], int]] = {
     "food": (_food, 1300),
     "thinking": (_thinking, 112),
 }
-"""What makes all phrases of a kind, and how many of them there are in the corpus."""
+"""The function that makes all phrases of a kind, and how many of them there are in the corpus."""
 
 
 def build(seed: int = 1) -> SentenceCorpus:

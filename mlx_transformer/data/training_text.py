@@ -22,7 +22,7 @@ from .stored_text import StoredText
 from .token_cache import TokenCache, encoded
 
 Learn = Callable[[Iterator[str], int], Tokenizer]
-"""What makes a vocabulary of lines and a number of ids."""
+"""The function that makes a vocabulary of lines and a number of ids."""
 LARGE = 64 << 20
 """Bytes of text that are read into memory; more stay on disk, and their tokens in a cache."""
 
@@ -138,7 +138,7 @@ def read_pairs(corpus: PairFiles) -> ParallelText:
 
 
 def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
-    """Usable pairs, how many of each corpus, and how many others there are."""
+    """Return usable pairs, how many of each corpus, and how many others there are."""
     if len(corpora) == 1 and corpora[0].is_plain:
         text, dropped = read_pairs(corpora[0]).without_empty()
         return text, [len(text)], dropped

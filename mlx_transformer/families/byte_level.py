@@ -16,8 +16,8 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def byte_level_json(vocabulary: Mapping[str, int], merges: str, roles: Mapping[str, Any], space: bool) -> str:
-    """The text of a `tokenizer.json` that gives `<s> text </s>`. merges: the text of merges.txt. space: a text begins
-    with one. Raises `UserError` for a vocabulary without one of these two."""
+    """Return the text of a `tokenizer.json` that gives `<s> text </s>`. merges: the text of merges.txt. space: a text
+    begins with one. Raises `UserError` for a vocabulary without one of these two."""
     if missing := [token for token in ("<s>", "</s>", "<unk>") if token not in vocabulary]:
         raise UserError(f"the vocabulary has no {' and no '.join(missing)}")
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

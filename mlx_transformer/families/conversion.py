@@ -52,13 +52,13 @@ class Imported(NamedTuple):
     tokenizer: str | None
     settings: Settings
     notes: list[str]
-    """What of the folder was left behind."""
+    """The parts of the folder that were left behind."""
     text_embedding: TextEmbedding | None = None
-    """What stands behind an encoder in a folder of sentence-transformers."""
+    """The modules behind an encoder in a folder of sentence-transformers."""
 
 
 def read_published(folder: Path, keep_float16: bool = False) -> Imported:
-    """The model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
+    """Return the model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
     sentences = read_sentence_folder(folder) if is_sentence_folder(folder) else None
     folder = folder if sentences is None else sentences.network
     source = with_first_end(read_folder(folder, keep_float16))
@@ -130,7 +130,7 @@ def import_huggingface(
 
 
 def _check_theirs(folder: Path) -> None:
-    """`UserError` for a model that is one of ours, or for ONNX Runtime alone."""
+    """Raise `UserError` for a model that is one of ours, or for ONNX Runtime alone."""
     if is_published(folder):
         return
     try:
@@ -143,7 +143,7 @@ def _check_theirs(folder: Path) -> None:
 
 
 def sources(folder: Path) -> list[Path]:
-    """The config and the weights of a published folder."""
+    """Return the config and the weights of a published folder."""
     names = (CONFIG, *(part for form in FORMS for part in (form.name, form.index, form.name.replace(".", "-*."))))
     return sorted(file for name in names for file in folder.glob(name))
 
@@ -171,7 +171,7 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
 
 
 def _card(place: Found, settings: Settings) -> str:
-    """The begin of an imported model's card: what its own says, its languages, and its name on the Hub."""
+    """Return the begin of an imported model's card: what its own says, its languages, and its name on the Hub."""
     codes = dict.fromkeys(code.partition("_")[0] for code in settings.get(LANGUAGES, ()))
     ours = keys_of(begin_card(language=list(codes) or None, base_model=place.repository))
     return front_matter({**ours, **keys_of(carried(place.folder, results=True))})

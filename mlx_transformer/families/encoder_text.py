@@ -25,14 +25,14 @@ SETTINGS_OF = {"pad": "pad_token", "bos": "cls_token", "eos": "sep_token", "unk"
 
 
 def adopted(path: Path, settings: Mapping[str, Any]) -> str:
-    """The text of a folder's tokenizer.json with the ids of its special tokens. settings: what tokenizer_config.json
-    says. Raises `UserError` for a file that doesn't put a token before and behind each text."""
+    """Return the text of a folder's tokenizer.json with the ids of its special tokens. settings: what
+    tokenizer_config.json says. Raises `UserError` for a file that doesn't put a token before and behind each text."""
     specification = read_object(path / JOINT)
     return _with_roles(specification, _ends(specification, path / JOINT), settings, path / JOINT)
 
 
 def wordpiece(path: Path, settings: Mapping[str, Any]) -> str:
-    """The same of a vocab.txt, one token a line (Devlin et al. 2019)."""
+    """Return the same of a vocab.txt, one token a line (Devlin et al. 2019)."""
     lines = read_text(path / WORDS).split("\n")
     tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {token: id for id, token in enumerate(tokens)}
@@ -70,7 +70,8 @@ def wordpiece(path: Path, settings: Mapping[str, Any]) -> str:
 
 
 def of_pair_ends(text: str, ends: tuple[str, str], settings: Mapping[str, Any], where: Path) -> str:
-    """The text of a tokenizer.json of ours whose texts stand between two tokens; what cuts them stays what it is."""
+    """Return the text of a tokenizer.json of ours whose texts stand between two tokens; what cuts them stays what it
+    is."""
     specification = json.loads(text)
     known = _ids(specification)
     specification["post_processor"] = _template([(name, known[name]) for name in ends], typed=False)
@@ -100,7 +101,7 @@ def _with_roles(
 
 
 def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]]:
-    """(token, id) of what stands before and behind a text."""
+    """Return (token, id) of what stands before and behind a text."""
     processor = specification.get("post_processor")
     kind = processor.get("type") if isinstance(processor, dict) else None
     try:
@@ -135,7 +136,7 @@ def _template(ends: list[tuple[str, int]], typed: bool) -> dict[str, Any]:
 
 
 def _ids(specification: Mapping[str, Any]) -> dict[str, int]:
-    """{token: id} of what may be a special token: what was added, and the vocabulary's own."""
+    """Return {token: id} of what may be a special token: what was added, and the vocabulary's own."""
     model, added = specification.get("model"), specification.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     known = dict(vocabulary) if isinstance(vocabulary, dict) else {}

@@ -1,6 +1,6 @@
 """Published models to ours and back, by the tables of a family: keys of config.json, and where each tensor is stored.
 
-Reading lists everything that is wrong at once. What a family can write is what it reads back equal: nothing else says
+Reading lists everything that is wrong at once. A family can write all that it reads back equal: nothing else says
 what it lacks, so that a new field of our config is refused by itself where a family has no key for it. NumPy alone.
 """
 
@@ -66,7 +66,7 @@ class At:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What one family's files say, and mean where they say nothing.
+    """The statements of one family's files, and their meaning where they state nothing.
 
     In names `*` is a layer's number. Choices go from left to right: where our first `(a|b)` is b, their first `(x|y)`
     is y, and so on; choices of theirs beyond ours do as our last. A name without its last part, `.weight` or `.bias`,
@@ -90,11 +90,11 @@ class Family:
     """{parameter of ours, or module: where it is stored}, by our config, with every parameter of `parameter_shapes`.
     Lines for parameters that a config doesn't have may stay."""
     derived: Callable[[Values], Values] = dict
-    """The fields once more, with those that follow from others, `d_v` from `d_k`. What it is given is within bounds."""
+    """The fields once more, with those that follow from others, `d_v` from `d_k`. Its arguments are within bounds."""
     counts_tokens: bool = False
     """Whether padding takes no position there either, so that it may stand on the left; else on the right alone."""
     prefix: str = ""
-    """What names begin with but in a bare encoder; they are read with it and without."""
+    """The prefix of names but in a bare encoder; they are read with it and without."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """{the end of a name: how old files spell it}"""
     untied_alike: bool = False
@@ -105,7 +105,8 @@ class Family:
     """Tensors that mean nothing."""
 
     def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
-        """Fields of our config from config.json and generation_config.json, and everything that is wrong with them."""
+        """Return fields of our config from config.json and generation_config.json, and everything that is wrong with
+        them."""
         defaults = {key: default for line in self.keys for key, default in line.defaults.items()}
         lines, fields = Given(config, generation, defaults), dict(self.ours)
         problems = [problem for line in self.keys for problem in line.read(lines, fields)]
@@ -127,7 +128,7 @@ class Family:
         return named | {key: value for line in self.keys for key, value in line.write(config).items()}
 
     def read(self, config: TransformerConfig, tensors: Tensors) -> tuple[dict[str, Any], list[str]]:
-        """Our parameters, and everything that is wrong with theirs."""
+        """Return our parameters, and everything that is wrong with theirs."""
         weights: dict[str, Any] = {}
         problems: list[str] = []
         used: set[str] = set()
@@ -176,7 +177,7 @@ class Family:
         return _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored)
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
-        """Their tensors of our parameters, under the first of their names or under each."""
+        """Return their tensors of our parameters, under the first of their names or under each."""
         written: dict[str, Any] = {}
         for name, (names, at) in self.places(config).items():
             array = _stored(weights[name], at)
@@ -186,7 +187,7 @@ class Family:
         return written
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
-        """{parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
+        """Return {parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
         table = [(_regex(ours), ours, _at(theirs)) for ours, theirs in self.names(config).items()]
         places = {}
         for name in parameter_shapes(config):
@@ -199,7 +200,7 @@ class Family:
         return places
 
     def _spelled(self, names: list[str], config: TransformerConfig) -> list[str]:
-        """Names as they are written, then as other files have them."""
+        """Return names as they are written, then as other files have them."""
         if not self.prefix:
             return names
         short = [name.removeprefix(self.prefix) for name in names]
@@ -210,8 +211,8 @@ class Family:
 
 
 def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Our config and weights of a published model; biases that are zero everywhere are left out where our models have
-    none unless told. Raises `UserError` with everything that is wrong."""
+    """Return our config and weights of a published model; biases that are zero everywhere are left out where our models
+    have none unless told. Raises `UserError` with everything that is wrong."""
     config = config_of(family, published.config, published.generation, published.path / "config.json")
     config = _tied_as_stored(family, _pooled_as_stored(family, config, published.tensors), published.tensors)
     weights, problems = family.read(config, published.tensors)
@@ -227,7 +228,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
 
 
 def config_of(family: Family, config: Values, generation: Values, where: Path) -> TransformerConfig:
-    """Our config of their files; `UserError` with everything that is wrong, and `where` it stands."""
+    """Return our config of their files; `UserError` with everything that is wrong, and `where` it stands."""
     fields, problems = family.read_config(config, generation)
     if problems:
         raise UserError(f"{where}: {'; '.join(problems)}")
@@ -238,7 +239,8 @@ def config_of(family: Family, config: Values, generation: Values, where: Path) -
 
 
 def differences(family: Family, config: TransformerConfig) -> list[str]:
-    """Why the family has no such model: what its reader makes of the config.json to be written, field by field."""
+    """Return why the family has no such model: what its reader makes of the config.json to be written, field by
+    field."""
     c = _as_written(family, config)
     fields, problems = family.read_config(family.write_config(c), {})
     refused: list[str] = []
@@ -281,7 +283,7 @@ def written_config(family: Family, config: TransformerConfig) -> Values:
 
 
 TRAINING = ("attention_dropout", "activation_dropout")
-"""What a model computes doesn't depend on; a family that has no keys for them has one rate for all."""
+"""The fields that a model's outputs don't depend on; a family that has no keys for them has one rate for all."""
 BARE = ("hidden", "pooled")
 """Kinds of heads that a bare encoder has."""
 HEADS = (
@@ -295,14 +297,14 @@ TIES = ("all", "source-target", "target-output", "none")
 
 
 def _pooled_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
-    """The config without a pooler where none is stored: config.json doesn't tell."""
+    """Return the config without a pooler where none is stored: config.json doesn't tell."""
     if config.head.kind != "pooled" or any(name in tensors for name in family.places(config)["head_proj.weight"][0]):
         return config
     return dataclasses.replace(config, head=Head(kind="hidden"))
 
 
 def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
-    """The config with its embeddings tied as they are stored, where what config.json ties differs: version 5 of
+    """Return the config with its embeddings tied as they are stored, where what config.json ties differs: version 5 of
     transformers ties what isn't there twice, and saves that all are tied of models of which none are."""
 
     def copies(c: TransformerConfig) -> Iterator[list[NDArray]]:
@@ -322,12 +324,12 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
 
 
 def _biases(family: Family) -> Iterator[str]:
-    """The fields of biases that all models of the family have."""
+    """Return the fields of biases that all models of the family have."""
     return (name for name, value in family.ours.items() if name.endswith("_bias") and value is True)
 
 
 def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
-    """The same model as the family has it: biases of zero where it has none, and its channels in their order."""
+    """Return the same model as the family has it: biases of zero where it has none, and its channels in their order."""
     halves = config.positions == "sinusoidal" and family.ours.get("positions") == "sinusoidal_halves"
     positions = "sinusoidal_halves" if halves else config.positions
     biases = (name for name in _biases(family) if name != "output_bias" or config.head.classifies)
@@ -350,7 +352,7 @@ def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
 
 
 def _stored(array: Any, at: At) -> Any:
-    """A parameter of ours as they store it."""
+    """Return a parameter of ours as they store it."""
     rows = np.zeros((at.unread, *array.shape[1:]), array.dtype)
     array = np.concatenate([rows, array]) if at.unread else array
     return array[None] if at.leading else array
@@ -365,7 +367,7 @@ HOLE = re.compile(r"\(([^)]*)\)|\*")
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """Matches a parameter, or a module and whatever parameter it has."""
+    """Return matches a parameter, or a module and whatever parameter it has."""
     parts, end = [], 0
     for hole in HOLE.finditer(pattern):
         parts += [re.escape(pattern[end : hole.start()]), hole[0] if hole[1] else r"(\d+)"]
@@ -378,7 +380,7 @@ def _is_any(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _filled(theirs: str, ours: str, match: re.Match[str]) -> str:
-    """Their name with the choices and numbers that the match of ours has."""
+    """Return their name with the choices and numbers that the match of ours has."""
     holes = list(zip(HOLE.finditer(ours), match.groups(), strict=False))
     choices = [hole[1].split("|").index(value) for hole, value in holes if hole[1]]
     numbers = iter([value for hole, value in holes if not hole[1]])

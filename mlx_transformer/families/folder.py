@@ -41,7 +41,7 @@ print(tokenizer.batch_decode(model.generate(**tokenizer("A sentence.", return_te
 EMBED = """from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("ORG/NAME or FOLDER")
 print(model.encode("A sentence."))"""
-"""What a folder's card says of its use; transformers 5 has no pipeline for encoder and decoder."""
+"""The words of a folder's card on its use; transformers 5 has no pipeline for encoder and decoder."""
 
 
 def _form(folder: Path, config: TransformerConfig) -> Form:
@@ -73,7 +73,7 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
 
 
 def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, list[str]]:
-    """The text of a tokenizer.json that fits the model; else None and a note of the reason.
+    """Return the text of a tokenizer.json that fits the model; else None and a note of the reason.
 
     It is made of the files of the family, or where there are none that can be used it is the folder's own: others than
     ours may cut text in another way. `UserError` for one that is damaged: it may be the model's.
@@ -95,7 +95,7 @@ def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tu
 
 
 def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None) -> dict[str, int]:
-    """{code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one.
+    """Return {code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one.
 
     tokenizer: the text of what was read of it.
     """
@@ -131,11 +131,14 @@ def tokenizer_config(
     of a model whose texts end where that says."""
     specification = json.loads(tokenizer)
     contents = {entry["id"]: entry["content"] for entry in specification.get("added_tokens", [])}
-    known, told = {content: id for id, content in contents.items()}, roles_of(specification)
+    known, role_ids = {content: id for id, content in contents.items()}, roles_of(specification)
     roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
     if config.architecture == "encoder":
         roles |= {"cls_token": config.bos_id, "sep_token": config.eos_id}
-    roles |= {"unk_token": told.get("unk", known.get("<unk>")), "mask_token": told.get("mask", known.get("<mask>"))}
+    roles |= {
+        "unk_token": role_ids.get("unk", known.get("<unk>")),
+        "mask_token": role_ids.get("mask", known.get("<mask>")),
+    }
     special = {role: contents[id] for role, id in roles.items() if id in contents}
     masks = "mask_token" in special
     # Where this is silent, transformers takes the space from a tokenizer.json that has it.

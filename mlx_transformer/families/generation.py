@@ -37,7 +37,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(config: Values, generation: Values, c: TransformerConfig, where: str) -> tuple[Settings, list[str]]:
-    """Our settings of both files, and notes: what of them was left behind. `UserError` for values that are none."""
+    """Return our settings of both files, and notes: what of them was left behind. `UserError` for values that are
+    none."""
     source = generation or config
     present = {key: value for key, value in source.items() if value is not None}
     settings: Settings = {}
@@ -83,7 +84,8 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
 
 
 def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Values:
-    """The lines of generation_config.json that say the same; what it has no line for, GNMT's penalty, is not said."""
+    """Return the lines of generation_config.json that say the same; what it has no line for, GNMT's penalty, is not
+    said."""
     s = dict(settings)
     lines: Values = {}
     if "beam" in s:
@@ -113,7 +115,8 @@ def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Val
 
 
 def with_first_end(published: Published) -> Published:
-    """The same with one end token, the first, in place of a list of several, which are the settings' (`end_ids`)."""
+    """Return the same with one end token, the first, in place of a list of several, which are the settings'
+    (`end_ids`)."""
 
     def one(values: Values) -> Values:
         ends = values.get("eos_token_id")
@@ -139,8 +142,8 @@ def _lengths(theirs: Values, c: TransformerConfig) -> Settings:
 
 
 def _banned(theirs: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Ids that are never written, beside those that ours never are; and sequences. An end among bad words stays one,
-    there and here; among suppressed tokens it is none."""
+    """Return ids that are never written, beside those that ours never are; and sequences. An end among bad words stays
+    one, there and here; among suppressed tokens it is none."""
     words = theirs.get("bad_words_ids", [])
     words = [word for word in (words if isinstance(words, list) else [words]) if word not in [[end] for end in ends]]
     single = [word[0] if isinstance(word, list) and len(word) == 1 else None for word in words]
@@ -151,7 +154,7 @@ def _banned(theirs: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list
 
 
 def _tasks(config: Values) -> list[str]:
-    """A note of the texts that T5's tasks begin with, of which a caller chooses one."""
+    """Return a note of the texts that T5's tasks begin with, of which a caller chooses one."""
     tasks = config.get("task_specific_params")
     prefixes = (
         [task.get("prefix") for task in tasks.values() if isinstance(task, dict)] if isinstance(tasks, dict) else []
@@ -161,7 +164,7 @@ def _tasks(config: Values) -> list[str]:
 
 
 def _hashable(value: Any) -> Any:
-    """An id as it is, anything else as text, which is refused as no id."""
+    """Return an id as it is, anything else as text, which is refused as no id."""
     return value if _is_number(value) else repr(value)
 
 

@@ -28,13 +28,13 @@ from .weights import FORMS
 
 NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_NAME = re.compile(r"--|\.\.|\.git$")
-"""What the Hub refuses in a name that `NAME` fits."""
+"""The parts of a name that the Hub refuses that `NAME` fits."""
 GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
 SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
 SMALL += tuple(HEADS.values())
-"""What is fetched beside the weights, where it is there."""
+"""The files that are fetched beside the weights, where it is there."""
 PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 """And of a folder of sentence-transformers what stands behind the encoder."""
 
@@ -48,23 +48,23 @@ class Found(NamedTuple):
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a checkpoint made of it says of where it comes from; {} of a folder of one's own."""
+        """The record that a checkpoint made of it has of its origin; {} of a folder of one's own."""
         return {"repository": self.repository, "revision": self.revision} if self.repository and self.revision else {}
 
 
 def is_name(path: str | Path) -> bool:
-    """Whether there is no such folder or file, and it is what a repository may be called."""
+    """Return whether there is no such folder or file, and it is what a repository may be called."""
     return may_be_called(str(path)) and not Path(path).exists() and not previous(Path(path)).exists()
 
 
 def may_be_called(name: str) -> bool:
-    """Whether the Hub takes a repository of that name."""
+    """Return whether the Hub takes a repository of that name."""
     return NAME.fullmatch(name) is not None and NO_NAME.search(name) is None
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Found:
-    """The folder of that name, or else the repository, fetched if it isn't in the cache. revision: a branch, tag or
-    commit of the Hub's, by default its main branch.
+    """Return the folder of that name, or else the repository, fetched if it isn't in the cache. revision: a branch, tag
+    or commit of the Hub's, by default its main branch.
 
     `UserError` for a name that is neither, for a folder with a revision, and where the Hub can't be reached or used.
     """
@@ -106,7 +106,7 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
 
 
 def cached_model(name: str, revision: str) -> Path:
-    """The folder of a commit that was fetched before; `UserError` where it isn't in the cache."""
+    """Return the folder of a commit that was fetched before; `UserError` where it isn't in the cache."""
     try:
         import huggingface_hub
     except ModuleNotFoundError as error:
@@ -115,7 +115,7 @@ def cached_model(name: str, revision: str) -> Path:
 
 
 def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:
-    """The model as it was fetched before."""
+    """Return the model as it was fetched before."""
     try:
         return Path(hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)).parent
     except OSError:
@@ -130,8 +130,8 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
 
 
 def needed(files: Iterable[str]) -> list[str]:
-    """The files of a repository that a model needs, its config first, [] if there is none; where weights have several
-    forms, the one that `open_weights` takes; with an ONNX folder of ours its graphs."""
+    """Return the files of a repository that a model needs, its config first, [] if there is none; where weights have
+    several forms, the one that `open_weights` takes; with an ONNX folder of ours its graphs."""
     every = list(files)
     files = [file for file in every if "/" not in file]
     graphs = [file for file in every if GRAPH_FILE.fullmatch(file)]

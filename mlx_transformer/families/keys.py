@@ -16,7 +16,7 @@ ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_py
 
 
 def their_activation(ours: str) -> str:
-    """The word of `transformers` for an activation of ours."""
+    """Return the word of `transformers` for an activation of ours."""
     return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
 
 
@@ -27,16 +27,16 @@ class Given:
         self._files, self._defaults = (config, generation), defaults
 
     def value(self, key: str, default: Any) -> Any:
-        """The key's value; null is as missing. `default` "@other": what the key `other` has."""
+        """Return the key's value; null is as missing. `default` "@other": what the key `other` has."""
         values = (file[key] for file in self._files if file.get(key) is not None)
         return next(values, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
 
     def is_null(self, key: str) -> bool:
-        """Whether config.json has the key, with null."""
+        """Return whether config.json has the key, with null."""
         return self._files[0].get(key, key) is None
 
     def mistyped(self, key: str, default: Any) -> list[str]:
-        """The problem that the value is of another kind than the default, or none."""
+        """Return the problem that the value is of another kind than the default, or none."""
         while _follows(default):
             default = self._defaults[default[1:]]
         value = self.value(key, default)
@@ -56,7 +56,7 @@ class Line(Protocol):
 
     @property
     def defaults(self) -> Values:
-        """What their library takes where a key is missing."""
+        """The values that their library takes where a key is missing."""
         ...
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
@@ -64,7 +64,7 @@ class Line(Protocol):
         ...
 
     def write(self, config: Any) -> Values:
-        """The line of a model of ours."""
+        """Return the line of a model of ours."""
         ...
 
 
@@ -78,7 +78,8 @@ class Key:
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
     default: Any
-    """What their library takes where the key is missing, of each of several; "@other": what the key `other` has."""
+    """The value that their library takes where the key is missing, of each of several; "@other": what the key `other`
+    has."""
     words: Mapping[Any, Any] | None = None
     """{their value: ours}; of several for one of ours the first is written."""
 
@@ -110,7 +111,7 @@ class Key:
         own = tuple(_field(config, name) for name in _several(self.ours))
         value: Any = own if isinstance(self.ours, tuple) else own[0]
         if self.words is not None:
-            # What there is no word for can't be said. It is read back as another value, or is no word, and so refused.
+            # A value without a word can't be said. It is read back as another value, or is no word, and so refused.
             unsaid = value if type(value) is type(self.default) else self.default
             value = next((theirs for theirs, ours in self.words.items() if ours == value), unsaid)
         return dict(zip(self.defaults, value if isinstance(self.theirs, tuple) else (value,), strict=True))

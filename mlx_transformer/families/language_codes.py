@@ -28,7 +28,8 @@ OTHERS = {"nb": "no", "no": "nb", "tl": "fil"}
 
 
 def own_code(code: str, known: Collection[str]) -> str | None:
-    """The model's own code of a language, one of `known`: de, de_DE and deu_Latn are German; None if there is none.
+    """Return the model's own code of a language, one of `known`: de, de_DE and deu_Latn are German; None if there is
+    none.
 
     code: ISO 639-1's, with a script or a country where that tells two apart (zh-Hant), or the model's own.
     """
@@ -45,7 +46,7 @@ def own_code(code: str, known: Collection[str]) -> str | None:
 
 
 def short_codes(known: Iterable[str]) -> dict[str, str]:
-    """{ISO 639-1's code, or where there is none the model's own: the model's own}."""
+    """Return {ISO 639-1's code, or where there is none the model's own: the model's own}."""
     known = list(known)
     codes: dict[str, str] = {}
     for code in dict.fromkeys([*OF_NLLB, *(each.partition("_")[0] for each in known)]):

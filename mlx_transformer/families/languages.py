@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
-"""What M2M100 calls the token of a language, and what NLLB and mBART do, by its code."""
+"""The names that M2M100, and that NLLB and mBART have for the token of a language, by its code."""
 M2M100 = """
 af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu
 hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt
@@ -25,14 +25,14 @@ MBART_25 = " ".join(MBART_50.split()[:25])
 
 
 def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:
-    """{code: id} of the tokens that are a language's, of {token: id}."""
+    """Return {code: id} of the tokens that are a language's, of {token: id}."""
     known = {token: id for token, id in tokens.items() if type(id) is int and 0 <= id < rows}
     matches = {LANGUAGE.fullmatch(str(token)): id for token, id in known.items()}
     return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
 
 
 def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: int, usual: str) -> dict[str, int]:
-    """{token: id} of languages and <mask>.
+    """Return {token: id} of languages and <mask>.
 
     Ids stand in tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json; of a bare list, or where there is
     none, of `usual` codes, they begin with `first`.
@@ -50,11 +50,11 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
 
 
 def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
-    """Nothing, unless there is a language."""
+    """Return Nothing, unless there is a language."""
     ids = {str(text): id for text, id in tokens.items() if LANGUAGE.fullmatch(str(text)) or text == "<mask>"}
     return {} if not ids.keys() - {"<mask>"} else ids
 
 
 def content_of(token: Any) -> str:
-    """The text of a special token, which stands alone or in an object."""
+    """Return the text of a special token, which stands alone or in an object."""
     return str(token.get("content") if isinstance(token, dict) else token)

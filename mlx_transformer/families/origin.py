@@ -1,4 +1,4 @@
-"""What a checkpoint says of the files that it was imported from, to find them again."""
+"""A checkpoint's record of the files that it was imported from, to find them again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mlx_transformer.system.manifest import sha256
 
 
 def place_of(original: Path, files: Iterable[Path], checkpoint: Path) -> dict[str, Any]:
-    """A file or folder, by its way from the checkpoint, and the digests of these files."""
+    """Return a file or folder, by its way from the checkpoint, and the digests of these files."""
     way = Path(os.path.relpath(original.resolve(), checkpoint.resolve())).as_posix()
     return {"place": way, "sha256": {file.name: sha256(file) for file in files}}
 
 
 def named_alone(file: Path) -> bytes | None:
-    """What a file with such a record says, the way to the original shortened to its name, beside the checkpoint: others
-    needn't know folders of this machine. None where it says no more."""
+    """Return what a file with such a record says, the way to the original shortened to its name, beside the checkpoint:
+    others needn't know folders of this machine. None where it says no more."""
     record = read_object(file)
     place = record.get("place")
     if not isinstance(place, str) or place == (name := f"../{PurePosixPath(place).name}"):
@@ -30,7 +30,8 @@ def named_alone(file: Path) -> bytes | None:
 
 
 def original_path(record: Mapping[str, Any], checkpoint: Path) -> Path:
-    """The file or folder that `place_of` wrote down; `UserError` if it isn't there any more, or another one is."""
+    """Return the file or folder that `place_of` wrote down; `UserError` if it isn't there any more, or another one
+    is."""
     place, digests = record.get("place"), record.get("sha256")
     if not isinstance(place, str) or not isinstance(digests, dict):
         raise UserError("the checkpoint doesn't say what it was imported from")

@@ -31,7 +31,7 @@ REFUSED = (401, 403)
 
 
 class Shipment(NamedTuple):
-    """What is to be sent: a folder, its files by their names there, and what is to be said of it before."""
+    """The files to be sent: a folder, its files by their names there, and what is to be said of it before."""
 
     folder: Path
     files: dict[str, int]
@@ -82,7 +82,8 @@ def _changed(folder: Path) -> dict[str, bytes]:
 
 
 def check_repository(name: str) -> None:
-    """`UserError` for what can't be a repository's name, and where the Hub's library is missing or has no token."""
+    """Raise `UserError` for what can't be a repository's name, and where the Hub's library is missing or has no
+    token."""
     if not may_be_called(name):
         raise UserError(f"{shortened(name)}: is no name on the Hugging Face Hub: give ORG/NAME, or your own USER/NAME")
     if _library().get_token() is None:

@@ -28,7 +28,7 @@ from .weights import open_weights
 
 MODULES, PROMPTS, LIMITS = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 KINDS = "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
-"""What the second file is named after; all mean the same."""
+"""The ways to name the second file; all mean the same."""
 FLAGS: dict[Pooling, tuple[str, str]] = {
     "cls": ("pooling_mode_cls_token", "cls"),
     "max": ("pooling_mode_max_tokens", "max"),
@@ -52,13 +52,13 @@ HEADS = {"sparse": "sparse_linear.pt", "multi": "colbert_linear.pt"}
 
 
 class SentenceFolder(NamedTuple):
-    """What such a folder holds."""
+    """The content of such a folder."""
 
     network: Path
     """The folder of the encoder."""
     embedding: TextEmbedding
     notes: list[str]
-    """What there is to say."""
+    """The lines to print about it."""
 
 
 def is_sentence_folder(path: Path) -> bool:
@@ -122,7 +122,7 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
 
 
 def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -> dict[str, Any]:
-    """{name: values} of the JSON files of such a folder; the encoder's stand beside them."""
+    """Return {name: values} of the JSON files of such a folder; the encoder's stand beside them."""
     width = len(embedding.pooling) * d_model
     pooling: dict[str, Any] = {"word_embedding_dimension": d_model}
     if list(embedding.pooling) == [way for way in FLAGS if way in embedding.pooling]:
@@ -153,20 +153,20 @@ def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -
 
 
 def dense_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDArray]]]:
-    """(folder, arrays) of each dense layer."""
+    """Yield (folder, arrays) of each dense layer."""
     for i, layer in enumerate(embedding.dense):
         names = ("weight", "bias") if layer.bias else ("weight",)
         yield f"{i + 2}_Dense", {f"linear.{name}": embedding.weights[f"dense.{i}.{name}"] for name in names}
 
 
 def head_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDArray]]]:
-    """(file, arrays) of each head of tokens."""
+    """Yield (file, arrays) of each head of tokens."""
     for head in embedding.kinds[1:]:
         yield HEADS[head], {name: embedding.weights[f"{head}.{name}"] for name in ("weight", "bias")}
 
 
 def _parts(path: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each part."""
+    """Return (kind, folder) of each part."""
     file = path / MODULES
     listed = read_json(file)
     if not isinstance(listed, list) or not all(isinstance(part, dict) for part in listed):
@@ -184,7 +184,7 @@ def _parts(path: Path) -> list[tuple[str, Path]]:
 
 
 def _ways(pooled: Mapping[str, Any], file: Path) -> list[Pooling]:
-    """The ways of pooling that a file names; where its flags don't speak of the mean, that is one."""
+    """Return the ways of pooling that a file names; where its flags don't speak of the mean, that is one."""
     if (named := pooled.get("pooling_mode")) is not None:
         names = [named] if isinstance(named, str) else list(named)
         known: dict[str, Pooling] = {theirs: ours for ours, (_, theirs) in FLAGS.items()}
@@ -214,7 +214,7 @@ def _dense(folder: Path) -> tuple[Dense, dict[str, NDArray]]:
 
 
 def _rows(weight: NDArray | None, unknown: int = 1) -> int:
-    """How many numbers a matrix gives; `unknown` of what is none, which is refused later."""
+    """Return how many numbers a matrix gives; `unknown` of what is none, which is refused later."""
     return weight.shape[0] if weight is not None and weight.ndim == 2 else unknown
 
 
@@ -239,7 +239,7 @@ def _check_rows(limits: Mapping[str, Any], network: Path) -> None:
 
 
 def _longest(limits: Mapping[str, Any], network: Path) -> int | None:
-    """The longest text in tokens; where none is named, the tokenizer's own."""
+    """Return the longest text in tokens; where none is named, the tokenizer's own."""
     longest = limits.get("max_seq_length")
     own = _optional(network / "tokenizer_config.json").get("model_max_length")
     return longest if longest is not None else own if isinstance(own, int) and own < 1 << 20 else None

@@ -39,7 +39,7 @@ def names(config: Any) -> dict[str, str | At]:
 
 
 def derived(fields: Values) -> Values:
-    """What a tied classifier reads is divided by sqrt(d_model), and one rate is that of every dropout."""
+    """Return what a tied classifier reads is divided by sqrt(d_model), and one rate is that of every dropout."""
     scale = fields["d_model"] ** -0.5 if fields["logit_scale"] else None
     rates = dict.fromkeys(("attention_dropout", "activation_dropout"), fields["dropout"])
     return {**fields, "d_v": fields["d_k"], "logit_scale": scale, **rates}

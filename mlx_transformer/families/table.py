@@ -24,7 +24,7 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 
 
 def family_of(config: TransformerConfig) -> Family:
-    """The first family that has such a model; of none, the one that differs least."""
+    """Return the first family that has such a model; of none, the one that differs least."""
     apart: dict[str, int] = {}
     for name, family in FAMILIES.items():
         apart[name] = len(differences(family, config))

@@ -38,7 +38,7 @@ Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
 
 
 def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, str]:
-    """The text of a tokenizer.json made of a folder's other files; or None and what there is to say."""
+    """Return the text of a tokenizer.json made of a folder's other files; or None and what there is to say."""
     encoder = config.architecture == "encoder"
     entries = ENCODER_READERS if encoder else [READERS[model_type]] if model_type in READERS else []
     complete = [read for names, read in entries if all((path / name).is_file() for name in names)]
@@ -53,7 +53,8 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
 
 
 def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Text of each side is cut by its own model. The ids are of one vocabulary, or of one for each."""
+    """Return the cutter of text: each side is cut by its own model. The ids are of one vocabulary, or of one for
+    each."""
     source, target = read_sentencepiece(path / SOURCE), read_sentencepiece(path / TARGET)
     vocabulary = _vocabulary(path / VOCABULARY, config.source_vocab_size)
     if not settings.get("separate_vocabs"):
@@ -66,8 +67,8 @@ def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
 
 
 def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Ids are the model's own; behind its pieces stand the blanks that text was hidden by, the last one first. MADLAD
-    pads with <s>."""
+    """Return the ids, the model's own; behind its pieces stand the blanks that text was hidden by, the last one first.
+    MADLAD pads with <s>."""
     model, count = read_sentencepiece(path / PIECES), settings.get("extra_ids", 100)
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
@@ -121,14 +122,14 @@ def _is_mbart_50(settings: Mapping[str, Any]) -> bool:
 
 
 def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any], usual: str = "") -> str:
-    """The model's pieces as fairseq counts them, and then the languages."""
+    """Return the model's pieces as fairseq counts them, and then the languages."""
     model, vocabulary = _behind_four(path)
     languages = _added(path, config, settings, len(vocabulary), usual)
     return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
 
 
 def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
-    """The model, and {piece: id} as fairseq counts, behind four tokens."""
+    """Return the model, and {piece: id} as fairseq counts, behind four tokens."""
     model = read_sentencepiece(path / FAIRSEQ)
     if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
         raise UserError(f"{path / FAIRSEQ}: its first pieces are not <unk>, <s> and </s>")
@@ -149,7 +150,7 @@ def _roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
 
 
 def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """The model's pieces as fairseq counts them, and then <mask>."""
+    """Return the model's pieces as fairseq counts them, and then <mask>."""
     model, vocabulary = _behind_four(path)
     vocabulary["<mask>"] = len(vocabulary)
     text = _by_vocabulary(model, vocabulary, config, control=["<mask>"], lookup=False)
@@ -159,7 +160,7 @@ def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, A
 def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
-    """Tokens behind the pieces."""
+    """Return tokens behind the pieces."""
     tokens = added_tokens(settings, read_object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
     wrong = [token for token, id in tokens.items() if type(id) is not int or not first <= id < config.vocab_size]
     if wrong or not tokens:
@@ -192,8 +193,8 @@ def _by_vocabulary(
 
 
 def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:
-    """The config of an encoder with the ids that its tokenizer puts before and behind a text: its own files say nothing
-    of them, and the network does without."""
+    """Return the config of an encoder with the ids that its tokenizer puts before and behind a text: its own files say
+    nothing of them, and the network does without."""
     roles = roles_of(json.loads(tokenizer))
     ends = {f"{name}_id": roles[name] for name in ("bos", "eos") if name in roles}
     return dataclasses.replace(config, **ends)
@@ -228,7 +229,8 @@ def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
-    """What tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its class."""
+    """Return what tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its
+    class."""
     return {
         "tokenizer_class": read_object(path / CONFIG).get("tokenizer_class"),
         **(read_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),

@@ -33,8 +33,8 @@ FORMS = (Form(WEIGHTS, stored_tensors), Form(TORCH_WEIGHTS, stored_torch_tensors
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
-    """All tensors of a folder. Raises `UserError` where there are none, for damage, and for an index with everything
-    that is wrong between it and its files."""
+    """Return all tensors of a folder. Raises `UserError` where there are none, for damage, and for an index with
+    everything that is wrong between it and its files."""
     for form in FORMS:
         if (folder / form.name).is_file():
             return form.reader(folder / form.name)
@@ -76,5 +76,5 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is that of a file beside the index, and nothing that leads elsewhere."""
+    """Return whether a name is that of a file beside the index, and nothing that leads elsewhere."""
     return name not in ("", ".", "..") and not set(name) & set("/\\:\0") and len(name) < 256

@@ -58,7 +58,7 @@ def align(tokenizer: Tokenizer, weights: NDArray, source: Sequence[int], target:
 
 
 def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> CrossWeights:
-    """What aligns, by a model that reads each translation once, all its tokens at once."""
+    """Return what aligns, by a model that reads each translation once, all its tokens at once."""
 
     def padded(rows: Sequence[Sequence[int]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         lengths = np.array([len(row) for row in rows])
@@ -107,14 +107,14 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | None]:
 
 
 def word_links(weights: NDArray, source: Sequence[int | None], target: Sequence[int | None]) -> Links:
-    """The source word that each target word attends to most. weights (T, S): row i is that from which token i was
-    chosen. source, target: words of the tokens, as `words_of` has them."""
+    """Return the source word that each target word attends to most. weights (T, S): row i is that from which token i
+    was chosen. source, target: words of the tokens, as `words_of` has them."""
     table = word_weights(weights, source, target)
     return [(int(row.argmax()), j) for j, row in enumerate(table)] if table.shape[1] else []
 
 
 def word_weights(weights: NDArray, source: Sequence[int | None], target: Sequence[int | None]) -> NDArray[np.float64]:
-    """The same weights between words: (target words, source words)."""
+    """Return the same weights between words: (target words, source words)."""
     columns = _members(source)  # (S words, S)
     rows = _members(target)
     total = rows @ np.asarray(weights, np.float64) @ columns.T
@@ -127,6 +127,6 @@ def pharaoh(links: Links) -> str:
 
 
 def _members(words: Sequence[int | None]) -> NDArray[np.float64]:
-    """(words, tokens): 1 where the token is part of the word."""
+    """Return (words, tokens): 1 where the token is part of the word."""
     count = 1 + max((word for word in words if word is not None), default=-1)
     return np.array([[float(word == i) for word in words] for i in range(count)]).reshape(count, len(words))

@@ -88,7 +88,8 @@ def answer(
 def _best(
     text: str, places: Places, parts: Sequence[tuple[Window, NDArray[np.float64]]], before: int, longest: int
 ) -> Answer:
-    """The likeliest answer in any window; the logits (L, 2) of each, in which so many stand `before` the question."""
+    """Return the likeliest answer in any window; the logits (L, 2) of each, in which so many stand `before` the
+    question."""
     read = [np.concatenate([logits[:before], logits[w.at : w.at + w.count]]) for w, logits in parts]
     total = np.logaddexp.reduce(np.concatenate(read), axis=0)  # (2,)
     best, span = -np.inf, (0, 0)

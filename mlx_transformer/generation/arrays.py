@@ -36,7 +36,7 @@ class Arrays(Protocol):
 
     def float32(self, x: Array) -> Array: ...
     def argmax(self, x: Array, axis: int) -> Array:
-        """The first index of the largest value."""
+        """Return the first index of the largest value."""
         ...
 
     def max(self, x: Array, axis: int, keepdims: bool = False) -> Array: ...
@@ -52,12 +52,12 @@ class Arrays(Protocol):
     def concatenate(self, arrays: list[Array], axis: int) -> Array: ...
     def stack(self, arrays: list[Array], axis: int) -> Array: ...
     def marked(self, places: Array, width: int) -> Array:
-        """Booleans (R, width), true at places (R, N) of each row."""
+        """Return booleans (R, width), true at places (R, N) of each row."""
         ...
 
     def arange(self, stop: int) -> Array: ...
     def full(self, shape: Sequence[int], value: float) -> Array:
-        """A float32 array of one value."""
+        """Return a float32 array of one value."""
         ...
 
 
@@ -108,7 +108,7 @@ class NumpyArrays:
 
 
 def top_k(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:
-    """The `count` largest values of each row of x (B, N), falling, and their indices; on ties the lowest index.
+    """Return the `count` largest values of each row of x (B, N), falling, and their indices; on ties the lowest index.
 
     On Metal a library's topk is a full sort of the row and leaves the order of ties open. Here one pass takes the
     maximum of each block of 64 values; the winners can only lie in the `count` blocks with the largest maxima (lowest

@@ -58,7 +58,7 @@ class Beam(Strategy):
         return token.reshape(-1), rows
 
     def candidates(self, logits: Array, t: int) -> tuple[Array, Array, Array]:
-        """The C best extensions (B, C) of each sentence, best first: log p, the slot they extend, the token."""
+        """Return the C best extensions (B, C) of each sentence, best first: log p, the slot they extend, the token."""
         xp, count, v = self.xp, self.options.candidates, logits.shape[-1]
         size, hypotheses = self.live.shape
         logits = xp.float32(logits).reshape(size, hypotheses, v)
@@ -76,7 +76,7 @@ class Beam(Strategy):
         return values, xp.where(parent < hypotheses, parent, 0), token  # the filling has no parent
 
     def _forced(self, forced: Array, values: Array, parent: Array, token: Array) -> tuple[Array, Array, Array]:
-        """The candidates of a step in which sentences get a token (B,), or -1: the live ones, each with it."""
+        """Return the candidates of a step in which sentences get a token (B,), or -1: the live ones, each with it."""
         xp, (size, live), count = self.xp, self.live.shape, values.shape[1]
         own = xp.concatenate([self.live, xp.full((size, count - live), 2 * BANNED)], axis=1)
         slots, forced_ids = xp.arange(count)[None], forced[:, None]
@@ -94,7 +94,7 @@ class Beam(Strategy):
             self.ends[name] = xp.take_along_axis(xp.concatenate([self.ends[name], x], axis=1), pick, axis=1)
 
     def _decided(self, length: int) -> Array:
-        """(B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
+        """Return (B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
 
         log p only falls, so the best a live hypothesis can reach is its own log p over the largest penalty ahead:
         that of the length limit, or for a negative alpha, where lp falls, that of the very next length.

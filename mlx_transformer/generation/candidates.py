@@ -27,7 +27,7 @@ from .steps import BANNED, Batch, Decoder, Model
 
 
 def check_candidates(candidates: Ids, rows: int, config: TransformerConfig) -> list[NDArray[np.int64]]:
-    """The ids that each of `rows` outputs may be made of; an empty list leaves the end alone."""
+    """Return the ids that each of `rows` outputs may be made of; an empty list leaves the end alone."""
     candidates = listed(candidates, "candidates")
     if not (config.has_encoder and config.has_decoder):
         raise UserError(f"candidates: a {config.architecture} alone has no shortlist; leave them out")
@@ -38,7 +38,7 @@ def check_candidates(candidates: Ids, rows: int, config: TransformerConfig) -> l
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a batch's outputs are made of, as a vocabulary of its own."""
+    """The ids that a batch's outputs are made of, as a vocabulary of its own."""
 
     ids: NDArray[np.int64]
     """(C,) the ids of all sentences, ascending; among them what any output may need: pad, start, ends, forced ones."""
@@ -49,7 +49,8 @@ class Candidates:
 
     @classmethod
     def of(cls, batch: Batch, options: Options, config: TransformerConfig) -> Candidates:
-        """Those of a batch that has some. Where tokens are drawn they are all ids: on their places hangs the noise."""
+        """Return those of a batch that has some. Where tokens are drawn they are all ids: on their places hangs the
+        noise."""
         assert batch.candidates is not None
         always = [config.pad_id, batch.sources.start, config.bos_id, *options.ends(config), *options.forced_first]
         every = config.vocab_size
@@ -67,7 +68,7 @@ class Candidates:
     def whole(
         cls, ids: NDArray[np.int64], unlisted: NDArray[np.float32] | None, config: TransformerConfig
     ) -> Candidates:
-        """Those of ids (C,), ascending, pad, start and end among them, for a model of this config."""
+        """Return those of ids (C,), ascending, pad, start and end among them, for a model of this config."""
         pad, bos, eos = np.searchsorted(ids, [config.pad_id, config.bos_id, config.eos_id]).tolist()
         size = len(ids)
         own_config = _changed(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)
@@ -78,7 +79,7 @@ class Candidates:
         return np.searchsorted(self.ids, np.asarray(ids, np.int64))
 
     def narrowed(self, batch: Batch, options: Options) -> tuple[Batch, Options]:
-        """The batch and the options in terms of their places."""
+        """Return the batch and the options in terms of their places."""
         fields_set = {name: ids for name in ID_FIELDS if (ids := getattr(options, name))}
         if fields_set or options.banned_sequences:
             known = {*self.ids.tolist()}
@@ -93,12 +94,13 @@ class Candidates:
         return _changed(batch, prefix=prefix, candidates=None), options
 
     def restored(self, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Hypotheses of places as ones of ids."""
+        """Return hypotheses of places as ones of ids."""
         return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in hypotheses]
 
 
 def _ascending(size: int, *ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
-    """Those of `size` ids that are among these, each once. To mark them takes a tenth of the time of sorting them."""
+    """Return those of `size` ids that are among these, each once. To mark them takes a tenth of the time of sorting
+    them."""
     marks = np.zeros(size, bool)
     for some in ids:
         marks[some] = True
@@ -117,7 +119,7 @@ def _changed(checked: T, **fields: Any) -> T:
 
 
 def among(model: Model, candidates: Candidates) -> Model:
-    """The model with the vocabulary of a batch: by a way of its own, or by columns of all its logits."""
+    """Return the model with the vocabulary of a batch: by a way of its own, or by columns of all its logits."""
     own = model.among(candidates)
     return Among(model, candidates, columns=True) if own is None else own
 
@@ -145,7 +147,7 @@ class AmongDecoder(Decoder):
         self.unlisted = None if candidates.unlisted is None else xp.asarray(candidates.unlisted)
 
     def of(self, logits: Array) -> Array:
-        """The candidates' logits (R, C)."""
+        """Return the candidates' logits (R, C)."""
         if self.columns:
             logits = self.xp.take(logits, self.ids, axis=1)
         return logits if self.unlisted is None else logits + self.unlisted

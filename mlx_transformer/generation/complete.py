@@ -25,7 +25,7 @@ def complete(
     stop: Sequence[str] = (),
     **options: Any,
 ) -> list[str]:
-    """What follows each prompt, which may be empty; it ends before the first of the words `stop`.
+    """Return what follows each prompt, which may be empty; it ends before the first of the words `stop`.
 
     generate: (ids, **options) -> new ids of each row. options: the fields of `Options`. `UserError` for a prompt that
     the model has no room for, and for wrong options.
@@ -39,7 +39,8 @@ def complete(
 def stream(
     tokenizer: Tokenizer, stream_ids: Callable[..., Iterator[int]], prompt: str, stop: Sequence[str], **options: Any
 ) -> Iterator[str]:
-    """The same for one prompt, in pieces, as they are decided: greedily or sampled. stream_ids: (ids, **options)."""
+    """Return the same for one prompt, in pieces, as they are decided: greedily or sampled. stream_ids: (ids,
+    **options)."""
     check_stop(stop)
     new = stream_ids(prompt_ids(tokenizer, [prompt])[0], **options)
     return until(pieces(tokenizer.decode, new), stop)
@@ -51,7 +52,7 @@ def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The texts up to the first stop word, which is left out; what may yet become one is held back."""
+    """Yield the texts up to the first stop word, which is left out; what may yet become one is held back."""
     waiting = ""
     for text in texts:
         waiting += text

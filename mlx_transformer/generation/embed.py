@@ -164,7 +164,7 @@ class Embedder:
             done(computed / len(rows))
 
     def _prompt_tokens(self) -> int:
-        """Tokens of the prompt, with the one before it and without the one behind it."""
+        """Return tokens of the prompt, with the one before it and without the one behind it."""
         return len(self.tokenizer.encode(prepared(self.prompt, self.embedding))) - 1
 
 
@@ -184,7 +184,7 @@ def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
 
 
 def _mixed(lengths: NDArray) -> list[NDArray[np.intp]]:
-    """The same where padding costs little: of lengths that are alike, the longest first."""
+    """Return the same where padding costs little: of lengths that are alike, the longest first."""
     order = np.argsort(-lengths, kind="stable")
     parts, first, tokens = [], 0, 0
     for i, length in enumerate(lengths[order].tolist()):

@@ -88,4 +88,4 @@ FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "sparse": ("weights", _short_weights),
     "multi": ("embeddings", lambda vectors: [short_floats(vector) for vector in vectors]),
 }
-"""What a line says of a text beside it, and how, by the kind."""
+"""The keys of a line beside the text, and their form, by the kind."""

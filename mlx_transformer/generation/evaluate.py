@@ -71,7 +71,7 @@ def ranking_scores(queries: NDArray, documents: NDArray, relevant: Sequence[Sequ
 
 
 def _embedded(model: TextVerbs, name: str, texts: Sequence[str], done: DoneShare) -> NDArray[np.float32]:
-    """Vectors, of length 1 unless the model compares by products."""
+    """Return Vectors, of length 1 unless the model compares by products."""
     embedding = model.text_embedding
     named = {"prompt_name": name} if embedding is not None and name in embedding.prompts else {}
     vectors = model.embed(list(texts), done=done, **named)
@@ -81,7 +81,8 @@ def _embedded(model: TextVerbs, name: str, texts: Sequence[str], done: DoneShare
 
 
 def _ranks(similar: NDArray, own: Sequence[int]) -> NDArray[np.int64]:
-    """The ranks (r,) of the relevant documents, the best first; relevant ones of equal nearness share no rank."""
+    """Return the ranks (r,) of the relevant documents, the best first; relevant ones of equal nearness share no
+    rank."""
     others = np.delete(similar, own)
     best = np.sort(similar[list(own)])[::-1]
     return np.array([1 + i + int((others >= each).sum()) for i, each in enumerate(best)])

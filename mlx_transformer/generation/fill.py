@@ -84,8 +84,8 @@ def _guesses(
 
 
 def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
-    """Ids of a line, eos included, in which each <mask> is the id of what stands for hidden text; a space before it
-    belongs to it. Without a <mask> (in the line, or in the vocabulary) those of the plain text."""
+    """Return ids of a line, eos included, in which each <mask> is the id of what stands for hidden text; a space before
+    it belongs to it. Without a <mask> (in the line, or in the vocabulary) those of the plain text."""
     mask_id = tokenizer.mask_id
     if mask_id is None:
         return tokenizer.encode(line)
@@ -98,5 +98,5 @@ def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
 
 
 def _parts(tokenizer: Tokenizer, line: str) -> list[str]:
-    """What stands before, between and behind the hidden words of a line."""
+    """Return what stands before, between and behind the hidden words of a line."""
     return re.split("|".join(map(re.escape, {MASK_TOKEN, tokenizer.mask_token})), line)

@@ -1,4 +1,4 @@
-"""What an encoder's head says of a file's lines in a file of JSON lines (`line_files.py`), one for each line."""
+"""The answers of an encoder's head for a file's lines in a file of JSON lines (`line_files.py`), one for each line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tag import tag
 from .verbs import TextVerbs
 
 SEPARATOR = "\t"
-"""What separates the two texts of a pair; later ones are the second text's."""
+"""The separator of the two texts of a pair; later ones are the second text's."""
 
 
 def classify_stream(
@@ -93,7 +93,7 @@ def rerank_stream(
 
 
 def _queried(line: str, number: int, as_json: bool) -> tuple[str, list[str]]:
-    """A query and its documents; `UserError` for a line that isn't one."""
+    """Return a query and its documents; `UserError` for a line that isn't one."""
     if not as_json:
         query, *documents = line.split(SEPARATOR)
         if not documents:
@@ -176,5 +176,5 @@ def _text_of(line: str) -> Text:
 
 
 def _texts_of(line: str) -> dict[str, str]:
-    """The texts of a line by their names in JSON."""
+    """Return the texts of a line by their names in JSON."""
     return dict(zip(("text", "text_pair"), line.split(SEPARATOR, 1), strict=False))

@@ -81,7 +81,7 @@ def score(
 
 
 def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndarray:
-    """(B, longest target); what is beyond the end of a target means nothing."""
+    """Return (B, longest target); what is beyond the end of a target means nothing."""
     xp = model.arrays
     tokens = np.full((len(targets), max(map(len, targets))), model.config.eos_id, np.int32)
     for i, row in enumerate(targets):
@@ -142,7 +142,7 @@ def _pieces(ids: list[int], config: TransformerConfig) -> Iterator[list[int]]:
 
 
 def _batches(rows: list[list[int]]) -> Iterator[NDArray[np.int64]]:
-    """Rows of one length together, so that nothing is padded."""
+    """Yield rows of one length together, so that nothing is padded."""
     for length, group in groupby(sorted(rows, key=len), len):
         same, most = np.array(list(group), np.int64), max(1, BATCH_TOKENS // length)
         yield from (same[i : i + most] for i in range(0, len(same), most))

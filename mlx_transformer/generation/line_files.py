@@ -1,5 +1,5 @@
-"""What a model makes of each line of a file, in a file: translations, vectors, classes. What is written is never begun
-anew (`output.py`)."""
+"""The outputs of a model for each line of a file, in a file: translations, vectors, classes. A file that is partly
+written is never begun anew (`output.py`)."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from .lines import PART_LINES, LineReader, LineReport
 from .output import Writer, finishing, writer
 
 JSON = (".jsonl", ".ndjson", ".json", ".txt")
-"""What the name of a file of JSON lines may end in."""
+"""The endings of the name of a file of JSON lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineWork:
-    """What is made of lines."""
+    """The work that is done on lines."""
 
     name: str
     """The verb, which the progress bar shows."""
     make: Callable[[Sequence[str], LineReport], bytes]
     """From lines to what is written of them."""
     overlong: str = ""
-    """What is said of lines that are too long, behind their number, where there are such."""
+    """The words about lines that are too long, behind their number, where there are such."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """What must be the same in an interrupted run and in the one that continues it."""
+    """The settings that must be the same in an interrupted run and in the one that continues it."""
     check: Callable[..., None] | None = None
     """As `checked_lines` takes it, for lines of which nothing can be made."""
     head: Callable[[int], bytes] | None = None
-    """What a file of so many lines begins with."""
+    """The beginning of a file of so many lines."""
     pieces: Callable[[str, LineReport], Iterable[bytes]] | None = None
     """In place of `make`, what is written of one line as it is decided; such a file is not continued."""
     suffixes: Sequence[str] = ()
-    """What the name of the file may end in, unless in nothing; without them in anything."""
+    """The endings that the name of the file may have, unless in nothing; without them in anything."""
 
 
 def cut_at(most: int) -> str:
@@ -150,7 +150,7 @@ class _Job:
             self.progress.lines = reader.number
 
     def _reporting(self, watch: Progress, before: int, count: int) -> Callable[[float], None]:
-        """What passes on the share of these lines that is done, as one of all."""
+        """Return what passes on the share of these lines that is done, as one of all."""
 
         def done(share: float) -> None:
             if total := self.lines:

@@ -53,7 +53,7 @@ class LineReader(Iterator[str]):
             return line.decode(errors="replace")
 
     def parts(self, lines: int = PART_LINES) -> Iterator[list[str]]:
-        """All that is left, so many lines at a time. Where a part ends depends on the text alone."""
+        """Yield all that is left, so many lines at a time. Where a part ends depends on the text alone."""
         part, begin = [], self.position
         for line in self:
             part.append(line)

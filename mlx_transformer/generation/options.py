@@ -1,4 +1,4 @@
-"""What a caller may ask of a search, checked in one place for both runtimes."""
+"""The options of a search, checked in one place for both runtimes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
 
 Overlong = Literal["error", "truncate", "split", "skip"]
-"""What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
-pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
+"""The treatment of a line with more tokens than the model has positions: an error that names it; its first tokens
+alone; pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty
+line."""
 OverlongPair = Literal["error", "skip"]
 
 
@@ -59,7 +60,7 @@ class Options:
     length_penalty: Annotated[float, Bounds(at_least=-10, at_most=10)] = 0.6
     """Alpha of the length penalty; 0 compares bare probabilities."""
     penalty_form: PenaltyForm = "gnmt"
-    """What divides log p of n tokens: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7) or n^alpha (length), as in
+    """The divisor of log p of n tokens: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7) or n^alpha (length), as in
     transformers."""
     max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
     """Most new tokens, the end token counted; unset: length of the source or prompt + 50."""
@@ -76,7 +77,7 @@ class Options:
     """Draw tokens at random instead of taking the best; seed and the sentence's number decide, whatever runs it."""
     # In float32 logits over less are infinite, and banned tokens over more are banned no longer.
     temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
-    """What divides the logits before sampling; below 1 is safer."""
+    """The divisor of the logits before sampling; below 1 is safer."""
     top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
     """Sample from the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Bounds(at_least=1e-6, at_most=1)] = 1.0
@@ -84,7 +85,7 @@ class Options:
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
     """Seed of sampling."""
     repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = 1.0
-    """What weakens tokens that were written before (Keskar et al. 2019): above 1 a logit, in beam search a log p, is
+    """The penalty on tokens that were written before (Keskar et al. 2019): above 1 a logit, in beam search a log p, is
     divided by it, or multiplied where it is negative."""
     no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
     """Never write the same so many tokens twice; 0: as many as you like."""
@@ -110,7 +111,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
-        """The settings of these names; `UserError` for a name that none has."""
+        """Return the settings of these names; `UserError` for a name that none has."""
         if problems := unknown_keys(values, cls, "there is no option {!r}"):
             raise UserError("; ".join(problems))
         return cls(**values)
@@ -132,7 +133,7 @@ class Options:
                 raise UserError(f"{name}={getattr(self, name)} has an effect in sampling only: add sample=True")
 
     def _check_ids(self, name: str) -> list[str]:
-        """What is wrong with a tuple of ids, which may be any sequence of them."""
+        """Return what is wrong with a tuple of ids, which may be any sequence of them."""
         ids = getattr(self, name)
         if type(ids) is tuple and not ids:
             return []
@@ -142,7 +143,7 @@ class Options:
         return []
 
     def _check_sequences(self) -> list[str]:
-        """The same of `banned_sequences`."""
+        """Return the same of `banned_sequences`."""
         sequences, name = self.banned_sequences, "banned_sequences"
         if type(sequences) is tuple and not sequences:
             return []
@@ -161,7 +162,7 @@ class Options:
         return self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(self.banned_sequences)
 
     def ends(self, config: TransformerConfig) -> tuple[int, ...]:
-        """The tokens that end an output."""
+        """Return the tokens that end an output."""
         return config.eos_id, *self.end_ids
 
     @property
@@ -193,7 +194,7 @@ def _is_id(value: Any) -> bool:
 
 
 def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Sequences of ids as rows (S, N) that end together, -1 before the shorter ones; (0, 1) of none."""
+    """Return sequences of ids as rows (S, N) that end together, -1 before the shorter ones; (0, 1) of none."""
     import numpy as np
 
     longest = max(map(len, sequences), default=1)
@@ -206,7 +207,7 @@ class TextSettings:
     """How text is read and translations are written, line by line (`files.translate_stream`)."""
 
     overlong: Overlong = "split"
-    """What to do with a line longer than the model takes: translate its pieces, its beginning, nothing, or end."""
+    """The treatment of a line longer than the model takes: translate its pieces, its beginning, nothing, or end."""
     scores: bool = False
     """Write each translation's score after it, separated by a tab: log p by the length penalty."""
     json: bool = False
@@ -230,16 +231,16 @@ class EmbedOptions:
     """How texts become vectors, where that differs from what the model's folder says."""
 
     kind: Kind = "dense"
-    """What is made of a text: one vector (dense); a weight for each of its token ids (sparse); a vector of each token
-    (multi). The last two need a model that was trained for them, such as bge-m3."""
+    """The kind of vector that is made of a text: one vector (dense); a weight for each of its token ids (sparse); a
+    vector of each token (multi). The last two need a model that was trained for them, such as bge-m3."""
     prompt: str | None = None
-    """What stands before each text; unset: the model's own."""
+    """The prompt before each text; unset: the model's own."""
     prompt_name: str | None = None
     """The name of one of the model's prompts, such as query; unset: its default one, if it has one."""
     dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
     """Numbers of a vector, the first ones; unset: all. For models that were trained to be cut (Matryoshka)."""
     pooling: Pooling | None = None
-    """What is made of the tokens' vectors; unset: what the model's folder says."""
+    """The way in which the tokens' vectors become one; unset: as the model's folder states."""
     normalize: bool | None = None
     """Whether vectors have length 1; unset: what the model's folder says."""
 
@@ -255,7 +256,7 @@ class EmbedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions:
-    """What is said of a text's classes."""
+    """The settings of classes of texts."""
 
     all: bool = False
     """Write every class with its probability, the likeliest first, not the likeliest alone."""
@@ -282,7 +283,7 @@ class RerankOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
-    """What an answer may be."""
+    """The limits of an answer."""
 
     max_answer_tokens: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 15
     """Tokens of the longest answer."""
@@ -324,7 +325,7 @@ def check_prefix(
 
 
 def check_options(options: Options, config: TransformerConfig) -> None:
-    """`UserError` unless the first step has a token for every hypothesis, and all ids are the model's."""
+    """Raise `UserError` unless the first step has a token for every hypothesis, and all ids are the model's."""
     sequences = {"banned_sequences": [id for ids in options.banned_sequences for id in ids]}
     for name, ids in {**{name: getattr(options, name) for name in ID_FIELDS}, **sequences}.items():
         for id in ids:
@@ -344,7 +345,7 @@ def check_options(options: Options, config: TransformerConfig) -> None:
 def length_limits(
     sources: Iterable[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
 ) -> np.ndarray:
-    """Most new tokens of each row (N,), eos counted.
+    """Return the most new tokens of each row (N,), eos counted.
 
     `hard`: the runtime has no position past `config.max_positions`. The last new token is never fed back, so a decoder
     of P positions writes P tokens after its start token; a decoder-only model has its prompt in there too. Without a
@@ -381,7 +382,7 @@ def length_limits(
 
 
 def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int64]:
-    """Most new tokens (N,) for sources of these lengths (N,), where nothing else limits them."""
+    """Return the most new tokens (N,) for sources of these lengths (N,), where nothing else limits them."""
     import numpy as np
 
     if options.max_length_factor == 0:

@@ -1,7 +1,7 @@
 """Where translations go: standard output, or a file that appears whole or not at all.
 
 While OUTPUT is being made it is OUTPUT.partial, and OUTPUT.partial.json says how far that is trusted and what it is a
-translation of; at the end it takes its name. What was OUTPUT before stays until then.
+translation of; at the end it takes its name. An earlier OUTPUT stays until then.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Partial(Writer):
         self.stream.close()  # and with it the lock, for which others wait
 
     def close(self) -> None:
-        """What can be continued stays."""
+        """Leave what can be continued."""
         self._close(remove=not self.finished and not self.progress.lines)
 
     def _close(self, remove: bool) -> None:

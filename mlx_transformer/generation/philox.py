@@ -37,8 +37,8 @@ def philox(x: Words, y: Words, key: Words) -> tuple[Words, Words]:
 
 
 def gumbel(seed: int, t: int, rows: NDArray, count: int) -> NDArray[np.float32]:
-    """Noise (R, N) for new token number t of the rows with these numbers, N = `count`: argmax(log p + noise) is a draw
-    from p (Gumbel 1954).
+    """Return the noise (R, N) for new token number t of the rows with these numbers, N = `count`: argmax(log p + noise)
+    is a draw from p (Gumbel 1954).
 
     Number i of a row: with the word w = i % 4 of counter (i // 4, t, row, 0) and the key (seed % 2^32, seed // 2^32),
     u = (floor(w / 2^9) + 0.5) / 2^23 and -log(-log u) in float32.

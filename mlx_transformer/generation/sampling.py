@@ -21,7 +21,7 @@ BLOCK = 128
 
 
 def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
-    """Scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+    """Return scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
 
     Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
     border stay in together.
@@ -42,13 +42,13 @@ def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
 
 
 def noise(seed: int, t: int, rows: NDArray, vocab_size: int) -> NDArray[np.float32]:
-    """What a draw of new token number t needs (B, BLOCK + N), for rows by their index in the caller's list: noise of
-    the places within a block, then of the blocks."""
+    """Return what a draw of new token number t needs (B, BLOCK + N), for rows by their index in the caller's list:
+    noise of the places within a block, then of the blocks."""
     return gumbel(seed, t, rows, BLOCK - vocab_size // -BLOCK)
 
 
 def draw(xp: Arrays, scores: Array, noise: Array) -> Array:
-    """A token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N)."""
+    """Return a token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N)."""
     size, width = scores.shape
     if width % BLOCK:
         scores = xp.concatenate([scores, xp.full((size, -width % BLOCK), BANNED)], axis=1)

@@ -9,7 +9,7 @@ from mlx_transformer.system.errors import UserError
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], ter: bool = False) -> dict[str, Any]:
-    """Corpus scores of equally many lines.
+    """Return corpus scores of equally many lines.
 
     `bleu` and `chrf` are percentages (sacreBLEU 13a, cased, one reference; Post 2018, Popovic 2015); `exact_match` is
     the share of lines that equal their reference to the letter, in percent. `ter`, which takes its time: edits a word

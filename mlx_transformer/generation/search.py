@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 
 def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: DoneShare | None) -> Iterator[T]:
-    """The batches; `done` is told the share of `total` inputs that is finished whenever the next one is asked for."""
+    """Yield the batches; `done` is told the share of `total` inputs that is finished whenever the next one is asked
+    for."""
     finished = 0
     for batch in batches:
         yield batch
@@ -86,7 +87,7 @@ def search(
     share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` best outputs of each input, best first, in the order of the inputs.
+    """Return the `n_best` best outputs of each input, best first, in the order of the inputs.
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
@@ -102,7 +103,7 @@ def search(
 
 
 def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
-    """What the model reads, by argument, and how it searches."""
+    """Return what the model reads, by argument, and how it searches."""
     others = {entry.argument for entry in INPUTS.values()} - {"ids"}
     inputs = {name: value for name, value in options.items() if name in others}
     chosen = Options.of({name: value for name, value in options.items() if name not in others})
@@ -112,7 +113,7 @@ def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], O
 def checked(
     model: Model, inputs: dict[str, Any], prefix: Ids | None, chosen: Options
 ) -> tuple[Sources, list[np.ndarray], np.ndarray]:
-    """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says. inputs: what
+    """Return Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says. inputs: what
     `Sources.of` takes."""
     config = model.config
     if not config.has_decoder:
@@ -128,8 +129,8 @@ def checked(
 
 
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
-    """`UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses change
-    places, and the logits of a step."""
+    """Raise `UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses
+    change places, and the logits of a step."""
     stack = c.of("decoder")
     position = 4 * stack.key_value_heads * (stack.d_k + stack.d_v) * c.decoder_layers
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
@@ -190,7 +191,7 @@ def run_all(
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
-    """The model's own strategy for this batch, or else `Beam` or `Greedy`."""
+    """Return the model's own strategy for this batch, or else `Beam` or `Greedy`."""
     own = model.strategy(batch, options, scored)
     if own is not None:
         return own
@@ -201,7 +202,7 @@ def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> S
 def batches(
     lengths: np.ndarray, expected: np.ndarray, limits: np.ndarray, options: Options, positions: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Indices of the inputs that are decoded together: neighbours in length, the longest first.
+    """Yield indices of the inputs that are decoded together: neighbours in length, the longest first.
 
     A batch holds at most `batch_tokens` positions of cache if its outputs are as long as `expected`, and at least one
     input. positions: most positions of the padded prompt and its continuation, should that reach its limit

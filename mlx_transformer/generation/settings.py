@@ -1,6 +1,6 @@
 """How a model generates unless told otherwise: generation.json in its folder, fields of `Options` by name.
 
-What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
+The caller's settings win, field by field. A model trained here has no such file. One of several languages has their
 tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
 Where `target_language_in_source`, as in SMaLL-100, the target's is the first of every source, and nothing is forced.
 Where `source_language_last`, as in mBART, the source's stands behind the end of every source; where
@@ -33,7 +33,7 @@ TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
 """Where a model reads languages, if it isn't before its source and its output."""
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX)
-"""What stands in the file beside fields of `Options`."""
+"""The keys of the file beside fields of `Options`."""
 NO_SHORTLIST = "none"
 """In place of a file's name: no candidates, all tokens."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
@@ -44,12 +44,13 @@ Settings = dict[str, Any]
 
 
 def checked_settings(values: Any, config: TransformerConfig, where: str) -> Settings:
-    """The settings, with ids as tuples; `UserError` that begins with `where` for what no search of the model takes."""
+    """Return the settings, with ids as tuples; `UserError` that begins with `where` for what no search of the model
+    takes."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
     languages = values.get(LANGUAGES, {})
-    given = {name: value for name, value in values.items() if name not in BESIDE}
-    if problems := unknown_keys(given, Options):
+    written = {name: value for name, value in values.items() if name not in BESIDE}
+    if problems := unknown_keys(written, Options):
         raise UserError(f"{where}: {'; '.join(problems)}")
     for name in PLACES:
         if not isinstance(values.get(name, False), bool):
@@ -63,34 +64,34 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
         raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")
     try:
-        options = Options(**given)
+        options = Options(**written)
         check_options(options, config)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     extra = {name: values[name] for name in BESIDE if values.get(name)}
-    return {name: getattr(options, name) for name in given} | extra
+    return {name: getattr(options, name) for name in written} | extra
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
-    """Those of a model's folder, {} where it has none; `UserError` for a damaged file. A model of fewer positions, in a
-    graph of fixed shape, has shorter outputs."""
+    """Return those of a model's folder, {} where it has none; `UserError` for a damaged file. A model of fewer
+    positions, in a graph of fixed shape, has shorter outputs."""
     path = folder / SETTINGS
     return within(checked_settings(read_json(path), config, str(path)), config) if path.exists() else {}
 
 
 def within(settings: Settings, config: TransformerConfig) -> Settings:
-    """The settings, with no limit above what the model has positions for."""
+    """Return the settings, with no limit above what the model has positions for."""
     most = settings.get("max_new_tokens")
     return settings if most is None else {**settings, "max_new_tokens": min(most, config.max_positions)}
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """{name: contents} of the file, {} of no settings."""
+    """Return {name: contents} of the file, {} of no settings."""
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
 
 
 def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
-    """{name: file} of what the settings of a model in `folder` name, which goes where they go."""
+    """Return {name: file} of what the settings of a model in `folder` name, which goes where they go."""
     name = settings.get(SHORTLIST)
     return {} if name is None or folder is None else {name: folder / name}
 
@@ -107,7 +108,7 @@ def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
-    """The token of a language; `UserError` for one that the model doesn't have."""
+    """Return the token of a language; `UserError` for one that the model doesn't have."""
     languages = settings.get(LANGUAGES, {})
     if not languages:
         raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
@@ -120,7 +121,7 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
 
 
 class Around(NamedTuple):
-    """What stands before and behind the ids of a source."""
+    """The ids before and behind those of a source."""
 
     before: list[int]
     behind: list[int]
@@ -130,8 +131,8 @@ class Around(NamedTuple):
 
 
 def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
-    """The token of a source's language, where `source_language` is an option, and all other options. Where the target's
-    stands in its place, `target_language` is the option."""
+    """Return the token of a source's language, where `source_language` is an option, and all other options. Where the
+    target's stands in its place, `target_language` is the option."""
     others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
     source = options.get(SOURCE_LANGUAGE)
     if settings.get(TARGET_IN_SOURCE):
@@ -143,18 +144,18 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
 
 
 def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Source ids with their language's token, and all other options (`around_source`)."""
+    """Return source ids with their language's token, and all other options (`around_source`)."""
     around, others = around_source(settings, options)
     return (ids if ids is None or not any(around) else [around(row) for row in ids]), others
 
 
 def begun_with(settings: Mapping[str, Any], language: int) -> dict[str, Any]:
-    """The options by which outputs are of a language."""
+    """Return the options by which outputs are of a language."""
     return {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
 
 
 def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:
-    """What a search takes: the model's settings, and what was given in their place.
+    """Return what a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
     gives way. So does its least length to a shorter limit, and its limit to one by the source's length.

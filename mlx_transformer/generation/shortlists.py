@@ -46,8 +46,8 @@ class Counts:
         self.counts = total
 
     def shortlist(self, source_vocab_size: int, first: int, best: int) -> Shortlist:
-        """The `best` likeliest of each source token, the lower id on ties. As p(t | s) has one divisor for all of s,
-        counts order them."""
+        """Return the `best` likeliest of each source token, the lower id on ties. As p(t | s) has one divisor for all
+        of s, counts order them."""
         source, target = np.divmod(self.keys, self.vocab_size)
         order = np.lexsort((target, -self.counts, source))
         source, target = source[order], target[order]

@@ -52,7 +52,7 @@ class Decoder(Protocol):
 
 
 class Model(Protocol):
-    """What `search` needs of a model: `start`, and what it can do better than `search` by itself."""
+    """The interface that `search` needs of a model: `start`, and what it can do better than `search` by itself."""
 
     config: TransformerConfig
     arrays: Arrays = cast(Arrays, NumpyArrays())  # NumPy's functions name their arguments otherwise
@@ -60,17 +60,17 @@ class Model(Protocol):
     """Sequences may be longer than `config.max_positions`."""
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
-        """Sources (decoder-only: prompts) of any lengths -> the decoder and the first tokens' logits (B, V)."""
+        """Return sources (decoder-only: prompts) of any lengths -> the decoder and the first tokens' logits (B, V)."""
         ...
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
-        """Its own strategy for this batch, one that leaves the choice among the logits to the graph; None: it has
-        none, and `Beam` or `Greedy` looks at all logits."""
+        """Return its own strategy for this batch, one that leaves the choice among the logits to the graph; None: it
+        has none, and `Beam` or `Greedy` looks at all logits."""
         return None
 
     def among(self, candidates: Any) -> Model | None:
-        """The model with the vocabulary of a batch (`candidates.Candidates`), which computes the logits of these ids
-        alone; None: it can't, and they are chosen from all logits."""
+        """Return the model with the vocabulary of a batch (`candidates.Candidates`), which computes the logits of these
+        ids alone; None: it can't, and they are chosen from all logits."""
         return None
 
     def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
@@ -112,11 +112,12 @@ class Strategy(Protocol):
         return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array | None]:
-        """Logits (R, V) of new token number t -> next ids (R,), and the rows (R,) they follow (None: their own)."""
+        """Return logits (R, V) of new token number t -> next ids (R,), and the rows (R,) they follow (None: their
+        own)."""
         ...
 
     def arrays(self) -> list[Array]:
-        """The arrays that `choose` changes."""
+        """Return the arrays that `choose` changes."""
         ...
 
     def keep(self, live: np.ndarray) -> None:
@@ -124,7 +125,7 @@ class Strategy(Protocol):
         ...
 
     def results(self) -> list[list[Hypothesis]]:
-        """Hypotheses of all sentences that were in the batch, best first."""
+        """Return hypotheses of all sentences that were in the batch, best first."""
         ...
 
 
@@ -176,7 +177,7 @@ def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:
 
 
 def banned_ids(config: TransformerConfig) -> list[int]:
-    """What is never written: padding, and the start token where it isn't the end too, as in BART."""
+    """Return what is never written: padding, and the start token where it isn't the end too, as in BART."""
     return sorted({config.pad_id, config.bos_id} - {config.eos_id})
 
 
@@ -202,7 +203,8 @@ class Rules:
             self.forced[i, first : first + len(row)] = row
 
     def apply(self, scores: Array, t: int) -> Array:
-        """Add BANNED to the scores (B, K, V) of tokens that may not be number t. What a prefix forces may always be."""
+        """Add BANNED to the scores (B, K, V) of tokens that may not be number t. A token that a prefix forces may
+        always be."""
         xp, before = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
         if self.first_bans is not None and t == len(self.options.forced_first):
@@ -216,7 +218,8 @@ class Rules:
         return scores
 
     def penalised(self, scores: Array) -> Array:
-        """Scores (B, K, V), those of all that was written weakened: logits, or in beam search log p (transformers)."""
+        """Return scores (B, K, V), those of all that was written weakened: logits, or in beam search log p
+        (transformers)."""
         penalty = self.options.repetition_penalty
         if self.history is None or penalty == 1:
             return scores
@@ -224,13 +227,14 @@ class Rules:
         return self.xp.where(self._among(self.history), weaker, scores)
 
     def unscored(self, t: int, limits: Array) -> Array | None:
-        """The token (B,) that each sentence gets as number t without its being scored, -1: none; None: nowhere one."""
+        """Return the token (B,) that each sentence gets as number t without its being scored, -1: none; None: nowhere
+        one."""
         if t < len(self.options.forced_first):
             return self.xp.where(limits >= 0, self.options.forced_first[t], -1)
         return self.xp.where(limits == t + 1, self.ends[0], -1) if self.options.forced_end else None
 
     def is_end(self, token: Array) -> Array:
-        """Whether tokens (...) are ends."""
+        """Return whether tokens (...) are ends."""
         ended = token == self.ends[0]
         for other in self.ends[1:]:
             ended = ended | (token == other)
@@ -274,20 +278,20 @@ class Rules:
         return scores + xp.where(self._among(xp.where(same, self.sequences[:, -1], -1)), BANNED, 0.0)
 
     def _marked(self, ids: Sequence[int]) -> Array:
-        """(V,): BANNED at these ids, else 0."""
+        """Return (V,): BANNED at these ids, else 0."""
         bans = np.zeros(self.vocab_size, np.float32)
         bans[list(ids)] = BANNED
         return self.xp.asarray(bans)
 
     def _among(self, tokens: Array) -> Array:
-        """Whether each of the vocabulary (B, K, V) is among tokens (B, K, N); -1: none."""
+        """Return whether each of the vocabulary (B, K, V) is among tokens (B, K, N); -1: none."""
         size, hypotheses, _ = tokens.shape
         places = self.xp.where(tokens < 0, self.vocab_size, tokens).reshape(size * hypotheses, -1)
         return self.xp.marked(places, self.vocab_size + 1)[:, :-1].reshape(size, hypotheses, -1)
 
 
 def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndarray:
-    """What each output goes on from (B, L): the start token, or the prompt, -1 before it."""
+    """Return what each output goes on from (B, L): the start token, or the prompt, -1 before it."""
     if config.has_encoder:
         start = config.bos_id if options.start_id is None else options.start_id
         return np.full((len(batch.sources), 1), start, np.int32)
@@ -296,7 +300,7 @@ def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndar
 
 
 def take_sentences(xp: Arrays, live: np.ndarray, *arrays: Array) -> list[Array]:
-    """The same sentences of each array (B, ...)."""
+    """Return the same sentences of each array (B, ...)."""
     rows = xp.asarray(live.astype(np.int32))
     return [xp.take(array, rows, axis=0) for array in arrays]
 
@@ -319,7 +323,7 @@ class History:
             self.steps = []
 
     def numpy(self, fill: int) -> np.ndarray:
-        """All steps (T, B, ...), `fill` where a sentence was no longer there."""
+        """Return all steps (T, B, ...), `fill` where a sentence was no longer there."""
         length = sum(len(part) for _, part in self.parts)
         joined = np.full((length, self.size, *self.parts[0][1].shape[2:]), fill, np.int64)
         t = 0

@@ -32,7 +32,7 @@ def stream_ids(
     candidates: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[int]:
-    """The new tokens of one input, each as soon as it is decided: together what `generate` returns.
+    """Return the new tokens of one input, each as soon as it is decided: together what `generate` returns.
 
     ids, prefix, candidates, options: as for `search`, of one input. row: its place in a list of several, on which a
     drawn token depends. Wrong input and options raise `UserError` at the call, not at the first token.
@@ -83,7 +83,7 @@ def stream(
     candidates_of: Callable[[Sequence[int]], Sequence[int] | None] = lambda ids: None,
     **options: Any,
 ) -> Iterator[str]:
-    """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
+    """Return the translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
 
     A piece ends with a whole character, so a token that is part of one comes with the next. `around`: a source's ids
     and what stands around them; `candidates_of`: the ids that the output of a source may be made of. `line_number` is
@@ -99,7 +99,7 @@ def stream(
 
 
 def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int]) -> Iterator[str]:
-    """Text of growing ids, without characters that are still incomplete: joined it is `decode` of all ids.
+    """Yield the text of growing ids, without characters that are still incomplete: joined it is `decode` of all ids.
 
     Everything is decoded again for each token, since what a token means may depend on those before it (a first space
     that is dropped, half a character); for sentences that is a small part of a decoder's step.

@@ -63,7 +63,7 @@ def tag(encoder: EncoderHead, texts: str | Sequence[str], report: LineReport = N
 
 
 def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The shares (L, C) of a text's tokens, of those (tokens of a row, C) of its windows."""
+    """Return the shares (L, C) of a text's tokens, of those (tokens of a row, C) of its windows."""
     joined = np.zeros((count, shares[0].shape[1]))
     around = np.full(count, -1.0)
     for window, rows in zip(windows, shares, strict=True):
@@ -78,7 +78,7 @@ def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.f
 
 
 def _tokens(places: Sequence[tuple[int, int]], shares: NDArray[np.float64], labels: Sequence[str]) -> list[_Token]:
-    """The tokens of a text (L), with their shares (L, C)."""
+    """Return the tokens of a text (L), with their shares (L, C)."""
     tokens = []
     for place, row in zip(places, shares, strict=True):
         label, best = labels[int(row.argmax())], float(row.max())

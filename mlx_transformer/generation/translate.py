@@ -61,7 +61,7 @@ class Translator:
         self.prefix = prefix
 
     def with_prefix(self, prefix: str | None) -> Translator:
-        """The same with another prefix; None: its own."""
+        """Return the same with another prefix; None: its own."""
         if prefix is None:
             return self
         if not isinstance(prefix, str):
@@ -110,7 +110,7 @@ class Translator:
         first_line: int = 1,
         on_overlong: Callable[[int], None] | None = None,
     ) -> tuple[list[int], list[list[int]]]:
-        """What is searched for `lines`: rows of ids, and the index of the line each belongs to. A line that is
+        """Return what is searched for `lines`: rows of ids, and the index of the line each belongs to. A line that is
         empty or skipped has none, one that is split has several."""
         lines = as_lines(lines)
         if overlong not in get_args(Overlong):
@@ -132,7 +132,7 @@ class Translator:
         hypotheses: list[list[Hypothesis]],
         alignments: Sequence[Sequence[Alignment]] | None = None,
     ) -> list[list[Translation]]:
-        """The translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
+        """Return the translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
         texts = (self.tokenizer.decode_batch([h.ids for h in row]) for row in hypotheses)
         weights = alignments or [[None] * len(row) for row in hypotheses]
         pieces = [
@@ -160,7 +160,7 @@ class Translator:
         return self.tokenizer.source.encode_batch(lines)
 
     def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
-        """The ids of the line, or of its pieces, none of them longer than the model takes."""
+        """Return the ids of the line, or of its pieces, none of them longer than the model takes."""
         limit = self.most
         if len(ids) <= limit:
             return [ids]
@@ -232,8 +232,8 @@ def as_lines(lines: str | Iterable[str]) -> list[str]:
 
 
 def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]]) -> list[list[Translation]]:
-    """The translations of so many lines from those of their pieces, in order: the k-th best of one with the k-th best
-    of the next. A line without any is empty."""
+    """Return the translations of so many lines from those of their pieces, in order: the k-th best of one with the k-th
+    best of the next. A line without any is empty."""
     joined: list[list[Translation]] = [[] for _ in range(lines)]
     for i, new in zip(owners, pieces, strict=True):
         both = zip(joined[i], new, strict=False)

@@ -1,4 +1,4 @@
-"""What a model does with ids and text, each verb written once for every runtime.
+"""The verbs of a model on ids and text, each verb written once for every runtime.
 
 Whoever has ids needs no tokenizer: what a search does without is imported when it is asked for.
 """
@@ -53,7 +53,7 @@ class TextVerbs:
     """The verbs of a model that has a config, a tokenizer and a way to decode; a runtime gives these three.
 
     Ids are lists of lists, text is one string or a list of them, and what comes back has the same form. options: the
-    fields of `generation.options.Options`. What is wrong with either is a `UserError`.
+    fields of `generation.options.Options`. Anything wrong with either is a `UserError`.
     """
 
     config: TransformerConfig
@@ -82,8 +82,8 @@ class TextVerbs:
 
     @cached_property
     def shortlist(self) -> Shortlist | None:
-        """What names the ids that the output of a sentence may be made of; None: all. By default the one that the
-        model's settings name; another may be set."""
+        """The shortlist, which names the ids that the output of a sentence may be made of; None: all. By default the
+        one that the model's settings name; another may be set."""
         name = self.generation.get(SHORTLIST)
         if name is None or self.place is None:
             return None
@@ -288,8 +288,8 @@ class TextVerbs:
         return rerank(encoder, query, documents, RerankOptions(top_n=top_n))
 
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
-        """What goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model without a
-        head of that kind."""
+        """Return what goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model
+        without a head of that kind."""
         from .encoder_head import EncoderHead
 
         return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb)
@@ -320,8 +320,8 @@ class TextVerbs:
         return vectors[0] if isinstance(texts, str) else vectors
 
     def embedder(self, **options: Any) -> Embedder:
-        """What goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model that has
-        no vectors of texts."""
+        """Return what goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model
+        that has no vectors of texts."""
         from .embed import Embedder
 
         about = self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, self.graph_vectors
@@ -347,7 +347,7 @@ class TextVerbs:
 
     @property
     def translator(self) -> Translator:
-        """What goes from text to rows of ids and back; `UserError` for a model that translates no text."""
+        """The object that goes from text to rows of ids and back; `UserError` for a model that translates no text."""
         from .translate import Translator
 
         reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may begin with its language
@@ -360,14 +360,14 @@ class TextVerbs:
         )
 
     def _shortlisted(self, ids: Ids | None, options: dict[str, Any]) -> tuple[Ids | None, dict[str, Any]]:
-        """Source ids, and options with the candidates of each by the shortlist, unless there are some."""
+        """Return source ids, and options with the candidates of each by the shortlist, unless there are some."""
         if ids is None or self.shortlist is None or options.get("candidates") is not None:
             return ids, options
         check_ids(ids, self.config.source_vocab_size)
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
     def _candidates(self, ids: Sequence[int]) -> Any:
-        """An array of the ids that the output of this source may be made of, by the shortlist; None: all."""
+        """Return an array of the ids that the output of this source may be made of, by the shortlist; None: all."""
         if self.shortlist is None:
             return None
         from mlx_transformer.core.shortlist import shares_ids

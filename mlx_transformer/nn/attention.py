@@ -23,8 +23,8 @@ from .positions import Rotation, rotate
 class Attention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. Encoder self-, decoder self- and cross-attention alike.
 
-    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. What an option of
-    the network changes stands in these two; `split`, `merge` and `kernel` are how a device computes them.
+    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. The changes that
+    an option of the network makes stand in these two; `split`, `merge` and `kernel` are how a device computes them.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.drops = config.attention_dropout > 0
 
     def keys_values(self, x: mx.array, rotation: Rotation = None) -> KeyValues:
-        """(B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
+        """Return (B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
         k = self.split(self.key_proj(x), self.key_value_heads)
         v = self.split(self.value_proj(x), self.key_value_heads)
         k = self.key_norm(k) if self.normed else k
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         past: LayerCache | None = None,
         rows: int | None = None,
     ) -> mx.array:
-        """Queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
+        """Return queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
 
         `rows`: of the keys, where several of x share one: the hypotheses of a sentence are its queries, so that its
         keys and values are neither repeated nor read twice.
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         return self.output_proj(self.merge(y, None if rows is None else x))
 
     def queries(self, x: mx.array, rotation: Rotation = None, rows: int | None = None) -> mx.array:
-        """(B, T, D) -> (B, H, T, d_k)."""
+        """Return (B, T, D) -> (B, H, T, d_k)."""
         q = self.split(self.query_proj(x), self.heads, rows)
         q = self.query_norm(q) if self.normed else q
         return rotate(q, rotation)
@@ -110,7 +110,8 @@ def attention(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, scale: f
 
 
 def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked. What the fused form never stores."""
+    """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked. The weights, which the fused form never
+    stores."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)
     array = as_array(mask, *scores.shape[-2:])
@@ -120,17 +121,17 @@ def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float 
 
 
 def split_heads(x: mx.array, heads: int, rows: int | None = None) -> mx.array:
-    """(B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d); a view."""
+    """Return (B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d); a view."""
     b, _, width = x.shape
     return x.reshape(rows or b, -1, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(y: mx.array, like: mx.array | None = None) -> mx.array:
-    """(B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
+    """Return (B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
     b, h, t, d = y.shape
     return y.swapaxes(1, 2).reshape(*((b, t) if like is None else like.shape[:2]), h * d)
 
 
 def share_heads(x: mx.array, heads: int) -> mx.array:
-    """(B, K, S, d) -> (B, H, S, d): query head h reads key-value head h // (H/K) (Ainslie et al. 2023)."""
+    """Return (B, K, S, d) -> (B, H, S, d): query head h reads key-value head h // (H/K) (Ainslie et al. 2023)."""
     return x if x.shape[1] == heads else mx.repeat(x, heads // x.shape[1], axis=1)

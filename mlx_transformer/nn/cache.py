@@ -1,4 +1,4 @@
-"""What decoding remembers: every layer's keys and values (or its SSRU's state), so that a step computes only its new
+"""The memory of decoding: every layer's keys and values (or its SSRU's state), so that a step computes only its new
 positions.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, C capacity, S source, d one head.
@@ -64,7 +64,7 @@ class LayerCache:
         self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
 
     def arrays(self) -> list[mx.array]:
-        """What is held."""
+        """Return what is held."""
         return [array for array in (self.keys, self.values) if array is not None]
 
 
@@ -132,14 +132,15 @@ class Cache:
             self.cross_mask = mx.take(self.cross_mask, sentences, axis=0)
 
     def arrays(self) -> list[mx.array]:
-        """Everything held, for `mx.eval` and `mx.async_eval`: evaluating a step's logits leaves nothing else behind."""
+        """Return everything held, for `mx.eval` and `mx.async_eval`: evaluating a step's logits leaves nothing else
+        behind."""
         arrays = [array for layer in self.layers for array in layer.arrays()]
         arrays += [array for pair in self.cross or [] for array in pair]
         return arrays
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """What the decoder's layers remember before the first step."""
+    """Return what the decoder's layers remember before the first step."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]
 
 

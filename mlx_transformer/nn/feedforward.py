@@ -27,7 +27,7 @@ def gelu(x: mx.array) -> mx.array:
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
-    """The same paper's approximation."""
+    """Return the same paper's approximation."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -36,7 +36,7 @@ def silu(x: mx.array) -> mx.array:
 
 
 def _fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
-    """One kernel where the device compiles."""
+    """Return one kernel where the device compiles."""
     compiled = mx.compile(function, shapeless=True)
 
     def activation(x: mx.array) -> mx.array:
@@ -69,7 +69,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(B, L, D) -> (B, L, D)."""
+        """Return (B, L, D) -> (B, L, D)."""
         if self.gated:
             inner = self.activation(self.gate_proj(x)) * self.up_proj(x)
         else:

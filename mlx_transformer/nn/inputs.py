@@ -21,7 +21,8 @@ Tokens = mx.array | np.ndarray | Sequence[Sequence[bool]]
 
 
 def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
-    """(B, L) integers below `vocab_size`, as an `mx.array`. `UserError` names the row and position of a bad one."""
+    """Return (B, L) integers below `vocab_size`, as an `mx.array`. `UserError` names the row and position of a bad
+    one."""
     array = ids if isinstance(ids, mx.array) else _array(ids, name)
     if array.ndim != 2 or 0 in array.shape:
         raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {tuple(array.shape)}")
@@ -41,7 +42,8 @@ def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
 
 
 def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype) -> mx.array:
-    """(B, L, `width`) numbers, as an `mx.array` of that type. `UserError` for another shape, and for no numbers."""
+    """Return (B, L, `width`) numbers, as an `mx.array` of that type. `UserError` for another shape, and for no
+    numbers."""
     array = vectors if isinstance(vectors, mx.array) else _array(vectors, VECTORS.name)
     if array.ndim != 3 or 0 in array.shape or array.shape[2] != width:
         raise UserError(
@@ -54,7 +56,7 @@ def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype) -> mx.array:
 
 
 def check_one_input(ids: Ids | None, vectors: Vectors | None, name: str) -> None:
-    """`UserError` unless exactly one of them is there."""
+    """Raise `UserError` unless exactly one of them is there."""
     if ids is None and vectors is None:
         raise UserError(f"{name}: missing; give them, or vectors in their place as inputs_embeds")
     if ids is not None and vectors is not None:
@@ -80,7 +82,8 @@ def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, causal: bo
 
 
 def padding_before(mask: Tokens, name: str) -> mx.array | None:
-    """How many positions each row (B, L) of left-padded prompts starts with before its first token: (B,), or None."""
+    """Return how many positions each row (B, L) of left-padded prompts starts with before its first token: (B,), or
+    None."""
     if isinstance(mask, mx.array):
         return mask.shape[1] - mx.sum(mask.astype(mx.int32), axis=1)
     host = _array(mask, name).astype(bool)

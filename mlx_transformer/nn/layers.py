@@ -42,7 +42,7 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
-        """(B, L, D) -> (B, L, D)."""
+        """Return (B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             y = self.self_attention_norm(x) if self.normed else x
             x = x + self.dropout(self.attend_self(y, mask, rotation, tap))
@@ -91,7 +91,8 @@ class DecoderLayer(nn.Module):
         past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> mx.array:
-        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps left."""
+        """Return (B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps
+        left."""
         if self.pre_norm:
             x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, past, tap))
             if cross is not None:
@@ -199,5 +200,6 @@ class Decoder(nn.Module):
         return x
 
     def cross_keys_values(self, memory: mx.array) -> list[KeyValues]:
-        """Every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed once."""
+        """Return every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed
+        once."""
         return [layer.cross_attention.keys_values(memory) for layer in self.layers]

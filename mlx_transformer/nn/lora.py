@@ -68,7 +68,7 @@ def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def delta_of(layer: Any) -> WeightDelta | None:
-    """What a layer's adapter does to its weight."""
+    """Return what a layer's adapter does to its weight."""
     if "lora_a" not in layer:
         return None
     parts = (np.array(layer[part].astype(mx.float32)) for part in (A, B, MAGNITUDE) if part in layer)
@@ -118,7 +118,7 @@ def _gain(layer: Any) -> mx.array:
 
 
 def _update(layer: Any, x: mx.array) -> mx.array:
-    """(..., D) -> (..., O)"""
+    """Return (..., D) -> (..., O)"""
     return (layer.lora_factor * (layer.lora_dropout(x) @ layer.lora_a.T)) @ layer.lora_b.T
 
 

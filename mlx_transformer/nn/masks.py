@@ -28,7 +28,8 @@ def causal_mask(queries: int, keys: int) -> mx.array:
 
 
 def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.array:
-    """Causal and padding in one: tokens (B, S) -> (B, 1, T, S) for the last T of the S positions (default: all).
+    """Return the causal mask and the padding's in one: tokens (B, S) -> (B, 1, T, S) for the last T of the S positions
+    (default: all).
 
     A query at a padded position keeps itself as its key, so that no row is empty.
     """
@@ -55,7 +56,7 @@ def window_mask(mask: Mask, length: int, window: int) -> mx.array:
 
 
 def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
-    """How much each of a row's positions counts in its vector: tokens (B, S), True on tokens -> (B, 1, S)."""
+    """Return how much each of a row's positions counts in its vector: tokens (B, S), True on tokens -> (B, 1, S)."""
     real = tokens.astype(mx.int32)
     if pooling == "first":
         chosen = (real * (mx.cumsum(real, axis=1) == 1)).astype(mx.float32)
@@ -65,12 +66,12 @@ def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
 
 
 def as_array(mask: Mask, queries: int, keys: int) -> mx.array | None:
-    """The array that a mask stands for."""
+    """Return the array that a mask stands for."""
     return causal_mask(queries, keys) if isinstance(mask, str) else mask
 
 
 def as_numbers(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """An array mask as numbers to add to scores of that type."""
+    """Return an array mask as numbers to add to scores of that type."""
     if mask.dtype != mx.bool_:
         return mask.astype(dtype)
     return mx.where(mask, mx.array(0, dtype), mx.array(-mx.inf, dtype))

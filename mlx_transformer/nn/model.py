@@ -84,7 +84,7 @@ class Transformer(nn.Module):
         return table(f"Transformer: {parameter_count(self.config):,} parameters", self.config.summary().items())
 
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """Teacher-forced logits (B, T, V); of an encoder alone what its head gives (`core/heads.py`).
+        """Return teacher-forced logits (B, T, V); of an encoder alone what its head gives (`core/heads.py`).
 
         Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None). Decoder,
         where rows hold several documents: model(ids, segments=segments), numbers (B, L), a new one for each document.
@@ -93,8 +93,8 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
     def hidden(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """What the classifier reads (B, T, D), or (B, D) where it reads a vector of each row; inputs as for `__call__`.
-        logits = hidden @ output_matrix().T + bias."""
+        """Return what the classifier reads (B, T, D), or (B, D) where it reads a vector of each row; inputs as for
+        `__call__`. logits = hidden @ output_matrix().T + bias."""
         shapes = {
             "encoder-decoder": self._hidden_encoder_decoder,
             "encoder": self._hidden_encoder,
@@ -157,7 +157,7 @@ class Transformer(nn.Module):
         token_types: Ids | None = None,
         tap: Tap | None = None,
     ) -> mx.array:
-        """Encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels.
+        """Return the encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels.
 
         `token_types` (B, S): the kind of each token, in a model that tells them apart; by default all are of kind 0.
         """
@@ -168,7 +168,7 @@ class Transformer(nn.Module):
         return self.encoder(x, positions_of(x.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
 
     def _embedded(self, ids: Ids | None, vectors: Vectors | None, name: str) -> mx.array:
-        """(B, L, D) that enters the first stack: of its ids, or vectors in their place."""
+        """Return (B, L, D) that enters the first stack: of its ids, or vectors in their place."""
         c = self.config
         check_one_input(ids, vectors, name)
         if vectors is not None:
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         return embed(as_ids(ids, size, name))
 
     def _with_types(self, x: mx.array, token_types: Ids | None) -> mx.array:
-        """What enters the encoder (B, S, D), with the rows of its tokens' kinds."""
+        """Return what enters the encoder (B, S, D), with the rows of its tokens' kinds."""
         kinds, shape = self.config.token_types, tuple(x.shape[:2])
         if not kinds:
             if token_types is not None:
@@ -192,7 +192,8 @@ class Transformer(nn.Module):
     def decode(
         self, target_ids: Ids, memory: mx.array, source_mask: Tokens | None = None, *, tap: Tap | None = None
     ) -> mx.array:
-        """Logits (B, T, V) of each position's next token; target_ids start with bos and are padded on the right."""
+        """Return logits (B, T, V) of each position's next token; target_ids start with bos and are padded on the
+        right."""
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         return self.logits(self._hidden_decode(target_ids, memory, tokens, tap), tap=tap)
 
@@ -208,7 +209,7 @@ class Transformer(nn.Module):
     def start(
         self, memory: mx.array | None = None, source_mask: Tokens | None = None, *, prompt_mask: Tokens | None = None
     ) -> Cache:
-        """An empty cache for `step`. Encoder-decoder: give the memory (B, S, D) and its mask.
+        """Return an empty cache for `step`. Encoder-decoder: give the memory (B, S, D) and its mask.
 
         `prompt_mask` (B, L), decoder-only: the first step's ids are padded on the left where it is False.
         """
@@ -226,7 +227,8 @@ class Transformer(nn.Module):
     def step(
         self, ids: Ids, cache: Cache, *, last: bool = False, among: Rows | None = None, tap: Tap | None = None
     ) -> mx.array:
-        """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
+        """Return logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole
+        prompt.
 
         `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs. `among`:
         those of chosen ids alone, (B, L, C).
@@ -242,8 +244,8 @@ class Transformer(nn.Module):
         return self.logits(x[:, -1:] if last else x, among=among, tap=tap)
 
     def transformed(self, memory: mx.array, weights: mx.array | None = None, *, tap: Tap | None = None) -> mx.array:
-        """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
-        say how much of each position there is in a row's vector."""
+        """Return what the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B,
+        1, S) say how much of each position there is in a row's vector."""
         head = self.config.head
         x = memory if weights is None else (weights @ memory)[:, 0]
         if head.activation is None:
@@ -255,7 +257,7 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, hidden: mx.array, *, among: Rows | None = None, tap: Tap | None = None) -> mx.array:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        """Return the classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
         classifier, what it would read."""
         hidden = self._scaled(hidden)
         y = self.classified(hidden) if among is None else among(hidden)
@@ -264,7 +266,7 @@ class Transformer(nn.Module):
         return y
 
     def classified(self, hidden: mx.array) -> mx.array:
-        """The logits (B, L, V) of what is scaled already (B, L, D)."""
+        """Return the logits (B, L, V) of what is scaled already (B, L, D)."""
         if not self.config.head.classifies:
             return hidden
         if self.config.own_classifier:
@@ -273,7 +275,7 @@ class Transformer(nn.Module):
         return y + self.output_proj.bias if self.config.output_bias else y
 
     def output_rows(self, ids: mx.array) -> Rows:
-        """The part of the classifier that gives the logits of these ids (C,), taken once."""
+        """Return the part of the classifier that gives the logits of these ids (C,), taken once."""
         layer: Any = with_rows(self._output(), ids)
         if self.config.own_classifier:
             return layer
@@ -283,11 +285,11 @@ class Transformer(nn.Module):
         return lambda hidden: layer.as_linear(hidden) + bias
 
     def _scaled(self, x: mx.array) -> mx.array:
-        """(..., D), times logit_scale."""
+        """Return (..., D), times logit_scale."""
         return x if self.config.logit_scale is None else x * self.config.logit_scale
 
     def embed_source(self, ids: mx.array) -> mx.array:
-        """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
+        """Return (B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
         return self._embed(source_embedding_name(self.config), ids)
 
     def embed_target(self, ids: mx.array) -> mx.array:
@@ -298,19 +300,20 @@ class Transformer(nn.Module):
         return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
 
     def output_matrix(self) -> mx.array:
-        """(V, D), tied or not, times logit_scale."""
+        """Return (V, D), tied or not, times logit_scale."""
         return self._scaled(matrix(self._output()))
 
     def output_bias(self) -> mx.array | None:
-        """(V,), or None."""
+        """Return (V,), or None."""
         return self.output_proj.bias if self.config.output_bias else None
 
     def _output(self) -> nn.Embedding | nn.Linear:
-        """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        """Return the module whose weight is the output matrix; its name is `output_weight_name(config)`."""
         return self[output_weight_name(self.config).removesuffix(".weight")]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as float32."""
+        """Return every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as
+        float32."""
         return stored_weights(self)
 
     def _needs(self, part: str, method: str) -> None:

@@ -37,12 +37,12 @@ def initialise(model: nn.Module, config: TransformerConfig) -> None:
 
 
 def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
-    """(name, array) of every parameter, in the modules' order."""
+    """Return (name, array) of every parameter, in the modules' order."""
     return named_arrays(model.parameters())
 
 
 def named_arrays(tree: Any) -> list[tuple[str, mx.array]]:
-    """(name, array) of a tree of arrays, such as gradients or an optimizer's state."""
+    """Return (name, array) of a tree of arrays, such as gradients or an optimizer's state."""
     return cast(list[tuple[str, mx.array]], tree_flatten(tree))
 
 

@@ -91,7 +91,7 @@ class Positions(nn.Module):
         return PositionedInput(self.add_rows(x, position_ids), angles, self.add_bias(mask, position_ids, x.shape[1]))
 
     def turned(self, position_ids: PositionIds, dtype: mx.Dtype) -> list[Rotation]:
-        """Each layer's angles: once for all layers, or once for each of their bases."""
+        """Return each layer's angles: once for all layers, or once for each of their bases."""
         if not self.config.layer_pattern:
             return [rotation(self.config, position_ids, dtype)] * self.count
         each = [self.config.of("encoder", i) for i in range(self.count)]
@@ -99,7 +99,7 @@ class Positions(nn.Module):
         return [angles[c.rotary_base] for c in each]
 
     def windowed(self, mask: Mask, queries: int) -> list[Mask]:
-        """Each layer's mask with what its window hides."""
+        """Return each layer's mask with what its window hides."""
         windows = [self.config.of("encoder", i).window for i in range(self.count)]
         masks: dict[int | None, Mask] = {None: mask}
         masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
@@ -118,8 +118,8 @@ class Positions(nn.Module):
         return x + table[position_ids.index].astype(x.dtype)
 
     def add_bias(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
-        """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
-        2020)."""
+        """Return each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et
+        al. 2020)."""
         if self.kind not in RELATIVE:
             return [mask] * self.count if self.causal else self.windowed(mask, queries)
         keys = position_ids.limit
@@ -139,12 +139,12 @@ class RelativeTable(nn.Module):
         self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """(L, S) -> (1, H, L, S)."""
+        """Return (L, S) -> (1, H, L, S)."""
         return relative_bias(self.weight, rows)
 
 
 def relative_bias(weight: mx.array, rows: mx.array) -> mx.array:
-    """Numbers (1, H, L, S) of these rows (L, S) of a table."""
+    """Return numbers (1, H, L, S) of these rows (L, S) of a table."""
     return weight[rows].transpose(2, 0, 1)[None]
 
 
@@ -153,7 +153,7 @@ def plus_mask(bias: mx.array, mask: mx.array | None) -> mx.array:
 
 
 def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dtype) -> Rotation:
-    """The angles of these positions, once for all layers; None unless positions are rotary."""
+    """Return the angles of these positions, once for all layers; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
     cos, sin = (table[position_ids.index].astype(dtype) for table in rotary_table(position_ids.limit, config))
@@ -175,7 +175,7 @@ def sinusoid_table(length: int, config: TransformerConfig) -> mx.array:
 
 
 def bucket_table(length: int, config: TransformerConfig, causal: bool) -> mx.array:
-    """Rows of the weight by distance, symmetric about 0, for at least `length` positions."""
+    """Return rows of the weight by distance, symmetric about 0, for at least `length` positions."""
     return _buckets(_chunks(length), config, causal)
 
 

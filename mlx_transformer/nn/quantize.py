@@ -17,7 +17,7 @@ from mlx import nn
 from mlx_transformer.core.quantization import Quantization, Scheme
 
 OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
-"""What a layer, quantised or with an adapter, holds a row of for each output, or each entry of its table."""
+"""The parts of a layer, quantised or with an adapter, that have a row for each output, or each entry of its table."""
 
 Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
 
@@ -33,20 +33,20 @@ def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
 
 
 def quantization_of(model: nn.Module) -> dict[str, Scheme]:
-    """{parameter: scheme} of the quantised layers."""
+    """Return {parameter: scheme} of the quantised layers."""
     layers = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
     return {f"{path}.weight": Scheme(m.group_size, m.bits) for path, m in sorted(layers.items())}
 
 
 def matrix(layer: nn.Module) -> mx.array:
-    """The weight (V, D) of a linear map or an embedding, quantised or not."""
+    """Return the weight (V, D) of a linear map or an embedding, quantised or not."""
     if not isinstance(layer, Quantized):
         return cast(mx.array, layer.weight)
     return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
 
 
 def with_rows(layer: nn.Module, ids: mx.array) -> nn.Module:
-    """The same linear map or embedding with the rows `ids` (C,) of its weight alone; integers stay integers."""
+    """Return the same linear map or embedding with the rows `ids` (C,) of its weight alone; integers stay integers."""
     chosen: Any = copy(layer)
     for name in OF_A_ROW:
         if name in chosen:

@@ -19,7 +19,7 @@ from .feedforward import relu
 
 
 class LayerState:
-    """What one layer remembers of all earlier positions: c before the ReLU (R, D), zeros at the start."""
+    """The memory of one layer, of all earlier positions: c before the ReLU (R, D), zeros at the start."""
 
     def __init__(self, state: mx.array | None = None) -> None:
         self.state = state
@@ -36,7 +36,7 @@ class LayerState:
             self.state = mx.take(self.state, rows, axis=0)
 
     def arrays(self) -> list[mx.array]:
-        """What is held."""
+        """Return what is held."""
         return [] if self.state is None else [self.state]
 
 
@@ -49,7 +49,7 @@ class SSRU(nn.Module):
         self.forget_proj = nn.Linear(config.d_model, config.d_model)
 
     def __call__(self, x: mx.array, past: LayerState | None = None) -> mx.array:
-        """(B, T, D) -> (B, T, D), after the positions of the `past`."""
+        """Return (B, T, D) -> (B, T, D), after the positions of the `past`."""
         f = mx.sigmoid(self.forget_proj(x))
         v = (1 - f) * self.input_proj(x)
         return relu((LayerState() if past is None else past).extend(f, v))

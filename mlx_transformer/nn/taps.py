@@ -19,7 +19,7 @@ def no_tap(name: str, value: mx.array) -> None:
 
 
 def within(tap: Tap, scope: str) -> Tap:
-    """A tap whose names start with `scope`; the empty name is the scope itself."""
+    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
     if tap is no_tap:
         return no_tap
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)

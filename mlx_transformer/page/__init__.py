@@ -1,4 +1,4 @@
-"""What pages are made of: the shell of one that needs no network, its tables, and the small ones that objects show
+"""The parts of pages: the shell of one that needs no network, its tables, and the small ones that objects show
 themselves as in Jupyter. One style for all, light and dark: page.css."""
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class MlxModel(Model):
         return MlxDecoder(self.model, cache, self.rows), logits
 
     def among(self, candidates: Candidates) -> Among:
-        """The model with the vocabulary of a batch, whose rows of the classifier are taken here."""
+        """Return the model with the vocabulary of a batch, whose rows of the classifier are taken here."""
         rows = self.model.output_rows(mx.array(candidates.ids.astype(np.int32)))
         return Among(MlxModel(self.model, rows), candidates, columns=False)
 

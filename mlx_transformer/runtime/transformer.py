@@ -82,7 +82,7 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @classmethod
     def _published(cls, ours: Imported, where: str) -> Transformer:
-        """A published model, opened without a checkpoint of ours."""
+        """Return a published model, opened without a checkpoint of ours."""
         weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
         model = cls._filled(ours.config, weights, None)
         model.where, model.__dict__["generation"] = where, ours.settings

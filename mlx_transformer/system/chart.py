@@ -58,7 +58,7 @@ def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: boo
 
 
 def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
-    """The same in a frame of its own, below its title."""
+    """Return the same in a frame of its own, below its title."""
     drawn = chart(title, curves, logarithmic, unit)
     return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
 
@@ -74,7 +74,7 @@ def thinned(curve: Curve) -> Curve:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis. Values that differ by little more than they are rounded by are one value."""
+    """Return the ends of an axis. Values that differ by little more than they are rounded by are one value."""
     size = max(abs(low), abs(high))
     if high - low >= max(1e-12, 1e-9 * size):
         return low, high

@@ -28,8 +28,8 @@ if sys.platform != "win32":
 
 
 def check_free(out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, *sources: Path) -> None:
-    """`UserError` unless a command may write a folder as `out`: it is new or empty, or holds what `ours` recognises as
-    an earlier `what`, and `force` replaces it.
+    """Raise `UserError` unless a command may write a folder as `out`: it is new or empty, or holds what `ours`
+    recognises as an earlier `what`, and `force` replaces it.
 
     Anything else is never replaced; nor is one of `sources`, the folders that are read, or a folder around it.
     """
@@ -50,7 +50,7 @@ def check_free(out: Path, what: str, ours: Callable[[Path], bool], force: bool =
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Whether `path` is `folder` or in it, by whichever names and links."""
+    """Return whether `path` is `folder` or in it, by whichever names and links."""
     if not folder.exists():
         return False
     path = Path(os.path.realpath(path))
@@ -58,7 +58,7 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 def check_unread(out: Path, *read: Path) -> None:
-    """`UserError` if a file that is to be written is read as well, by whichever name."""
+    """Raise `UserError` if a file that is to be written is read as well, by whichever name."""
     if out.exists() and any(path.exists() and out.samefile(path) for path in read):
         raise UserError(f"{out}: is read as well: choose another output")
 
@@ -113,7 +113,7 @@ def replace_files(file: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write or replace one file, making folders as needed; raises `UserError`, with the old file untouched, when the
-    disk refuses. What is no regular file, such as a pipe, is written to as it is."""
+    disk refuses. Anything that is no regular file, such as a pipe, is written to as it is."""
     place = Path(os.path.realpath(path))  # a link stays a link
     with _beside(place, path) as temporary:
         if place.exists() and not place.is_file():
@@ -127,7 +127,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _beside(place: Path, named: Path, what: str = "") -> Iterator[Path]:
-    """Give a temporary name beside `place`, where nothing is left when the block ends. What the disk refuses there is a
+    """Give a temporary name beside `place`, where nothing is left when the block ends. An error of the disk there is a
     `UserError` that names `named`."""
     temporary = _temporary(place)
     try:
@@ -195,7 +195,7 @@ def previous(folder: Path) -> Path:
 
 
 def _put_in_free_place(temporary: Path, folder: Path) -> bool:
-    """One rename, of which the system says whether the place is free still: False if it isn't."""
+    """Return one rename, of which the system says whether the place is free still: False if it isn't."""
     try:
         if sys.platform == "win32" and folder.exists():
             folder.rmdir()
@@ -242,7 +242,8 @@ def _temporary(path: Path) -> Path:
 
 
 def _other_process(process: int) -> bool:
-    """Whether another process has this number. (In a container a new process often has the number of the old one.)"""
+    """Return whether another process has this number. (In a container a new process often has the number of the old
+    one.)"""
     if process == os.getpid():
         return False
     if sys.platform == "win32":  # where os.kill ends the process

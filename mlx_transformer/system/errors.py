@@ -20,12 +20,13 @@ LONGEST_NAME = 400  # characters, of which two hundred at either end say which o
 
 
 def shortened(text: str) -> str:
-    """A name or another word as a line can show it: of a long one both ends, of half a surrogate pair its number."""
+    """Return a name or another word as a line can show it: of a long one both ends, of half a surrogate pair its
+    number."""
     half, text = LONGEST_NAME // 2, text.encode(errors="backslashreplace").decode()
     return text if len(text) <= LONGEST_NAME else f"{text[:half]}...{text[-half:]}"
 
 
 def first_of(problems: Sequence[str], most: int = 8) -> str:
-    """Several problems in one line, and how many more there are."""
+    """Return several problems in one line, and how many more there are."""
     more = f"; and {len(problems) - most} more" if len(problems) > most else ""
     return "; ".join(problems[:most]) + more

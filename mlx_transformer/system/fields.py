@@ -49,7 +49,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class FieldType:
-    """What one field takes. `choices`: the only values, where there are few (those of a Literal, both of a bool)."""
+    """The values that one field takes. `choices`: the only values, where there are few (those of a Literal, both of a
+    bool)."""
 
     type: type
     choices: tuple[Any, ...] = ()
@@ -81,7 +82,7 @@ class FieldType:
 
 @cache
 def field_types(of: type) -> dict[str, FieldType]:
-    """What each field of a dataclass takes; fields of other types than the five above are left out."""
+    """Return what each field of a dataclass takes; fields of other types than the five above are left out."""
     hints = get_type_hints(of, include_extras=True)
     kinds = {field.name: _kind(hints[field.name], field.default is None) for field in dataclasses.fields(of)}
     return {name: kind for name, kind in kinds.items() if kind is not None}
@@ -89,7 +90,7 @@ def field_types(of: type) -> dict[str, FieldType]:
 
 @cache
 def field_docs(of: type) -> dict[str, str]:
-    """What each field of a dataclass means: the string that stands under it, on one line; of its bases too."""
+    """Return what each field of a dataclass means: the string that stands under it, on one line; of its bases too."""
     meanings: dict[str, str] = {}
     for base in (*reversed(of.__mro__[1:]), of):
         if dataclasses.is_dataclass(base):
@@ -104,7 +105,7 @@ def field_docs(of: type) -> dict[str, str]:
 
 
 def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
-    """Every field of a frozen dataclass that doesn't hold what its annotation says, each by its name and value.
+    """Return every field of a frozen dataclass that doesn't hold what its annotation says, each by its name and value.
 
     A whole number where a float is meant becomes a float, in place, and NumPy's numbers become Python's.
     """
@@ -141,7 +142,7 @@ ELSEWHERE |= {"no_repeat_ngram_size": "no_repeat_ngram", "forced_bos_token_id": 
 
 
 def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:
-    """Every key that is no field, with the field that others call so, or whose name is nearest."""
+    """Return every key that is no field, with the field that others call so, or whose name is nearest."""
     known = [field.name for field in dataclasses.fields(of)]
     problems = []
     for key in keys:

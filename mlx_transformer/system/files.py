@@ -38,9 +38,9 @@ WIDE_MARKS = {
 def open_regular(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
 ) -> BufferedReader:
-    """A file opened to be read; `UserError` for what can't be opened, has more than `largest` bytes, or is no regular
-    file: a pipe would be waited for, and a device read without an end. pipes: one that somebody writes to will do, and
-    a terminal.
+    """Return a file opened to be read; `UserError` for what can't be opened, has more than `largest` bytes, or is no
+    regular file: a pipe would be waited for, and a device read without an end. pipes: one that somebody writes to will
+    do, and a terminal.
     """
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
@@ -80,13 +80,13 @@ def open_file(
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
-    """All of a file, as `open_file` has it."""
+    """Return all of a file, as `open_file` has it."""
     with open_file(path, largest) as file:
         return file.read()
 
 
 def read_text(path: str | Path, largest: int = LARGEST) -> str:
-    """The text of a UTF-8 file, as `open_file` has it; `UserError` too for one that isn't."""
+    """Return the text of a UTF-8 file, as `open_file` has it; `UserError` too for one that isn't."""
     try:
         return read_bytes(path, largest).decode()
     except UnicodeDecodeError as error:
@@ -94,8 +94,8 @@ def read_text(path: str | Path, largest: int = LARGEST) -> str:
 
 
 def read_protobuf(path: str | Path) -> bytes:
-    """The bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more than
-    2 GB, and none begins with a zero, as a file with a hole does."""
+    """Return the bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more
+    than 2 GB, and none begins with a zero, as a file with a hole does."""
     with open_file(path, (1 << 31) - 1) as file:
         begin = file.read(1)
         if begin == b"\0":
@@ -104,12 +104,12 @@ def read_protobuf(path: str | Path) -> bytes:
 
 
 def read_json(path: str | Path) -> Any:
-    """The contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
+    """Return the contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
     return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
 
 
 def read_object(path: str | Path) -> dict[str, Any]:
-    """The contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
+    """Return the contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
@@ -117,7 +117,7 @@ def read_object(path: str | Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str, hint: str) -> Any:
-    """What a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
+    """Return what a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -179,8 +179,8 @@ class _Stream(RawIOBase):
 
 
 def check_name(path: str | Path) -> None:
-    """`UserError` for what is no name, and for one that the system can't look for, such as one of 5,000 characters; one
-    that isn't there is none."""
+    """Raise `UserError` for what is no name, and for one that the system can't look for, such as one of 5,000
+    characters; one that isn't there is none."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"expected a path or a name, found {type(path).__name__}")
     if not str(path):
@@ -207,7 +207,7 @@ def default_folder() -> Path:
 
 
 def line_without_end(path: str | Path, number: int) -> UserError:
-    """The error of a line of more than `LONGEST_LINE`."""
+    """Return the error of a line of more than `LONGEST_LINE`."""
     return UserError(f"{path}, line {number}: more than {LONGEST_LINE >> 20} MB in one line; is it text?")
 
 

@@ -1,6 +1,7 @@
 """YAML front matter, as the Hugging Face Hub reads it at the top of a README.md: written, and cut into its keys.
 
-What is cut stays text: a key that others wrote is handed on as it is, and nothing here has to understand all of YAML.
+Whatever is cut stays text: a key that others wrote is handed on as it is, and nothing here has to understand all of
+YAML.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def keys_of(text: str) -> dict[str, str]:
-    """{key: its lines} of a document's front matter, {} if it has none that ends."""
+    """Return {key: its lines} of a document's front matter, {} if it has none that ends."""
     first, *lines = text.lstrip("\ufeff").splitlines() or [""]
     if first.rstrip() != FENCE or FENCE not in (ends := [line.rstrip() for line in lines]):
         return {}

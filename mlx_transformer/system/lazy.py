@@ -70,8 +70,7 @@ EXTRA_OF = {
     "ml_dtypes": "export",
 }
 """The extra that brings a package which is imported wherever it is needed; of two, the one that installs
-everywhere. What is needed in one place is asked for
-there, by `needs`."""
+everywhere. A package that is needed in one place is asked for there, by `needs`."""
 
 
 def what_is_missing(error: ModuleNotFoundError) -> str | None:

@@ -31,8 +31,8 @@ def lock(handle: int) -> bool | None:
 
 
 def open_locked(path: Path) -> int | None:
-    """A handle to read and write a file, which is made where there is none, with its lock; None if another handle has
-    it. Raises `OSError`."""
+    """Return a handle to read and write a file, which is made where there is none, with its lock; None if another
+    handle has it. Raises `OSError`."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         if lock(handle) is False:

@@ -1,4 +1,4 @@
-"""What a Mac can be asked, and told, by its own programs: its fast cores, its battery, and to stay awake."""
+"""A Mac's own programs, asked and told: its fast cores, its battery, and to stay awake."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def keep_awake() -> Iterator[None]:
 
 
 def _output_of(*command: str) -> str:
-    """The output of a program, "" of one that fails, or isn't there."""
+    """Return the output of a program, "" of one that fails, or isn't there."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=True)
         return done.stdout.decode(errors="replace")

@@ -1,5 +1,5 @@
 """The machine that this process runs on: its memory, asked before it is taken, its cores, and the versions of what is
-installed. What does not fit is one line of error, not a machine that swaps or a process that the system ends."""
+installed. A run that does not fit is one line of error, not a machine that swaps or a process that the system ends."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ def write_manifest(folder: Path) -> None:
 
 
 def manifest_with(folder: Path, changed: Mapping[str, bytes]) -> bytes:
-    """The manifest of a folder of which these files hold something else."""
+    """Return the manifest of a folder of which these files hold something else."""
     values = read_json(folder / MANIFEST)
     entries = {name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in changed.items()}
     return _text({**values, "files": {**values["files"], **entries}}).encode()
 
 
 def read_manifest(folder: Path) -> Entries | None:
-    """What the manifest says; None if there is none (another tool's folder). `UserError` for a damaged one."""
+    """Return what the manifest says; None if there is none (another tool's folder). `UserError` for a damaged one."""
     path = folder / MANIFEST
     if not path.exists():
         return None

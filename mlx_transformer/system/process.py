@@ -43,7 +43,7 @@ DEVICE_IS_FULL = ("[metal::malloc]", "insufficient memory", "outofmemory", "out 
 when a command buffer is run."""
 
 PLAIN = {"✓": "+", "✗": "x", "…": "~"}
-"""What stands for our marks where the terminal's encoding lacks them; "?" for any other character."""
+"""The replacements for our marks where the terminal's encoding lacks them; "?" for any other character."""
 
 DIGITS_OF_WIDTH = 4
 POLL_SECONDS = 0.02  # seconds between two looks whether an import that Ctrl-C has met is done
@@ -117,7 +117,7 @@ def _explained(name: str, error: BaseException) -> int:
 
 
 def _flushed(name: str, status: int) -> int:
-    """The status after the last of the output is out."""
+    """Return the exit status, after the last of the output is out."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -130,7 +130,7 @@ def _flushed(name: str, status: int) -> int:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is what libraries written in Rust raise where they give up; no class of it can be imported."""
+    """Return whether it is what libraries written in Rust raise where they give up; no class of it can be imported."""
     return type(error).__name__ == "PanicException"
 
 
@@ -190,7 +190,7 @@ def printable(text: str) -> str:
 
 
 def _drop_output() -> None:
-    """What is still to be written goes nowhere: who reads it has gone, or there is no room for it."""
+    """Send what is still to be written nowhere: who reads it has gone, or there is no room for it."""
     with suppress(OSError, ValueError):  # a stream without a number
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -43,13 +43,13 @@ def open_tensors(path: Path):
 
 
 def read_tensors(path: Path) -> dict[str, NDArray]:
-    """All arrays of one file; `UserError` too if one has a number that is not finite."""
+    """Return all arrays of one file; `UserError` too if one has a number that is not finite."""
     return {name: np.asarray(stored) for name, stored in stored_tensors(path).items()}
 
 
 def stored_tensors(path: Path) -> dict[str, Stored]:
-    """All arrays of one file, none of them read yet, bfloat16 as float32, which is exact. `UserError` for types that
-    NumPy doesn't have, and as they are read for numbers that are not finite."""
+    """Return all arrays of one file, none of them read yet, bfloat16 as float32, which is exact. `UserError` for types
+    that NumPy doesn't have, and as they are read for numbers that are not finite."""
     with open_tensors(path), open_file(path) as file:  # the former has checked the header
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
@@ -81,7 +81,7 @@ def check_finite(path: Path, name: str, array: NDArray) -> None:
 
 
 def is_finite(array: NDArray) -> bool:
-    """Whether all numbers are finite, part by part: what says it of each takes a quarter of their memory."""
+    """Return whether all numbers are finite, part by part: what says it of each takes a quarter of their memory."""
     numbers = array.reshape(-1)
     return all(bool(np.isfinite(numbers[i : i + PART]).all()) for i in range(0, len(numbers), PART))
 

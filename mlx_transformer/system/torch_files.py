@@ -38,7 +38,7 @@ class Entry:
 
 
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
-    """All tensors of one file, none of them read yet, bfloat16 as float32.
+    """Return all tensors of one file, none of them read yet, bfloat16 as float32.
 
     `UserError` for a file that is damaged or holds something other than tensors, and as they are read for damage and
     numbers that are not finite.
@@ -67,7 +67,7 @@ def _in_archive(file: io.BufferedReader, archive: zipfile.ZipFile) -> tuple[dict
 
 
 def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
-    """The file as an archive; `UserError` that says what else it is."""
+    """Return the file as an archive; `UserError` that says what else it is."""
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
@@ -83,7 +83,7 @@ def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
 
 
 def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
-    """The program, and the folder within the archive that it is in."""
+    """Return the program, and the folder within the archive that it is in."""
     programs = [entry for entry in archive.infolist() if entry.filename.rpartition("/")[2] == "data.pkl"]
     if len(programs) != 1:
         raise Refused(f"holds {len(programs)} files data.pkl in place of one: it is no file of torch.save")

@@ -20,13 +20,13 @@ COUNT = 8
 
 
 def is_legacy(file: io.BufferedReader) -> bool:
-    """Whether the file is of this form, by its first pickle."""
+    """Return whether the file is of this form, by its first pickle."""
     file.seek(0)
     return BEGIN in file.read(len(BEGIN) + 11)
 
 
 def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, int]]:
-    """{name: tensor} of a file, and {key: first byte} of their storages. Raises `Refused`."""
+    """Return {name: tensor} of a file, and {key: first byte} of their storages. Raises `Refused`."""
     file.seek(0)
     machine = Machine(file.read(LARGEST_PICKLE), id_size=6)
     size = os.fstat(file.fileno()).st_size
@@ -51,7 +51,8 @@ def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, in
 
 
 def _begins(file: io.BufferedReader, storages: list[Storage], at: int, size: int) -> dict[str, int]:
-    """{key: first byte} of storages, which have to fill the file from `at` on, with the counts that the pickle says."""
+    """Return {key: first byte} of storages, which have to fill the file from `at` on, with the counts that the pickle
+    says."""
     begins = {}
     for storage in storages:
         label = repr(shortened(storage.key))

@@ -58,7 +58,7 @@ class View:
 
 
 class Refused(Exception):  # noqa: N818 - told as a `UserError`, once it is known of which file
-    """What is wrong with a pickle."""
+    """A fault of a pickle."""
 
 
 class Cut(Refused):
@@ -81,7 +81,7 @@ class Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """What the next program leaves. Raises `Refused`, and `Cut` if the bytes end before it."""
+        """Return what the next program leaves. Raises `Refused`, and `Cut` if the bytes end before it."""
         self._stack, self._marks, self._memo = [], [], {}
         try:
             while (code := self._take(1)) != b".":
@@ -247,7 +247,7 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
 
 
 def views(machine: Machine) -> dict[str, View]:
-    """{name: tensor} of a state dict, which the machine's next program makes. Raises `Refused`."""
+    """Return {name: tensor} of a state dict, which the machine's next program makes. Raises `Refused`."""
     root = machine.run()
     if not isinstance(root, dict):
         raise Refused(f"holds a {type(root).__name__}, no dict of tensors by name")

@@ -1,4 +1,4 @@
-"""What a run knows of its model for the model card: languages, origin, and the scores of its validation."""
+"""The facts of a run for the model card: languages, origin, and the scores of its validation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _unpacked(place: str) -> str:
 
 
 def _validation(log: Path, step: int) -> dict[str, Any]:
-    """The scores of the validation at a step, {} if there was none."""
+    """Return the scores of the validation at a step, {} if there was none."""
     if log.exists():
         for line in reversed(read_bytes(log, MAX_LOG_BYTES).splitlines()):
             if line.startswith(b'{"kind": "valid"') and (entry := json.loads(line))["step"] == step:
@@ -66,7 +66,7 @@ def _validation(log: Path, step: int) -> dict[str, Any]:
 
 
 def _index(recipe: Recipe, scores: dict[str, Any]) -> list[dict[str, Any]]:
-    """The Hub's form of scores: those of translations, and the one that the objective has beside its loss."""
+    """Return the Hub's form of scores: those of translations, and the one that the objective has beside its loss."""
     signatures = score(["text"], ["text"])
     metrics: list[dict[str, Any]] = [
         {"type": key, "name": name, "value": scores[key], "args": {"signature": signatures[f"{key}_signature"]}}

@@ -62,8 +62,8 @@ def contrastive_loss(
 
 
 def _not_ranked_first(scores: mx.array, right: mx.array, candidates: mx.array) -> mx.array:
-    """The sum of logsumexp - s_ii over the rows of scores (B, C), with the numbers of the right texts (B,) and of all
-    candidates (C,)."""
+    """Return the sum of logsumexp - s_ii over the rows of scores (B, C), with the numbers of the right texts (B,) and
+    of all candidates (C,)."""
     own = mx.arange(scores.shape[0])[:, None] == mx.arange(scores.shape[1])
     equal = (right[:, None] == candidates) & ~own
     return mx.sum(mx.logsumexp(mx.where(equal, -mx.inf, scores), axis=1) - mx.diagonal(scores))
@@ -91,8 +91,8 @@ class ContrastiveStep(TrainStep):
         return self._compared(mx.concatenate(vectors)[order], numbers)
 
     def _inputs(self, batch: Any) -> list[Any]:
-        """The numbers of the texts, where the vector of each is among those of all parts, and of each part its ids
-        (n, L) and where its tokens are. Parts are cut by length, but of equal widths on a device that compiles."""
+        """Return the numbers of the texts, where the vector of each is among those of all parts, and of each part its
+        ids (n, L) and where its tokens are. Parts are cut by length, but of equal widths on a device that compiles."""
         assert isinstance(batch, MatchBatch)
         lengths, few = np.array([len(row) for row in batch.rows]), tuning().few_shapes
         order = np.arange(len(lengths)) if few else np.argsort(-lengths, kind="stable")
@@ -137,7 +137,7 @@ class ContrastiveStep(TrainStep):
     def _cached(
         self, vectors: Callable[..., mx.array], mean_loss: Callable[..., Any], trained: Any, count: int
     ) -> tuple[mx.array, Gradients]:
-        """The loss and its gradient, chunk after chunk on each stream: one waits for what the last left."""
+        """Return the loss and its gradient, chunk after chunk on each stream: one waits for what the last left."""
         lanes = max(1, len(self.streams))
         parts_made: list[mx.array] = []
         for i in range(count):
@@ -162,7 +162,7 @@ class ContrastiveStep(TrainStep):
         return loss, tree_map(spread(lambda *g: sum(g[1:], start=g[0]), self.streams), *sums)
 
     def _vectors(self, parts: list[Any], i: int, after: Any = ()) -> mx.array:
-        """The vectors (n, W) of a part, computed when `after` has been."""
+        """Return the vectors (n, W) of a part, computed when `after` has been."""
         ids, mask = parts[2 * i : 2 * i + 2]
         embedding = self.model.text_embedding
         assert embedding is not None
@@ -177,5 +177,5 @@ class ContrastiveStep(TrainStep):
         return contrastive_loss(vectors, numbers, self.temperature, self.symmetric)
 
     def _lane(self, i: int) -> AbstractContextManager[Any]:
-        """The stream of the i-th part."""
+        """Return the stream of the i-th part."""
         return mx.stream(self.streams[i % len(self.streams)]) if self.streams else nullcontext()

@@ -1,4 +1,4 @@
-"""What is wrong with the text that a recipe names: keys that are right by themselves and wrong together."""
+"""The faults of the text that a recipe names: keys that are right by themselves and wrong together."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class HeadStep(TrainStep):
     def _with(
         self, function: Callable[..., Any], loss: mx.array, outputs: Callable[[], mx.array], targets: mx.array
     ) -> Any:
-        """The loss, and where not only that is wanted how many targets were found."""
+        """Return the loss, and where not only that is wanted how many targets were found."""
         if function is label_smoothed_loss:
             return loss
         right = outputs() == targets
@@ -63,7 +63,7 @@ class HeadStep(TrainStep):
 
 
 def _learned(loss: mx.array, targets: mx.array) -> mx.array:
-    """The sum of the loss (B,) over rows that have targets (B, C)."""
+    """Return the sum of the loss (B,) over rows that have targets (B, C)."""
     return mx.sum(mx.where(targets[:, 0] == NOTHING, 0, loss))
 
 

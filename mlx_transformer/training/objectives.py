@@ -56,7 +56,7 @@ class Reading:
     embedding: TextEmbedding | None = None
     """How a text's vector is made, where that is learned."""
     teach: Callable[[Sequence[str]], NDArray[np.float32]] | None = None
-    """What gives the vectors that are learned."""
+    """The class that makes the vectors that are learned."""
 
     @property
     def most(self) -> int:
@@ -87,11 +87,11 @@ class Objective:
     batches: Callable[[Any, Cutting], BatchesByEpoch[Any]]
     """(ids from `encoded`, how they are cut) -> batches."""
     step: type[TrainStep] = TrainStep
-    """What learns from them."""
+    """The class that learns from them."""
     keys: tuple[str, ...] = ()
     """The options of training that are arguments of the step."""
     unit: str = "target tokens"
-    """What a step's loss is the mean over."""
+    """The unit over which a step's loss is the mean."""
 
     @property
     def embeds(self) -> bool:

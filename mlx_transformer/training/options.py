@@ -32,9 +32,9 @@ ObjectiveName = Literal[
 ]
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
-# What is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
-# key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates that suit pre-norm
-# (benchmarks/RESULTS.md, "What the defaults learn").
+# The placement that is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose
+# record has no such key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates
+# that suit pre-norm (benchmarks/RESULTS.md, "What the defaults learn").
 NORM_PLACEMENT, EARLIER_PLACEMENT = "pre", "post"
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
 
@@ -85,7 +85,7 @@ class DataOptions(TextFiles):
     valid_text: str | None = None
     """The same for validation; unset: one document in a hundred is set aside, at most 1000."""
     documents: Literal["line", "file"] | None = None
-    """What is one document of a text; unset: a line of a single file, and of several files each file."""
+    """The unit that is one document of a text; unset: a line of a single file, and of several files each file."""
     valid_pairs: str | None = None
     """One file of both for validation, as pairs."""
     source_prompt: str | None = None
@@ -106,7 +106,7 @@ class DataOptions(TextFiles):
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
     """Tokens of the joint vocabulary, which is made of the training text; of separate ones, of each."""
     vocab_model: VocabModel = "bpe"
-    """What the vocabulary is: merges of bytes (bpe), which can spell any text, or pieces of a unigram model, which
+    """The kind of vocabulary: merges of bytes (bpe), which can spell any text, or pieces of a unigram model, which
     Marian's engines read."""
     separate_vocabularies: bool = False
     """A vocabulary for each language, and so tables of embeddings of their own, in place of a joint one."""
@@ -144,9 +144,9 @@ class ModelOptions:
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     objective: ObjectiveName = "translation"
-    """What is learned: translation of pairs; the next token of a text (a decoder); hidden tokens (an encoder); a text
-    of which spans are hidden (denoising, an encoder-decoder); of encoders also vectors that are near for texts that
-    belong together (contrastive), labels of texts or of words (classification), another encoder's vectors
+    """The task that is learned: translation of pairs; the next token of a text (a decoder); hidden tokens (an encoder);
+    a text of which spans are hidden (denoising, an encoder-decoder); of encoders also vectors that are near for texts
+    that belong together (contrastive), labels of texts or of words (classification), another encoder's vectors
     (distillation)."""
     epochs: Long | None = None
     """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
@@ -167,9 +167,9 @@ class TrainingOptions:
     """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
     constant, linear and cosine have no such end."""
     optimizer: OptimizerName | None = None
-    """What makes a step of the gradients. lion's learning rate is a fifth of the schedule's, muon's twice; muon takes
-    the matrices inside the stacks, adam the others; unset: muon, but adam of an adapter and of a model trained
-    further."""
+    """The optimizer, which makes a step of the gradients. lion's learning rate is a fifth of the schedule's, muon's
+    twice; muon takes the matrices inside the stacks, adam the others; unset: muon, but adam of an adapter and of a
+    model trained further."""
     weight_decay: Annotated[float, Bounds(at_least=0, at_most=1e3)] | None = None
     """Share of a parameter, times the learning rate, that is taken off at each step; unset: 0 of adam and adafactor,
     0.01 of adamw and muon, 0.05 of lion."""
@@ -183,7 +183,7 @@ class TrainingOptions:
     epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
     """Adam's, beside the root of that mean."""
     temperature: Annotated[float, Bounds(at_least=1e-4, at_most=1e4)] = 0.05
-    """What the similarities of contrastive learning are divided by; the smaller, the more the nearest negatives
+    """The divisor of the similarities of contrastive learning; the smaller, the more the nearest negatives
     count."""
     symmetric: bool = False
     """In contrastive learning, that each target finds its source among the others, too."""
@@ -200,7 +200,7 @@ class TrainingOptions:
     accumulate: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 1
     """Batches a step, one after another: the gradient is that of all their tokens, the memory that of one batch."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What is computed in. Parameters, their gradients and the optimizer's moments stay float32."""
+    """The type that is computed in. Parameters, their gradients and the optimizer's moments stay float32."""
     memory: Annotated[float, Bounds(above=0, at_most=1e6)] | None = None
     """GB that MLX's arrays may take in training: accumulate, gradient_checkpointing and the loss's chunks follow from
     it; a step has as many tokens as without."""

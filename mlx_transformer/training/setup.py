@@ -76,7 +76,7 @@ class Start:
         return {"start": {"weights": weights, **({"adapter": adapter[0]} if adapter else {})}}
 
     def reading(self, recipe: Recipe) -> Reading:
-        """How the run's text becomes ids."""
+        """Return how the run's text becomes ids."""
         data, prompts = recipe.data, {} if self.embedding is None else self.embedding.prompts
         if recipe.objective.reads == "matches":
             both = {"source_prompt": prompts.get("query"), "target_prompt": prompts.get("document")}
@@ -103,12 +103,13 @@ class Start:
         return model
 
     def _goes_on(self, name: str, shape: tuple[int, ...], base: Checkpoint) -> bool:
-        """Whether the model begins with the checkpoint's parameter; a classifier of other labels is fresh."""
+        """Return whether the model begins with the checkpoint's parameter; a classifier of other labels is fresh."""
         other = name.startswith("output_proj") and base.config.head != self.config.head
         return not other and parameter_shapes(self.config).get(name) == shape
 
     def _adapted(self, base: Checkpoint, adapter: AdapterConfig) -> Transformer:
-        """The model with an adapter; a head that the checkpoint doesn't have is fresh, and trained as a whole."""
+        """Return the model with an adapter; a head that the checkpoint doesn't have is fresh, and trained as a
+        whole."""
         stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
         quantization, new = base.quantization, base.config.head != self.config.head
         if new:
@@ -213,7 +214,7 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
 
 
 def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: Path) -> TransformerConfig:
-    """The config with a head that learns the recipe's objective: its own, where that does."""
+    """Return the config with a head that learns the recipe's objective: its own, where that does."""
     own, objective = config.head, recipe.training.objective
     if isinstance(data.train, Labelled):
         plain = data.train.head
@@ -236,7 +237,7 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
 
 
 def _embedding(recipe: Recipe, own: TextEmbedding | None) -> TextEmbedding:
-    """How texts become vectors: as the checkpoint says, or the mean of their tokens', of length 1."""
+    """Return how texts become vectors: as the checkpoint says, or the mean of their tokens', of length 1."""
     embedding = own or TextEmbedding(normalize=True, similarity="cosine")
     if (pooling := recipe.training.pooling) is not None:
         if embedding.dense:

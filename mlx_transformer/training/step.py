@@ -76,12 +76,12 @@ class Arithmetic:
 class TrainStep:
     """`step(batches, learning_rate) -> (mean loss, gradient norm, finite)`, lazy arrays; call `evaluate` to run them.
 
-    A step whose gradient is not finite changes nothing but the factor on a float16 loss. What is learned here are
-    tokens; a subclass has another loss (`_loss_by`), or another way to its gradient.
+    A step whose gradient is not finite changes nothing but the factor on a float16 loss. Tokens are learned here; a
+    subclass has another loss (`_loss_by`), or another way to its gradient.
     """
 
     second = "perplexity"
-    """What the second number of `losses` is about."""
+    """The meaning of the second number of `losses`."""
 
     def __init__(
         self,

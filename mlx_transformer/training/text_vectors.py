@@ -30,7 +30,7 @@ def unit(x: mx.array) -> mx.array:
 
 
 def _pooled(memory: mx.array, counted: mx.array, way: str) -> mx.array:
-    """(B, L, D) -> (B, D) by one way of pooling, whose names `core/pooling.py` explains."""
+    """Return (B, L, D) -> (B, D) by one way of pooling, whose names `core/pooling.py` explains."""
     real = counted.astype(mx.float32)
     if way == "max":
         largest = mx.max(mx.where(counted[..., None], memory, -mx.inf), axis=1)

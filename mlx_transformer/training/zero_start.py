@@ -17,7 +17,7 @@ from mlx_transformer.nn.parameters import named_parameters
 
 
 class ZeroStart:
-    """What of a model stays: nothing, unless its decoder starts with padding and that row is zeros."""
+    """The row of a model that stays zero: nothing, unless its decoder starts with padding and that row is zeros."""
 
     def __init__(self, model: Transformer):
         config, parameters = model.config, dict(named_parameters(model))

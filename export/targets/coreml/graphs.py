@@ -39,8 +39,8 @@ from .rows import split_rows
 HIDDEN = -3e4
 """Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
 
-# What CoreML's execution provider takes in an ML program: onnxruntime's list coreml_supported_mlprogram_ops.md (main,
-# commit 04f568d869ec, before 1.31), as far as it is used here, and Gather, which that list forgets
+# The operators that CoreML's provider takes in an ML program: onnxruntime's list coreml_supported_mlprogram_ops.md
+# (main, commit 04f568d869ec, before 1.31), as far as it is used here, and Gather, which that list forgets
 # (gather_op_builder.cc, since microsoft/onnxruntime#24387).
 OPERATORS = frozenset(
     "Add Cast Clip Concat Div Gather Gelu Identity LayerNormalization MatMul Mul Pow ReduceMean Relu Reshape Sigmoid "
@@ -132,7 +132,7 @@ def decoder_coreml(request: Request) -> GraphBuilder:
     past_key_values.N.encoder.{key,value} (B, K, S, d), encoder_attention_mask (B, S)
 
     A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}; a layer with an SSRU has
-    past_key_values.N.decoder.state (B, D) in place of these. What lies behind a row's position in a buffer is not seen.
+    past_key_values.N.decoder.state (B, D) in place of these. Anything behind a row's position in a buffer is not seen.
     Writing at a position again replaces what it held.
     """
     assert request.shape is not None

@@ -143,5 +143,5 @@ def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
 
 
 def _is_long(value: ir.Value | None) -> bool:
-    """Whether a value is an initializer of too many rows."""
+    """Return whether a value is an initializer of too many rows."""
     return value is not None and value.is_initializer() and len(value.shape or []) > 0 and extent(value, 0) > LIMIT

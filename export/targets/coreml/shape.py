@@ -1,4 +1,4 @@
-"""What graphs of the target `coreml` and the code that runs them share: fixed extents, names of parts."""
+"""The facts that graphs of the target `coreml` and the code that runs them share: fixed extents, names of parts."""
 
 from __future__ import annotations
 

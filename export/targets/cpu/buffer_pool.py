@@ -1,7 +1,8 @@
 """Memory of batches that are decoded one after the other.
 
 New memory costs time when it is first written: the system clears it page by page. For the keys and values of 32
-sentences with 4 beams that is a tenth of the time of decoding them. What the allocator keeps anyway isn't pooled.
+sentences with 4 beams that is a tenth of the time of decoding them. Memory that the allocator keeps anyway isn't
+pooled.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def join_reshapes(graph: ir.Graph) -> None:
 
 
 def _counts_all(shape: ir.Value | None) -> bool:
-    """Whether a Reshape to it takes no extent from its input (0), as far as is known: of constants and extents."""
+    """Return whether a Reshape to it takes no extent from its input (0), as far as is known: of constants and
+    extents."""
     const = None if shape is None else ir.convenience.get_const_tensor(shape)
     if const is not None:
         return 0 not in const.numpy()

@@ -115,9 +115,8 @@ def classifier_rows_cpu(request: Request) -> GraphBuilder:
 
 
 def decoder_listed_cpu(request: Request) -> GraphBuilder:
-    """
-    The same as decoder_cpu with the classifier's rows of C ids as inputs: logits and candidates are of these alone, and
-    by their places among them; so are bans (C).
+    """Return the same as decoder_cpu with the classifier's rows of C ids as inputs: logits and candidates are of these
+    alone, and by their places among them; so are bans (C).
 
     unlisted (1 or R, C)   added to the logits: `BANNED` on ids that are another sentence's
     """

@@ -157,11 +157,11 @@ class CpuAttention(Attention):
         self.sources, self.shape, self.value_width = sources, operator_shape(config), config.d_v
 
     def split(self, op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
-        """(N, H*d) -> (N, H, d)."""
+        """Return (N, H*d) -> (N, H, d)."""
         return op.Reshape(x, [-1, heads, extent(x, 1) // heads])
 
     def merge(self, op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
-        """(N, H, d) -> (N, H*d)."""
+        """Return (N, H, d) -> (N, H*d)."""
         return op.Reshape(y, [-1, extent(y, 1) * extent(y, 2)])
 
     def kernel(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, past: LayerCache | None) -> ir.Value:
@@ -227,7 +227,7 @@ class CpuAttention(Attention):
 
 
 def as_operand(op: Op, x: ir.Value, shape: CacheShape) -> ir.Value:
-    """(N, G, d_k or d_v) -> (N, H, d): heads that share keys and values get copies, the narrower ones zeros."""
+    """Return (N, G, d_k or d_v) -> (N, H, d): heads that share keys and values get copies, the narrower ones zeros."""
     heads, width = extent(x, 1), extent(x, 2)
     if width < shape.key_width:
         x = typed(op.Pad(x, [0, 0, 0, 0, 0, shape.key_width - width]), heads, shape.key_width)
@@ -235,7 +235,7 @@ def as_operand(op: Op, x: ir.Value, shape: CacheShape) -> ir.Value:
 
 
 def for_all_heads(op: Op, x: ir.Value, heads: int) -> ir.Value:
-    """(N, G, d) -> (N, H, d): head h reads key-value head h // (H/G)."""
+    """Return (N, G, d) -> (N, H, d): head h reads key-value head h // (H/G)."""
     shared, width = extent(x, 1), extent(x, 2)
     if heads == shared:
         return x

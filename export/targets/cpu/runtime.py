@@ -87,7 +87,7 @@ class CpuModel(Model):
 
     @functools.cached_property
     def listed_graphs(self) -> ListedGraphs | None:
-        """What a search among given ids takes, if it is there."""
+        """The graphs that a search among given ids takes, if it is there."""
         sessions = self.listed()
         if sessions is None:
             return None
@@ -97,7 +97,7 @@ class CpuModel(Model):
         return ListedGraphs(sessions[0], ids, outputs, step)
 
     def among(self, candidates: Candidates) -> Listed | None:
-        """The model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
+        """Return the model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
         graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed_graphs
         if graphs is not None:
             return Listed(self, graphs, candidates)
@@ -198,7 +198,7 @@ class CpuDecoder:
     """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
 
     `beam`: of the search that takes the graph's candidates, 2 * beam of each sentence. `log_p` (B, K) of the live
-    hypotheses it leaves here before each step. What `step` returns is overwritten by the next one.
+    hypotheses it leaves here before each step. The result of `step` is overwritten by the next one.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class CpuDecoder:
         return move_up
 
     def _unlisted(self, beams: int) -> NDArray[np.float32]:
-        """What keeps a sentence from ids that are its neighbours' (R, C); (1, C) where there are none."""
+        """Return what keeps a sentence from ids that are its neighbours' (R, C); (1, C) where there are none."""
         if self.unlisted is None:
             return np.zeros((1, self.graphs.config.vocab_size), np.float32)
         return np.repeat(self.unlisted, beams, axis=0)

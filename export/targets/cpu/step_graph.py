@@ -32,7 +32,7 @@ class StepGraph:
         self.arrays: Mapping[str, NDArray] = {}
         """Inputs that are the same at every step, by their names."""
         self.candidates: Candidates | None = None
-        """What its logits are of, if they aren't of all ids; `config` is of as many."""
+        """The ids that its logits are of, if they aren't of all ids; `config` is of as many."""
         self.session, self.config, self.memory, self.options = session, config, memory, options
         self.inputs, self.outputs = ports.input_names, ports.output_names
         self.made = {port.value: port for port in ports.outputs}
@@ -40,7 +40,7 @@ class StepGraph:
         self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
     def among(self, candidates: Candidates, inputs: Mapping[str, NDArray]) -> StepGraph:
-        """The same with the logits of these alone, whose rows are `inputs`."""
+        """Return the same with the logits of these alone, whose rows are `inputs`."""
         chosen = copy(self)
         chosen.config, chosen.candidates, chosen.arrays = candidates.config, candidates, inputs
         return chosen

@@ -44,8 +44,8 @@ class OnnxCache:
 
     graphs: EncoderDecoderGraphs | CausalGraphs
     fixed: Values
-    """What comes from the source: its mask, the memory, after the first run keys and values; empty for a decoder-only
-    model."""
+    """The values that come from the source: its mask, the memory, after the first run keys and values; empty for a
+    decoder-only model."""
     shared: bool
     """`fixed` has one row a sentence, whatever the number of beams."""
     mask: NDArray[np.int64] | None = None

@@ -1,1 +1,1 @@
-"""What is checked beside the points of the network: structure, data files, gradients, free decoding."""
+"""The checks beside the points of the network: structure, data files, gradients, free decoding."""

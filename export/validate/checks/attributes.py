@@ -1,4 +1,4 @@
-"""What the operators of a graph are told beside their inputs, against the architecture, exactly.
+"""The attributes of a graph's operators, given beside their inputs, against the architecture, exactly.
 
 Numbers can't tell it: an epsilon that is three times too large changes less than float32's own rounding does, unless
 an input's variance happens to be small. So every graph of a package is read, those too that no full pass runs.
@@ -40,7 +40,7 @@ ABSENT = {
     "unidirectional": 0,
     "stash_type": 1,
 }
-"""What an operator takes where its node doesn't say."""
+"""The value that an operator takes where its node states none."""
 
 Allowed = tuple[float | str, ...]
 
@@ -113,8 +113,8 @@ def _stack(name: str) -> str:
 def _operators(
     graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
 ) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
-    """Yield (node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm. What
-    makes a text's vector isn't the architecture's: its numbers are judged."""
+    """Yield (node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm. The nodes
+    that make a text's vector aren't the architecture's: its numbers are judged."""
     nodes = [node for node in all_nodes(graph) if f"/{SENTENCE_EMBEDDING}/" not in f"/{node.name}"]
     makers = {output: node for node in nodes for output in node.output}
     constants = {tensor.name: tensor for tensor in initializers(graph)}

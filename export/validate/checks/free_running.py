@@ -64,7 +64,7 @@ OF_SAMPLING = ("sample", "seed", "temperature", "top_k", "top_p")
 
 @dataclass(frozen=True)
 class Judged:
-    """What the reference says of one sentence: a real divergence, or a tie, or (both empty) the same choice."""
+    """The verdict of the reference on one sentence: a real divergence, or a tie, or (both empty) the same choice."""
 
     problem: str = ""
     tie: str = ""

@@ -29,7 +29,7 @@ PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
 SHOWN = " (shown)"
 """Ends the name of a branch's integers where they are an output."""
 COPIES = ("Transpose", "Reshape", "Identity", "Gather")
-"""What gives the numbers of its first input: in another shape, or those of some rows."""
+"""The operators that give the numbers of their first input: in another shape, or those of some rows."""
 
 
 def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, list[str]]:

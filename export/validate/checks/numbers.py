@@ -33,7 +33,7 @@ PLACE = re.compile(r"(?:phases/steps/)?(?:(?P<stack>encoder|decoder)/)?(?:.*/)?(
 UNSCOPED = re.compile(r"(?:phases/steps/)?[A-Za-z_]+_node_\d+$")
 ATTENTION = ("self_attention", "cross_attention")
 OWN_KEY = 4 * HIDDEN
-"""What hides a key in a search, where a row's own is still seen among those that `HIDDEN` hides."""
+"""The bias that hides a key in a search, where a row's own is still seen among those that `HIDDEN` hides."""
 
 Found = tuple[str, float, tuple[float, ...]]
 """Name of a node, the number that it reads, those that it may read."""

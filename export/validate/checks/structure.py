@@ -64,7 +64,7 @@ OF_SAMPLING = 1  # softmaxes of a search that the network doesn't have
 
 @dataclass(frozen=True)
 class Structure:
-    """What one runtime's graph consists of. `expected`: (matrix products, softmaxes) of the architecture. `unused`:
+    """The parts of one runtime's graph. `expected`: (matrix products, softmaxes) of the architecture. `unused`:
     parameters from which no way leads to the output. `attributes`: how many were compared, in all graphs; `wrong`:
     those that are another's, in words."""
 
@@ -83,7 +83,7 @@ class Structure:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the structure, in words; empty if nothing is."""
+        """The fault of the structure, in words; empty if nothing is."""
         if self.unused:
             return f"no way to the output from {', '.join(self.unused[:3])}" + (" ..." if len(self.unused) > 3 else "")
         if self.wrong:

@@ -36,7 +36,7 @@ INPUT_ROLES, OUTPUT_ROLES = HUGGING_FACE
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a path is an ONNX file, or a folder of them, that this project didn't export."""
+    """Return whether a path is an ONNX file, or a folder of them, that this project didn't export."""
     if path.suffix == ".onnx":
         return path.is_file() and not is_search(path)
     has_config = any((place / ONNX_CONFIG).is_file() for place in (path, path / "onnx", path.parent))

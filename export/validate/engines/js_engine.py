@@ -114,7 +114,7 @@ class JsEngine(ModelEngine):
 
 
 def _row(architecture: str, case: Case, row: int, passes: Sequence[slice]) -> dict[str, Any]:
-    """What is asked for one row: its source without padding, and its target in chunks."""
+    """Return what is asked for one row: its source without padding, and its target in chunks."""
     real = case.source_real[row]
     source = case.ids[row, real].tolist()
     if architecture == "encoder":

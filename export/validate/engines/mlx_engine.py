@@ -27,7 +27,7 @@ PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
 
 
 def has_gpu() -> bool:
-    """Whether MLX is installed and sees a GPU, Metal or CUDA."""
+    """Return whether MLX is installed and sees a GPU, Metal or CUDA."""
     if find_spec("mlx") is None:
         return False
     import mlx.core as mx

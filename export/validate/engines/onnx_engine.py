@@ -1,4 +1,4 @@
-"""What every engine that runs the exported files has in common: full passes, cached passes, taps, search.
+"""The common part of engines that run the exported files: full passes, cached passes, taps, search.
 
 Taps come from copies of the exported graphs, made in memory: same nodes, same data files, inner values as further
 outputs. So a mistake in a file shows in its taps; and because outputs keep an optimiser from fusing what lies around
@@ -331,7 +331,7 @@ class OnnxEngine(OnnxFiles):
         self._observed = {}
         logits = run()
         observed = {name: np.concatenate(v, axis=1) if len(v) > 1 else v[0] for name, v in self._observed.items()}
-        # What heads without an output of that name give.
+        # The output of heads that have none of that name.
         return observed if self.config.head == VOCABULARY else {**observed, "logits": logits}
 
     def _observe(self, name: str, value: Array) -> None:

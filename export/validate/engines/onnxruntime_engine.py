@@ -114,7 +114,7 @@ class WholeEngine(Engine):
     provider = PROVIDERS["cpu"]
     threads: int | None
     compared: str
-    """What is, in words."""
+    """The level that is used, in words."""
 
     def details(self) -> dict[str, str]:
         return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": self.compared}

@@ -86,7 +86,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What of one engine can be compared, and how."""
+    """The abilities of one engine: the parts of it that can be compared, and how."""
 
     shows: Literal["everything", "logits", "tokens"] = "everything"
     """Everything; the logits of one full pass alone; or the tokens and scores of a search, and no numbers inside."""
@@ -103,7 +103,7 @@ class Capabilities:
     attention_layer: int | None = None
     """The layer whose cross-attention its graphs return; None: they return none."""
     gives_vectors: tuple[Kind, ...] = ()
-    """What its graphs return of a text."""
+    """The kinds of vectors that its graphs return for a text."""
     dimensions: int | None = None
     """Numbers of them, where they are fewer than the checkpoint's."""
     among: bool = False
@@ -119,11 +119,12 @@ class Engine:
     precision = "float32"
     config: TransformerConfig
     activations: str | None = None
-    """What it multiplies weights in blocks with, one of `precision.ACTIVATIONS`; None where there is no choice."""
+    """The type that it multiplies weights in blocks with, one of `precision.ACTIVATIONS`; None where there is no
+    choice."""
     float32_layers: Sequence[str] = ()
     """Those that int8 leaves in float32."""
     retrieval = ""
-    """What the export found of the neighbours of its vectors, in words; empty where it didn't look."""
+    """The export's finding about the neighbours of its vectors, in words; empty where it didn't look."""
     capabilities = Capabilities()
     is_training = False
     """Whether its model is in training mode, which drops values at random."""

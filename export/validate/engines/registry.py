@@ -92,7 +92,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "js": (),
     "reference": ("precision",),
 }
-"""What may follow the name of each."""
+"""The words that may follow the name of each."""
 DEFAULT = ("mlx", "onnxruntime")
 
 

@@ -31,7 +31,7 @@ from .protocol import Capabilities
 
 
 def is_search(path: Path) -> bool:
-    """Whether this file is one that `export_search` wrote."""
+    """Return whether this file is one that `export_search` wrote."""
     try:
         return CONFIG in metadata_of(read_model(path))
     except UserError:

@@ -22,7 +22,7 @@ Array = NDArray
 
 
 class SteppingEngine(OnnxEngine):
-    """What packages of the targets `cpu` and `coreml` have in common; a subclass says how their graphs are run."""
+    """The common part of engines for the targets `cpu` and `coreml`; a subclass says how their graphs are run."""
 
     def __init__(self, *args: Any, **named: Any):
         super().__init__(*args, **named)

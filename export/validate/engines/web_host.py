@@ -102,7 +102,7 @@ def _tensor(entry: Mapping[str, Any], read: Callable[[int], bytes]) -> Array:
 
 @dataclass
 class _Exchange:
-    """What the server's threads share with a `Host`. A request is None when there will be no more."""
+    """The state that the server's threads share with a `Host`. A request is None when there will be no more."""
 
     package: Path
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(16))

@@ -1,4 +1,5 @@
-"""What is wrong with one operation, tried out: the reference with one thing changed, against what a runtime computed.
+"""The possible faults of one operation, tried out: the reference with one thing changed, against what a runtime
+computed.
 
 A hypothesis is told only if it explains the error: with it, what remains is a hundredth of what there was, or no more
 than float32's own error (twice that, for it is another calculation's).

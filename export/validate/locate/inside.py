@@ -7,7 +7,7 @@ feed-forward    up_proj gate_proj inner, then the tap itself
 around each     X.residual (the sum), X_norm (the norm of sub-layer X)
 embedding       rows scaled, then the tap itself, and that of its norm where there is one
 
-What belongs to keys or values has a name that begins so: in cross-attention it has the source's positions.
+A point that belongs to keys or values has a name that begins so: in cross-attention it has the source's positions.
 
 A point is judged on the reference's own inputs: all points before it are replaced by the reference's values, so what is
 wrong at a point was done wrong there.
@@ -57,7 +57,7 @@ OPERATIONS = {
 
 
 HEADS = ("queries", "keys", "values")
-"""What the attention itself reads, no module."""
+"""The input of the attention itself, no module."""
 
 
 def operation(point: str, config: TransformerConfig) -> str:

@@ -31,8 +31,8 @@ Array = NDArray
 
 @dataclass(frozen=True)
 class Culprit:
-    """What an isolated run found. `tap`, `path`, `case`: where the error shows. `point`, `operation`: what makes it;
-    empty where no single operation is over budget. `why`: what distinguishes it, as far as that can be told."""
+    """The finding of an isolated run. `tap`, `path`, `case`: where the error shows. `point`, `operation`: what makes
+    it; empty where no single operation is over budget. `why`: what distinguishes it, as far as that can be told."""
 
     runtime: str
     path: str

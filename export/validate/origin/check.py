@@ -46,7 +46,7 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class Compared:
-    """What a comparison with the original found. `lines`: what was compared, for the report."""
+    """The findings of a comparison with the original. `lines`: what was compared, for the report."""
 
     points: tuple[Point, ...]
     tokens: tuple[Tokens, ...]
@@ -192,7 +192,7 @@ def _greedy(
 
 
 def has_fixed_scales(engine: Engine) -> bool:
-    """Whether an engine's products have fixed scales of activations."""
+    """Return whether an engine's products have fixed scales of activations."""
     return isinstance(engine, OnnxEngine) and engine.precision == "int8" and engine.int8_scales.is_fixed
 
 

@@ -31,7 +31,7 @@ from .protocol import Array, Origin
 BEAM = 4
 PUBLISHED = "as published"
 KINDS = {"encoder-decoder": "AutoModelForSeq2SeqLM", "encoder": "AutoModel", "decoder": "AutoModelForCausalLM"}
-"""What a folder is opened as whose config names no class."""
+"""The class of a folder whose config names none."""
 
 
 class HuggingFace(Origin):

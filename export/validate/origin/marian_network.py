@@ -37,7 +37,7 @@ def exactly(function: Any, x: Array) -> Array:
 
 @dataclass
 class State:
-    """What decoding remembers: the cells of SSRUs, or keys and values, and those of the source."""
+    """The memory of decoding: the cells of SSRUs, or keys and values, and those of the source."""
 
     source: Array
     position: int = 0

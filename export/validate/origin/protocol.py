@@ -1,4 +1,4 @@
-"""What a comparison needs of the network that a checkpoint was imported from."""
+"""The interface that a comparison needs of the network that a checkpoint was imported from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Origin:
     """An original network in float64. It is called as the reference is: what judges by one judges by the other."""
 
     name: str
-    """What it is chosen by."""
+    """The word by which it is chosen."""
     config: TransformerConfig
     """The checkpoint's: ids are its own."""
 

@@ -1,4 +1,4 @@
-"""What the NumPy reference is made of: functions of arrays alone, in the paper's notation.
+"""The parts of the NumPy reference: functions of arrays alone, in the paper's notation.
 
 Equation and section numbers are those of "Attention Is All You Need" (Vaswani et al., 2017).
 
@@ -22,7 +22,7 @@ Observe = Callable[[str, Array], Array]
 """Called with the name and value of a point of a calculation; returns what the calculation goes on with."""
 KeysValues = tuple[Array, Array]
 Past = tuple[Array, ...]
-"""What a layer remembers of its own positions: keys and values, or the state (B,D) of an SSRU."""
+"""A layer's memory of its own positions: keys and values, or the state (B,D) of an SSRU."""
 
 
 def unobserved(name: str, value: Array) -> Array:
@@ -179,10 +179,10 @@ def append(past: Past | None, new: KeysValues) -> KeysValues:
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """(B,L,H*d) -> (B,H,L,d)"""
+    """Return (B,L,H*d) -> (B,H,L,d)"""
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x: Array) -> Array:
-    """(B,H,L,d) -> (B,L,H*d)"""
+    """Return (B,H,L,d) -> (B,L,H*d)"""
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])

@@ -26,7 +26,7 @@ from .sublayers import Array, Sublayers, Tap, observe_tap
 
 @dataclass(frozen=True)
 class Cache:
-    """What decoding remembers: keys and values (B,K,P,.) a layer (or the state (B,D) of its SSRU), and which of the P
+    """The memory of decoding: keys and values (B,K,P,.) a layer (or the state (B,D) of its SSRU), and which of the P
     past tokens are real (B,P)."""
 
     real: Bits
@@ -62,8 +62,8 @@ class Reference(Sublayers):
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone, or what else
-        an encoder's head gives.
+        """Return Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone, or
+        what else an encoder's head gives.
 
         `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T) only where there are both stacks. An encoder
         takes vectors (B,S,D) in place of `source_ids`.

@@ -1,7 +1,7 @@
 """The rules of a search a third time: which tokens may come next in one sentence, in plain lists.
 
-Written from what they mean and not from `generation/steps.py`, so that a mistake there is seen. What each says is in
-the help of the option (`generation/options.py`).
+Written from what they mean and not from `generation/steps.py`, so that a mistake there is seen. The meaning of each is
+in the help of the option (`generation/options.py`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def limit(c: TransformerConfig, o: Options, length: int) -> int:
 
 
 def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig, o: Options) -> Array:
-    """Return logits (..., V) with minus infinity where a sentence has other candidates; None: it has all. What every
-    output may need is always one: padding and start, which are read, ends and what is forced."""
+    """Return logits (..., V) with minus infinity where a sentence has other candidates; None: it has all. A token that
+    every output may need is always one: padding and start, which are read, ends and what is forced."""
     if candidates is None:
         return logits
     allowed_only = np.full_like(logits, -np.inf)

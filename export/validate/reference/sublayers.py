@@ -42,7 +42,7 @@ Tap = Callable[[str, Array], Array | None]
 
 
 class Sublayers:
-    """What the stacks are made of, for a config and its parameter table, computed in `dtype`."""
+    """The parts of the stacks, for a config and its parameter table, computed in `dtype`."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Sublayers:
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
     def _stack(self, name: str) -> TransformerConfig:
-        """The config of the stack, and of the layer of it, that a parameter or sub-layer of this name is in."""
+        """Return the config of the stack, and of the layer of it, that a parameter or sub-layer of this name is in."""
         stack, _, layer, *_ = name.split(".")
         return self.config.of("decoder" if stack == "decoder" else "encoder", int(layer))
 

@@ -40,7 +40,7 @@ def _head(embedding: TextEmbedding, name: str, like: Array) -> Array:
 
 
 def _vector(embedding: TextEmbedding, tokens: Array) -> Array:
-    """(L,D), of tokens alone -> (W,)."""
+    """Return (L,D), of tokens alone -> (W,)."""
     x = np.concatenate([_pooled(way, tokens) for way in embedding.pooling])
     for i, layer in enumerate(embedding.dense):
         x = embedding.weights[f"dense.{i}.weight"].astype(x.dtype) @ x

@@ -1,4 +1,4 @@
-"""What a validation found: as data, in the terminal, as JSON and as a page."""
+"""The findings of a validation: as data, in the terminal, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .terminal import print_report
 
 
 class Report(ReportData):
-    """What a validation returns: its data, and every way to show them."""
+    """The result of a validation: its data, and every way to show them."""
 
     def write(self, path: str | Path) -> None:
         """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""

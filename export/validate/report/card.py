@@ -1,4 +1,4 @@
-"""What a comparison leaves in the model cards of the folders that it compared."""
+"""The lines that a comparison leaves in the model cards of the folders that it compared."""
 
 from __future__ import annotations
 

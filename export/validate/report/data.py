@@ -1,4 +1,4 @@
-"""What a validation found: plain data, and as JSON.
+"""The findings of a validation: plain data, and as JSON.
 
 `verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
 runtime is not available (`UserError.status`).
@@ -52,7 +52,7 @@ class ReportData:
     gradients: tuple[Gradient, ...] = ()
     """MLX's derivatives against finite differences, where they were asked for."""
     against: tuple[str, ...] = ()
-    """What of the original network was compared, where that was asked for: its version and files first."""
+    """The parts of the original network that were compared, where that was asked for: its version and files first."""
 
     @property
     def equal(self) -> bool:

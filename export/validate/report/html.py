@@ -87,7 +87,8 @@ def _worst(r: ReportData) -> str:
         points.sort(key=lambda p: (not p.passed, p.worst.share))
         each = {p.tap: p for p in points}  # of each tap the path on which it is worst
         worst += sorted(each.values(), key=_worst_first)[:WORST]
-    # What the table is sorted by comes first: it is on a narrow screen too, where the rest is a finger's move away.
+    # The column that the table is sorted by comes first: it is on a narrow screen too, where the rest is a finger's
+    # move away.
     head = ("of its budget", "runtime", "point", "input", "element", "computed", "reference", "ulp")
     rows = map(_element, sorted(worst, key=_worst_first))
     return "<h2>Worst elements</h2>" + _table(head, rows, numbers=(0, 5, 6, 7))

@@ -24,13 +24,13 @@ KINDS = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8, "uint8": INT8}
 PIECE = 1 << 20
 """Bytes that are read together."""
 OPTIMIZER = ("adam_", "adagrad_", "exp_smoothing")
-"""What Marian's files of an optimizer's state hold, such as model.npz.optimizer.npz."""
+"""The mark of Marian's files of an optimizer's state, such as model.npz.optimizer.npz."""
 DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, NotImplementedError, RuntimeError, TypeError)
 
 
 def read_npz(path: str | Path) -> list[Item]:
-    """All tensors of a file, the options as the last, without pickles; their numbers stay in it until they are asked
-    for. `UserError` with everything that is wrong."""
+    """Return all tensors of a file, the options as the last, without pickles; their numbers stay in it until they are
+    asked for. `UserError` with everything that is wrong."""
     with open_file(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
@@ -70,7 +70,7 @@ def write_npz(file: BinaryIO, items: Sequence[Item]) -> None:
 
 
 def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
-    """One tensor, or what is wrong with it."""
+    """Return one tensor, or what is wrong with it."""
     name = entry.filename.removesuffix(".npy")
     with archive.open(entry) as file:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
@@ -98,14 +98,14 @@ def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def _again(path: str | Path, name: str, length: int) -> bytearray:
-    """The allocation of a tensor of float32 that was read before."""
+    """Return the allocation of a tensor of float32 that was read before."""
     with open_file(path) as file, zipfile.ZipFile(file) as archive, archive.open(name) as entry:
         {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(entry)](entry)
         return _rest(entry, length)
 
 
 def _rest(file: IO[bytes], length: int) -> bytearray:
-    """What is left of a file, in the allocation that a `.bin` has of it, read piece by piece into one place."""
+    """Return what is left of a file, in the allocation that a `.bin` has of it, read piece by piece into one place."""
     data = bytearray(length + -length % ALIGNED)
     view, at = memoryview(data), 0
     while piece := file.read(PIECE):

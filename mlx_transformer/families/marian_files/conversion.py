@@ -83,7 +83,7 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
 
 
 def read_original(path: Path) -> Original:
-    """A file of either kind. `UserError` for what is damaged, and for options of another network."""
+    """Return a file of either kind. `UserError` for what is damaged, and for options of another network."""
     *tensors, options = read_model(path)
     fields, sizes, problems = read_options(parse_options(options.text(), str(path)))
     if problems:
@@ -96,12 +96,12 @@ def read_original(path: Path) -> Original:
 
 
 def read_model(path: Path) -> list[Item]:
-    """The tensors of a file of either kind, the options as the last."""
+    """Return the tensors of a file of either kind, the options as the last."""
     return read_npz(path) if path.suffix == ".npz" else read_bin(path)
 
 
 def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | None) -> tuple[Settings, list[str]]:
-    """How the model is meant to be searched, by Marian's settings, and a note: what of them was left behind.
+    """Return how the model is meant to be searched, by Marian's settings, and a note: what of them was left behind.
 
     Marian never writes <unk> unless it is told that it may.
     """
@@ -119,7 +119,7 @@ def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | 
 
 
 def read_scales(original: Original) -> Int8Scales | None:
-    """The scales of all products; None unless the file has integers and a scale for each of them."""
+    """Return the scales of all products; None unless the file has integers and a scale for each of them."""
     products, where, items = {}, places(original.config), original.items
     for name in quantizable_shapes(original.config):
         place = where[name]
@@ -138,7 +138,7 @@ def read_scales(original: Original) -> Int8Scales | None:
 def read_vocabularies(
     vocabularies: tuple[Path, ...], config: TransformerConfig, sizes: tuple[int, int], where: Path
 ) -> tuple[str | None, list[str]]:
-    """The text of the tokenizer that `.spm` files give, with the padding behind the pieces; or None and a note.
+    """Return the text of the tokenizer that `.spm` files give, with the padding behind the pieces; or None and a note.
 
     `UserError` for a vocabulary that isn't the model's.
     """

@@ -30,7 +30,7 @@ class MarianFiles:
     """The settings name it, so that the maker's engine searches with it."""
     settings: Path | None = None
     generation: dict[str, Any] | None = None
-    """What the settings say of the search."""
+    """The settings of the search."""
     unread: tuple[Path, ...] = ()
     """Files that might be settings, but name no model."""
 
@@ -41,7 +41,7 @@ class MarianFiles:
 
 
 def is_marian(path: str | Path) -> bool:
-    """Whether a path is a Marian model, or a folder that holds one and no model of `transformers`."""
+    """Return whether a path is a Marian model, or a folder that holds one and no model of `transformers`."""
     path = Path(path)
     if path.is_dir():
         return bool(_models(path)) and not (path / "config.json").is_file()
@@ -49,7 +49,7 @@ def is_marian(path: str | Path) -> bool:
 
 
 def holds_marian(folder: Path) -> bool:
-    """Whether a folder is a Marian model with settings that name it, such as `to_marian` writes."""
+    """Return whether a folder is a Marian model with settings that name it, such as `to_marian` writes."""
     try:
         return is_marian(folder) and _settings(folder)[0] is not None
     except UserError:
@@ -57,7 +57,7 @@ def holds_marian(folder: Path) -> bool:
 
 
 def find_files(path: Path) -> MarianFiles:
-    """The files of the model at a path, or in a folder. `UserError` if there is none, or several."""
+    """Return the files of the model at a path, or in a folder. `UserError` if there is none, or several."""
     folder = path if path.is_dir() else path.parent
     settings, values, unread = _settings(folder)
     named = [folder / Path(name).name for name in _texts(values.get("models"))]
@@ -84,8 +84,8 @@ def _models(folder: Path) -> list[Path]:
 
 
 def _settings(folder: Path) -> tuple[Path | None, dict[str, Any], tuple[Path, ...]]:
-    """The file that names the others, and what it says; where none does, those that might: one of a training says what
-    its validation was searched with."""
+    """Return the file that names the others, and what it says; where none does, those that might: one of a training
+    says what its validation was searched with."""
     files = sorted([*folder.glob("*decoder*.yml"), *folder.glob("config*.yml")])
     for file in files:
         values = parse_options(read_text(file), str(file))

@@ -67,25 +67,26 @@ class Item:
 
     @property
     def multiplier(self) -> np.float32:
-        """What its values were multiplied with before they were rounded; of floats 1."""
+        """The factor by which its values were multiplied before they were rounded; of floats 1."""
         if self.type not in QUANTIZED:
             return np.float32(1)
         return np.frombuffer(self.data, "<f4", 1, self.count * np.dtype(TYPES[self.type]).itemsize)[0]
 
     def stored(self) -> NDArray:
-        """Its values, integers or floats, in its shape."""
+        """Return its values, integers or floats, in its shape."""
         values = np.frombuffer(self.data, np.dtype(TYPES[self.type]).newbyteorder("<"), self.count)
         return values.reshape(self.shape[::-1]).T if self._lies_transposed else values.reshape(self.shape)
 
     def numbers(self) -> NDArray[np.float32]:
-        """The numbers that they stand for: a product with 1/m, as the engines have it, and not a quotient by m."""
+        """Return the numbers that they stand for: a product with 1/m, as the engines have it, and not a quotient by
+        m."""
         values = self.stored().astype(np.float32, copy=False)
         if self.type in QUANTIZED:
             values *= np.float32(1) / self.multiplier
         return values
 
     def text(self) -> str:
-        """The options that an item of text holds."""
+        """Return the options that an item of text holds."""
         return self.data.rstrip(b"\0").decode()
 
     @property
@@ -94,19 +95,19 @@ class Item:
 
 
 def lies_transposed(name: str) -> bool:
-    """Whether a matrix of integers with this name lies transposed."""
+    """Return whether a matrix of integers with this name lies transposed."""
     return "Wemb" not in name
 
 
 def is_quantized(name: str) -> bool:
-    """Whether Marian stores a tensor of this name as integers: an embedding, or what ends in _W and at most one more
-    letter."""
+    """Return whether Marian stores a tensor of this name as integers: an embedding, or what ends in _W and at most one
+    more letter."""
     return "Wemb" in name or len(name) - name.find("_W") in (2, 3)
 
 
 def read_bin(path: str | Path) -> list[Item]:
-    """All tensors of a file, the options as the last; their numbers stay in it until they are asked for. `UserError`
-    with everything that is wrong with it."""
+    """Return all tensors of a file, the options as the last; their numbers stay in it until they are asked for.
+    `UserError` with everything that is wrong with it."""
     return parse_bin(_File(path), str(path))
 
 
@@ -129,7 +130,7 @@ class _File:
 
 
 def parse_bin(data: bytes | _File, origin: str = "model.bin") -> list[Item]:
-    """The tensors of a file's bytes; `UserError` as `read_bin`, with `origin` as its name."""
+    """Return the tensors of a file's bytes; `UserError` as `read_bin`, with `origin` as its name."""
     items, problems = _parse(data)
     if problems:
         raise UserError(f"{origin}: no Marian model that can be read: {first_of(problems)}")
@@ -151,7 +152,7 @@ def write_bin(file: BinaryIO, items: Sequence[Item]) -> None:
 
 
 def float_item(name: str, array: NDArray | Stored) -> Item:
-    """A tensor of float32, in its allocation, which is made where it is asked for if the array is in a file."""
+    """Return a tensor of float32, in its allocation, which is made where it is asked for if the array is in a file."""
 
     def data() -> Bytes:
         values = np.asarray(array, "<f4")
@@ -163,14 +164,14 @@ def float_item(name: str, array: NDArray | Stored) -> Item:
 
 
 def int8_item(name: str, integers: NDArray, multiplier: np.float32) -> Item:
-    """A matrix of integers in [-127, 127], in the shape as it is used, and its multiplier, in its allocation."""
+    """Return a matrix of integers in [-127, 127], in the shape as it is used, and its multiplier, in its allocation."""
     values = integers.T if lies_transposed(name) else integers
     data = np.ascontiguousarray(values, np.int8).tobytes() + np.asarray(multiplier, "<f4").tobytes()
     return _item(name, INTGEMM8, integers.shape, data)
 
 
 def options_item(text: str) -> Item:
-    """The options, of which the true length is stored."""
+    """Return the options, of which the true length is stored."""
     data = text.encode() + b"\0"
     return Item(OPTIONS, INT8, (len(data),), data)
 
@@ -185,7 +186,7 @@ def _padding(at: int) -> int:
 
 
 def _parse(data: bytes | _File) -> tuple[list[Item], list[str]]:
-    """The tensors as far as they can be found, and what is wrong."""
+    """Return the tensors as far as they can be found, and what is wrong."""
     size = len(data)
     if size < 16:
         return [], [f"it has {size} bytes"]
@@ -258,7 +259,7 @@ def is_utf8(data: Bytes) -> bool:
 
 
 def _values(item: Item) -> Iterator[str]:
-    """What is wrong with its numbers."""
+    """Yield what is wrong with its numbers."""
     if item.name == OPTIONS:
         if item.type != INT8 or item.data[-1:] != b"\0" or not is_utf8(item.data):
             yield f"{OPTIONS} is no text"

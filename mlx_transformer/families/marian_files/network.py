@@ -23,7 +23,7 @@ from .items import Item
 
 SCALE = "_QuantMultA"
 OUTPUT = "none"
-"""What the product with a tied embedding is called."""
+"""The name of the product with a tied embedding."""
 ROWS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 """Matrices with a row for each piece."""
 SUBLAYERS = {"self_attention": "self", "cross_attention": "context", "feed_forward": "ffn"}
@@ -43,7 +43,7 @@ class Place:
 
 
 def config_of(fields: Mapping[str, Any], sizes: tuple[int, int]) -> TransformerConfig:
-    """Our config of a Marian model. fields: as `options.read_options` has them; sizes: of both vocabularies."""
+    """Return our config of a Marian model. fields: as `options.read_options` has them; sizes: of both vocabularies."""
     start = max(sizes)
     return TransformerConfig(
         **fields,
@@ -59,7 +59,7 @@ def config_of(fields: Mapping[str, Any], sizes: tuple[int, int]) -> TransformerC
 
 
 def places(config: TransformerConfig) -> dict[str, Place]:
-    """{parameter of ours: where it is stored}, for a config of `config_of`."""
+    """Return {parameter of ours: where it is stored}, for a config of `config_of`."""
     return {name: _place(config, name) for name in parameter_shapes(config)}
 
 
@@ -94,8 +94,8 @@ def _norm_part(kind: str) -> str:
 def read_weights(
     config: TransformerConfig, sizes: tuple[int, int], items: Mapping[str, Item]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Our parameters of a model's tensors, none of them read yet, and everything that is wrong with these. sizes: of
-    both vocabularies."""
+    """Return our parameters of a model's tensors, none of them read yet, and everything that is wrong with these.
+    sizes: of both vocabularies."""
     weights, problems, used = {}, [], set()
     for name, shape in parameter_shapes(config).items():
         place = places(config)[name]
@@ -147,7 +147,7 @@ def _stored_shape(name: str, place: Place, shape: tuple[int, ...], sizes: tuple[
 
 
 def _ours(name: str, place: Place, item: Item, shape: tuple[int, ...], turned: bool) -> NDArray[np.float32]:
-    """A parameter of ours; turned: it stands as older files have it, transposed."""
+    """Return a parameter of ours; turned: it stands as older files have it, transposed."""
     array = item.numbers().T if turned else item.numbers()
     if name not in ROWS and name != "output_proj.bias":
         return np.ascontiguousarray(array.T if place.transposed else array).reshape(shape)

@@ -39,8 +39,8 @@ READ = (
 
 
 def parse_options(text: str, origin: str) -> Values:
-    """The values of a flat YAML map: numbers, text, true, false, and lists. `UserError` that names the line of anything
-    else."""
+    """Return the values of a flat YAML map: numbers, text, true, false, and lists. `UserError` that names the line of
+    anything else."""
     values: Values = {}
     key = ""
     for number, line in enumerate(text.rstrip("\0").splitlines(), start=1):
@@ -63,7 +63,7 @@ def parse_options(text: str, origin: str) -> Values:
 
 
 def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
-    """Fields of our config, the sizes of both vocabularies, and everything that is wrong."""
+    """Return fields of our config, the sizes of both vocabularies, and everything that is wrong."""
     problems = [f"unknown key {key!r}" for key in values if not (key in READ or key in OFF or IGNORED.fullmatch(key))]
     problems += [f"{key} is {_quoted(values[key])}, which means another network" for key in OFF if values.get(key)]
     fixed = {"type": "transformer", "transformer-ffn-depth": 2, "transformer-postprocess-emb": "d"}
@@ -116,7 +116,7 @@ def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
 
 
 def write_options(config: TransformerConfig, sizes: tuple[int, int], version: str) -> str:
-    """The text of a model of ours, with every key that Marian asks for. sizes: of both vocabularies."""
+    """Return the text of a model of ours, with every key that Marian asks for. sizes: of both vocabularies."""
 
     def word(table: dict[Any, str], ours: str) -> Any:
         return next(theirs for theirs, name in table.items() if name == ours)

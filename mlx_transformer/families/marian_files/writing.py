@@ -55,9 +55,9 @@ def to_marian(
 
     These are the weights in float32 (`.npz`), where there is a scale for each product also as integers (`.bin`),
     vocabularies, options, settings, and `shortlist`; None: that of an imported model. `scales`: such as
-    `export.marian_scales` takes from a text; None: those of int8_scales.json. What was imported and hasn't changed is
-    written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such a folder
-    that is replaced. Raises `UserError` with every reason why Marian has no such model.
+    `export.marian_scales` takes from a text; None: those of int8_scales.json. A file that was imported and hasn't
+    changed is written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such a
+    folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
     """
     opened, out = open_checkpoint(checkpoint), Path(out)
     check_free(out, "Marian folder", holds_marian, force, opened.folder)
@@ -101,7 +101,7 @@ def to_marian(
 
 
 class _Names:
-    """What the files of a folder are called: as they were in the one that was imported."""
+    """The names of the files of a folder: as they were in the one that was imported."""
 
     def __init__(self, origin: dict[str, Any]) -> None:
         vocabularies, model = origin.get("vocabularies", []), origin.get("model", "model.npz")
@@ -117,7 +117,7 @@ VOCABULARIES = (["vocab.spm"], ["srcvocab.spm", "trgvocab.spm"])
 
 
 def _origin(folder: Path) -> dict[str, Any]:
-    """What import has written down; nothing for a model that was trained here."""
+    """Return what import has written down; nothing for a model that was trained here."""
     if not (folder / ORIGIN).is_file():
         return {}
     values = read_json(folder / ORIGIN)
@@ -129,7 +129,8 @@ def _origin(folder: Path) -> dict[str, Any]:
 
 
 def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[bytes], tuple[int, int]]:
-    """The bytes of one or two `.spm` files, the original ones where there are any, and how many rows each has."""
+    """Return the bytes of one or two `.spm` files, the original ones where there are any, and how many rows each
+    has."""
     text = opened.tokenizer_json()
     originals = [opened.folder / name for name in origin.get("vocabularies", [])]
     if origin and text is not None and originals and all(file.is_file() for file in originals):
@@ -163,7 +164,7 @@ def _listed(
 
 
 def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
-    """`UserError` with everything in which the model differs from what Marian makes of its options."""
+    """Raise `UserError` with everything in which the model differs from what Marian makes of its options."""
     reasons = []
     if config.activation not in ACTIVATIONS.values():
         reasons.append(f"activation={config.activation!r}, Marian has {' and '.join(ACTIVATIONS.values())}")
@@ -182,7 +183,8 @@ def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path
 
 
 def _weights(opened: Checkpoint) -> dict[str, Any]:
-    """All parameters that Marian's network has, in their file; `UserError` unless the decoder starts from zeros."""
+    """Return all parameters that Marian's network has, in their file; `UserError` unless the decoder starts from
+    zeros."""
     config = opened.config
     full = dataclasses.replace(config, attention_bias=True, feed_forward_bias=True, output_bias=True)
     weights: dict[str, Any] = opened.unread()
@@ -197,7 +199,7 @@ def _weights(opened: Checkpoint) -> dict[str, Any]:
 
 
 def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, Any]) -> Path | None:
-    """The file of integers that was imported, if the checkpoint still has its numbers, bit for bit."""
+    """Return the file of integers that was imported, if the checkpoint still has its numbers, bit for bit."""
     file = opened.folder / str(origin.get("model"))
     if file.suffix != ".bin" or not file.is_file():
         return None
@@ -209,7 +211,7 @@ def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, An
 
 
 def _lacking(scales: Int8Scales, config: TransformerConfig) -> str:
-    """Why integers can't be written with these scales, or nothing."""
+    """Return why integers can't be written with these scales, or nothing."""
     if missing := [name for name in multiplied_names(config) if scales.of(name).activation is None]:
         return f"there is no scale for what comes to {min(missing)}"
     if unlike := [name for name, entry in scales.products.items() if entry.steps != SYMMETRIC]:
@@ -218,8 +220,8 @@ def _lacking(scales: Int8Scales, config: TransformerConfig) -> str:
 
 
 def _integers(config: TransformerConfig, tensors: dict[str, Stored], scales: Int8Scales) -> list[Item]:
-    """The tensors of a file of integers: matrices rounded by the scales of theirs that are given, or by their largest
-    magnitude, and the scales of what they are multiplied with."""
+    """Return the tensors of a file of integers: matrices rounded by the scales of theirs that are given, or by their
+    largest magnitude, and the scales of what they are multiplied with."""
     ours = {place.name: name for name, place in places(config).items()}
     items = []
     for name, stored in tensors.items():
@@ -245,7 +247,7 @@ def _rounded(array: NDArray, m: np.float32) -> NDArray[np.int8]:
 
 
 def multiplier(array: NDArray) -> np.float32:
-    """What a matrix is multiplied with so that its largest magnitude becomes 127; 1 where it is all zeros."""
+    """Return what a matrix is multiplied with so that its largest magnitude becomes 127; 1 where it is all zeros."""
     largest = max(array.max(), -array.min())
     return np.float32(127) / np.float32(largest) if largest > 0 else np.float32(1)
 
