@@ -106,9 +106,10 @@ def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
 class Session(ort.InferenceSession):
     """A session whose failed runs are a `UserError` that names the file: the graph isn't what it seemed to be."""
 
-    def __init__(self, file: str | Path, *arguments: Any, **options: Any):
+    def __init__(self, file: str | Path, *arguments: Any, weights: mmap.mmap | None = None, **options: Any):
+        """weights: the data file in memory that it uses, which must live as long as the session."""
         super().__init__(str(file), *arguments, **options)
-        self.file = file
+        self.file, self.weights = file, weights
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -156,10 +157,11 @@ def open_session(
     providers: Sequence[Any] | None = None,
     options: ort.SessionOptions | None = None,
     without: Sequence[str] = (),
-) -> ort.InferenceSession:
+    weights: mmap.mmap | None = None,
+) -> Session:
     """Raise `UserError` if the file can't be loaded or a provider isn't there. Providers: default CPU.
 
-    without: more of the optimiser's passes to leave out.
+    without: more of the optimiser's passes to leave out. weights: as of `Session`.
     """
     names = check_providers(providers)
     if trial.PROVIDER in names and not COREML_READS_FILES and any(Path(file).parent.glob("*.onnx_data")):
@@ -172,6 +174,7 @@ def open_session(
             options,
             providers=named,
             disabled_optimizers=[*SLOW_FUSIONS, *without],
+            weights=weights,
         )
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error
@@ -255,9 +258,7 @@ class Opener:
             share(options, self.folder.weights.name, weights)
         transposes = self.on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices
         file = {**self.folder.graphs, **self.folder.listed}[name]
-        session = open_session(file, self.providers, options, FOLDING if transposes else ())
-        session.weights = weights  # type: ignore[attr-defined] - which must live as long as the session
-        return session
+        return open_session(file, self.providers, options, FOLDING if transposes else (), weights)
 
     @cached_property
     def weights(self) -> mmap.mmap | None:

@@ -126,8 +126,17 @@ class Connection(HttpToolsProtocol):
         self._cancel()
         if self.write_deadline is not None:
             self.write_deadline.cancel()
-        self.guard.release(self)
+        self.release()
         self.guard.remove(self)
+
+    def hold(self, size: int) -> None:
+        """Keep `size` more bytes; others may have to give way for them."""
+        self.held_bytes += size
+        self.guard.hold(size)
+
+    def release(self) -> None:
+        self.guard.release(self.held_bytes)
+        self.held_bytes = 0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.answered = cycle
@@ -157,7 +166,7 @@ class Connection(HttpToolsProtocol):
                 return
             if len(self.pipeline) > MAX_PIPELINE:
                 self.waiting = data[first:]
-                self.guard.hold(self, len(self.waiting))
+                self.hold(len(self.waiting))
                 break
             piece = data[first : first + PIECE]
             if self.left_over is not None:
@@ -168,7 +177,7 @@ class Connection(HttpToolsProtocol):
             if answered and self.incomplete and not self.in_head:  # the rest of a body that was refused
                 self._drop_within(len(piece))
             else:
-                self.guard.hold(self, len(piece))
+                self.hold(len(piece))
                 if self.left_over is not None or self.transport.is_closing():
                     return
             super().data_received(piece)
@@ -211,7 +220,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.guard.release(self)
+        self.release()
         if self.waiting and not self.transport.is_closing():
             self._read_on()
             self.flow.resume_reading()
@@ -253,7 +262,7 @@ class Connection(HttpToolsProtocol):
     def refuse(self, status: int, message: str, retry_after: int | None = None) -> None:
         """Answer in the application's place and read no more. Where an answer is on its way, only close."""
         cycle = self.cycle
-        self.guard.release(self)
+        self.release()
         if self.pipeline or (cycle is not None and not cycle.response_complete and cycle.response_started):
             self._close()
             return
@@ -346,9 +355,8 @@ class Guard:
     def remove(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
 
-    def hold(self, connection: Connection, size: int) -> None:
-        """`size` more bytes are kept for it."""
-        connection.held_bytes += size
+    def hold(self, size: int) -> None:
+        """Count `size` more bytes that a connection keeps."""
         self.held_bytes += size
         if self.held_bytes > HELD:
             for one in [one for one in self.connections if one.held_bytes and not one.stays]:
@@ -356,9 +364,8 @@ class Guard:
                 if self.held_bytes <= HELD * 3 // 4:
                     break
 
-    def release(self, connection: Connection) -> None:
-        self.held_bytes -= connection.held_bytes
-        connection.held_bytes = 0
+    def release(self, size: int) -> None:
+        self.held_bytes -= size
 
 
 def allow_files(count: int) -> int:

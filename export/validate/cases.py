@@ -179,7 +179,7 @@ def weights_name(layer: int) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Extras:
     """The outputs that graphs have besides their taps, if they were exported so."""
 
     layer: int | None = None
@@ -193,29 +193,29 @@ class Shown:
         return self.layer is not None
 
 
-TAPS_ALONE = Shown()
+TAPS_ALONE = Extras()
 
 
-def reference_outputs(reference: Reference, case: Case, inspected: Shown) -> dict[str, Array]:
+def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[str, Array]:
     """Return every tap of one input, and last the outputs `cross_attention` and those of `TEXT_OUTPUTS`, where they
     are shown."""
     taps: dict[str, Array] = {}
     names = {*tap_names(reference.config)}
-    if inspected.layer is not None:
-        names.add(weights_name(inspected.layer))
+    if extras.layer is not None:
+        names.add(weights_name(extras.layer))
 
     def keep(name: str, value: Array) -> None:
         if name in names:
             taps[name] = value
 
     reference_logits(reference, case, keep)
-    if inspected.layer is not None:
-        weights = taps.pop(weights_name(inspected.layer))
+    if extras.layer is not None:
+        weights = taps.pop(weights_name(extras.layer))
         taps[CROSS_ATTENTION] = weights.mean(axis=1)
-    if inspected.embedding is not None:
+    if extras.embedding is not None:
         memory = taps[next(name for name in reversed(taps) if name.startswith("encoder."))]
-        for kind in inspected.embedding.kinds:
-            taps[TEXT_OUTPUTS[kind]] = MADE[kind](inspected.embedding, memory, case.source_real)
+        for kind in extras.embedding.kinds:
+            taps[TEXT_OUTPUTS[kind]] = MADE[kind](extras.embedding, memory, case.source_real)
     return taps
 
 

@@ -34,7 +34,7 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Progress, no_progress
 
-from .cases import Case, Shown, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
+from .cases import Case, Extras, fresh_seed, grid, reference_outputs, tokenised, weights_name, with_vectors
 from .checks.agreement import CHOOSING, Agreement
 from .checks.candidates import candidates_of, logits_among
 from .checks.data_files import data_files
@@ -232,10 +232,10 @@ def compare_engines(
         judged += len(members)
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.is_fixed):
             points += on_its_integers(engine, stored, cases)
-        inspected_points = _points_of(checkpoint, members)
+        extras = _extras_of(checkpoint, members)
         generation = (settings, listed) if searches else None
         network_points, network_tokens = _against(
-            checkpoint.config, network, members, cases, words, within, generation, inspected_points
+            checkpoint.config, network, members, cases, words, within, generation, extras
         )
         points += network_points
         tokens += network_tokens
@@ -267,25 +267,25 @@ def _against(
     words: TokenText,
     watch: Progress,
     generation: tuple[Mapping[str, Any], CandidatesOf | None] | None,
-    inspected_points: Shown,
+    extras: Extras,
 ) -> tuple[list[Point], list[Tokens]]:
     """Compare runtimes of one network with its reference. generation: how the model generates by itself, and its
-    candidates; None: it does not. inspected_points: see `reference_outputs`."""
+    candidates; None: it does not. extras: see `reference_outputs`."""
     truth64, truth32 = (
-        Reference(c, weights, kind, inner_points=inspected_points.inner_points) for kind in (np.float64, np.float32)
+        Reference(c, weights, kind, inner_points=extras.inner_points) for kind in (np.float64, np.float32)
     )
     samples: list[Sample] = []
     scales: list[ErrorScale] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case, inspected_points)
+        truths = _truths(truth64, truth32, case, extras)
         taps = [name for name in truths if name not in BESIDE]
         scales.append(truths["logits"].scale)
         for engine in engines:
             for path, tap, got, why in [
                 *_outputs(engine, case, taps),
-                *_optional_outputs(engine, case, inspected_points),
+                *_optional_outputs(engine, case, extras),
             ]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
@@ -294,7 +294,7 @@ def _against(
             samples += logits_among(engine, case, truths["logits"])
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    points = judged_points(samples, SecondLook(c, weights, inspected_points))
+    points = judged_points(samples, SecondLook(c, weights, extras))
     tokens = list(agreement.judged(limits))
     if generation is not None:
         watch(TEACHER_FORCED, "free decoding")
@@ -321,7 +321,7 @@ def _culprits(
             yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
-def _points_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
+def _extras_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Extras:
     """Return what these engines' graphs return besides. `UserError` where the checkpoint doesn't say what it is."""
     layers = (engine.capabilities.attention_layer for engine in engines)
     embedding = None
@@ -337,16 +337,16 @@ def _points_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Shown:
         assert embedding is not None
         cut = next((e.capabilities.dimensions for e in engines if e.capabilities.gives_vectors), None)
         embedding = embedding.cut(cut, checkpoint.config.d_model)
-    return Shown(next((layer for layer in layers if layer is not None), None), embedding)
+    return Extras(next((layer for layer in layers if layer is not None), None), embedding)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case, inspected_points: Shown) -> dict[str, Truth]:
-    """Return every tap of one input as the reference sees it, in the order of the data. inspected_points: see
+def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) -> dict[str, Truth]:
+    """Return every tap of one input as the reference sees it, in the order of the data. extras: see
     `reference_outputs`."""
-    single = reference_outputs(truth32, case, inspected_points)
+    single = reference_outputs(truth32, case, extras)
     return {
         name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
-        for name, t64 in reference_outputs(truth64, case, inspected_points).items()
+        for name, t64 in reference_outputs(truth64, case, extras).items()
     }
 
 
@@ -375,11 +375,9 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
         yield path, "logits", logits, why
 
 
-def _optional_outputs(
-    engine: Engine, case: Case, inspected_points: Shown
-) -> Iterator[tuple[str, str, Array | None, str]]:
+def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tuple[str, str, Array | None, str]]:
     """Yield the same of the outputs that graphs have only if they were exported so."""
-    yield from _attention(engine, case, inspected_points.layer)
+    yield from _attention(engine, case, extras.layer)
     if (kinds := engine.capabilities.gives_vectors) and engine.capabilities.shows == "everything":
         values, why = attempt(lambda: engine.vectors(case))
         for kind in kinds:

@@ -29,9 +29,8 @@ PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
 
 Overlong = Literal["error", "truncate", "split", "skip"]
-"""The treatment of a line with more tokens than the model has positions: an error that names it; its first tokens
-alone; pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty
-line."""
+"""The ways with a line of more tokens than the model has positions: an error that names it; its first tokens alone;
+pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
 OverlongPair = Literal["error", "skip"]
 
 

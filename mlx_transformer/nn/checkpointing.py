@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from .dropout import drawing_from, drawn_key
 from .model import Transformer
+from .quantize import recast
 
 
 def checkpoint_layers(model: Transformer) -> None:
@@ -24,17 +25,12 @@ def checkpoint_layers(model: Transformer) -> None:
 
 def checkpointing_layer(layer: nn.Module) -> nn.Module:
     """Return a layer with the parts of this one, which in training is computed again for its gradient."""
-    return _checkpointing(type(layer))(layer)
+    return recast(layer, _checkpointing(type(layer)))
 
 
 @cache
-def _checkpointing(kind: type[nn.Module]) -> Callable[[nn.Module], nn.Module]:
+def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
     class Checkpointing(kind):
-        def __init__(self, layer: nn.Module):
-            nn.Module.__init__(self)
-            dict.update(self, layer)  # the parts themselves, with the same names
-            vars(self).update(vars(layer))  # and what MLX knows of the layer: whether it trains, what is frozen
-
         def __call__(self, *inputs: Any) -> mx.array:
             return checkpointed(self, super().__call__, *inputs) if self.training else super().__call__(*inputs)
 

@@ -24,7 +24,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.device import tuning
 
 from .dropout import Dropout
-from .quantize import matrix
+from .quantize import matrix, put_layers, recast
 
 
 def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
@@ -34,13 +34,14 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
     is the rows' norms.
     """
     model.freeze()
-    for module in model.modules():
-        if type(module) is nn.QuantizedLinear:
-            module.__class__ = Integers
-    modules = dict(model.named_modules())
+    modules: dict[str, Any] = dict(model.named_modules())
+    layers: dict[str, nn.Module] = {
+        path: recast(module, Integers) for path, module in modules.items() if type(module) is nn.QuantizedLinear
+    }
+    modules |= layers
     for path in config.targets:
-        layer: Any = modules[path]
-        kind = type(layer)
+        plain = modules[path]
+        layer = recast(plain, {"lora": _lora, "dora": _dora}[config.kind](type(plain)))
         rows, width = matrix(layer).shape
         bound = 1 / math.sqrt(width)
         layer.lora_a = mx.random.uniform(-bound, bound, (config.rank, width))
@@ -49,22 +50,25 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
         layer.lora_dropout = Dropout(config.dropout)
         if config.kind == "dora":
             layer.magnitude = row_norms(layer)
-        layer.__class__ = {"lora": _lora, "dora": _dora}[config.kind](kind)
+        layers[path] = layer
+    put_layers(model, layers)
 
 
 def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Put the adapter of the model's checkpoint beside those of its matrices that are integers; it isn't trained."""
-    modules, adapter = dict(model.named_modules()), checkpoint.adapter
+    modules, adapter, layers = dict(model.named_modules()), checkpoint.adapter, dict[str, nn.Module]()
     for name in checkpoint.adapted_integers:
-        layer: Any = modules[name.removesuffix(".weight")]
+        path = name.removesuffix(".weight")
         change = None if adapter is None else adapter.delta(name)
         assert change is not None
+        gain = change.gain(checkpoint.packed(name).dequantised())
+        layer = recast(modules[path], (_lora if gain is None else _dora)(type(modules[path])))
         layer.lora_a, layer.lora_b, layer.lora_factor = mx.array(change.a), mx.array(change.b), change.factor
         layer.lora_dropout = Dropout(0.0)
-        gain = change.gain(checkpoint.packed(name).dequantised())
         if change.magnitude is not None and gain is not None:
             layer.magnitude, layer._gain = mx.array(change.magnitude), mx.array(gain.astype(np.float32))
-        layer.__class__ = (_lora if gain is None else _dora)(type(layer))
+        layers[path] = layer
+    put_layers(model, layers)
 
 
 def delta_of(layer: Any) -> WeightDelta | None:

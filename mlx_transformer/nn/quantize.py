@@ -8,11 +8,13 @@ Shapes: V vocabulary, D model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_unflatten
 
 from mlx_transformer.core.quantization import Quantization, Scheme
 
@@ -43,6 +45,21 @@ def matrix(layer: nn.Module) -> mx.array:
     if not isinstance(layer, Quantized):
         return cast(mx.array, layer.weight)
     return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+
+
+def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:
+    """Return a layer of class `kind` with the parts of this one, under the same names, and what MLX knows of it:
+    whether it trains, what is frozen."""
+    other = kind.__new__(kind)
+    nn.Module.__init__(other)
+    dict.update(other, layer)
+    vars(other).update(vars(layer))
+    return other
+
+
+def put_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put layers in the place of those with these paths, such as "encoder.layers.0.feed_forward.up_proj"."""
+    model.update_modules(cast(Any, tree_unflatten(list(layers.items()))))
 
 
 def with_rows(layer: nn.Module, ids: mx.array) -> nn.Module:

@@ -263,6 +263,10 @@ class CpuDecoder:
         self.past_length[0] = self.past
         return self.results[0] if len(self.results) == 1 else self.results
 
+    def extend_from(self, log_p: NDArray) -> None:
+        """Add the log p (B, K) of these hypotheses to those of their extensions, from the next step on."""
+        self.log_p = log_p
+
     def repeat(self, times: int) -> None:
         """Make each row `times` beams; what they have in common stays where it is, with the first of them."""
         self.beam_width *= times

@@ -90,13 +90,13 @@ class BeamOfCandidates(InGraph, Beam):
 
     def choose(self, logits: Any, t: int) -> tuple[NDArray, NDArray]:
         chosen = super().choose(logits, t)
-        self.decoder.log_p = self.live
+        self.decoder.extend_from(self.live)
         self.allow_end(t)
         return chosen
 
     def keep(self, live: NDArray) -> None:
         super().keep(live)
-        self.decoder.log_p = self.live
+        self.decoder.extend_from(self.live)
 
     def candidates(self, logits: Any, t: int) -> tuple[NDArray, NDArray, NDArray]:
         """Choose the best extensions. `logits`: here the pair of their log p, falling, and hypothesis * V + token."""

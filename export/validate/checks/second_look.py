@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from export.validate.cases import TAPS_ALONE, Case, Shown, reference_outputs
+from export.validate.cases import TAPS_ALONE, Case, Extras, reference_outputs
 from export.validate.reference import Reference
 from export.validate.rule import ErrorScale
 from mlx_transformer.core.config import TransformerConfig
@@ -55,9 +55,9 @@ class Reordered(Reference):
 class SecondLook:
     """float32's own error at every tap of a case, from `DRAWS` draws. Each case is drawn once, when first asked for."""
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], inspected: Shown = TAPS_ALONE) -> None:
-        """inspected: see `reference_outputs`."""
-        self._config, self._weights, self._inspected = config, weights, inspected
+    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], extras: Extras = TAPS_ALONE) -> None:
+        """extras: see `reference_outputs`."""
+        self._config, self._weights, self._extras = config, weights, extras
         self._errors: dict[str, dict[str, ErrorScale]] = {}
 
     def __call__(self, case: Case, tap: str) -> ErrorScale:
@@ -66,11 +66,11 @@ class SecondLook:
         return self._errors[case.name][tap]
 
     def _drawn(self, case: Case) -> dict[str, ErrorScale]:
-        reference = Reference(self._config, self._weights, inner_points=self._inspected.inner_points)
-        truth = reference_outputs(reference, case, self._inspected)
+        reference = Reference(self._config, self._weights, inner_points=self._extras.inner_points)
+        truth = reference_outputs(reference, case, self._extras)
         draws: dict[str, list[ErrorScale]] = {name: [] for name in truth}
         for _ in range(DRAWS):
-            for name, t32 in reference_outputs(self._reordered, case, self._inspected).items():
+            for name, t32 in reference_outputs(self._reordered, case, self._extras).items():
                 valid = case.counted(name, t32)
                 t64 = truth[name][valid]
                 draws[name].append(ErrorScale.of(t32[valid] - t64, t64))
@@ -78,4 +78,4 @@ class SecondLook:
 
     @cached_property
     def _reordered(self) -> Reordered:
-        return Reordered(self._config, self._weights, np.float32, self._inspected.inner_points)
+        return Reordered(self._config, self._weights, np.float32, self._extras.inner_points)

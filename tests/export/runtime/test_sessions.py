@@ -26,9 +26,9 @@ def unfolded(monkeypatch, folder, **options) -> set[str]:
     disabled = {}
     plain = opening.open_session
 
-    def open_session(file, providers=None, options=None, without=()):
+    def open_session(file, providers=None, options=None, without=(), weights=None):
         disabled[Path(file).stem] = list(without)
-        return plain(file, providers, options, without)
+        return plain(file, providers, options, without, weights)
 
     monkeypatch.setattr(opening, "open_session", open_session)
     model = OnnxTransformer(folder, threads=2, **options)

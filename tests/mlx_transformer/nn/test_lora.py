@@ -35,10 +35,17 @@ def config(kind, targets=("map",), **options):
     return AdapterConfig(kind=kind, targets=targets, base="", **{"rank": 3, "alpha": ADAPTER_ALPHA, **options})
 
 
+def adapted(layer, kind):
+    """The layer with an adapter."""
+    model = One(layer)
+    add_adapter(model, config(kind))
+    return model.map
+
+
 def golden_layer(kind):
     layer = nn.Linear(8, 6)
     layer.weight, layer.bias = mx.array(numbers(11, 6, 8)), mx.array(numbers(12, 6))
-    add_adapter(One(layer), config(kind))
+    layer = adapted(layer, kind)
     layer.lora_a, layer.lora_b = mx.array(numbers(15, 3, 8)), mx.array(numbers(16, 6, 3))
     if kind == "dora":
         layer.magnitude = mx.array(numbers(17, 6))
@@ -93,7 +100,7 @@ def test_integers_have_the_gradients_of_the_numbers_that_they_stand_for(kind):
         if dense:
             integers, layer = layer, nn.Linear(64, 24)
             layer.weight, layer.bias = matrix(integers), integers.bias
-        add_adapter(One(layer), config(kind))
+        layer = adapted(layer, kind)
         layer.lora_a, layer.lora_b = mx.array(numbers(1, 3, 64)), mx.array(numbers(2, 24, 3))
 
         def loss(parameters, x, layer=layer):
@@ -109,7 +116,7 @@ def test_integers_have_the_gradients_of_the_numbers_that_they_stand_for(kind):
 def test_a_row_of_zeros_stays_one():
     layer = nn.Linear(8, 6)
     layer.weight = mx.array(numbers(11, 6, 8)).at[2].multiply(0)
-    add_adapter(One(layer), config("dora"))
+    layer = adapted(layer, "dora")
     y, x = np.array(layer(mx.ones((1, 8))) - layer.bias), mx.ones((1, 8))
     assert np.isfinite(y).all()
     assert y[0, 2] == 0
@@ -134,8 +141,7 @@ def test_dropout_of_the_adapters_inputs_alone():
 @pytest.mark.parametrize("rows", [3, 4])
 def test_integers_are_unpacked_where_that_is_faster(monkeypatch, rows, device):
     """On CPUs for four rows or more, on GPUs never."""
-    layer = nn.QuantizedLinear(64, 24, False, 32, 4)
-    add_adapter(One(layer), config("lora"))
+    layer = adapted(nn.QuantizedLinear(64, 24, False, 32, 4), "lora")
     calls, multiply = [], mx.quantized_matmul
     monkeypatch.setattr(mx, "quantized_matmul", lambda *a, **named: calls.append(1) or multiply(*a, **named))
     with deciding_as(device):
