@@ -20,6 +20,9 @@ from mlx_transformer.families.table import FAMILIES, family_of
 from mlx_transformer.system.errors import UserError
 
 HERE = Path("here")
+ALWAYS = "vocab_size d_model encoder_layers decoder_layers heads d_ff activation positions max_positions dropout "
+ALWAYS += "attention_dropout tie_embeddings scale_embeddings pad_id bos_id eos_id"
+"""Fields of which every family says something, for none of their models is meant to have our default by chance."""
 
 
 def nearest(family: Family, config: TransformerConfig) -> TransformerConfig:
@@ -34,6 +37,12 @@ def nearest(family: Family, config: TransformerConfig) -> TransformerConfig:
         return TransformerConfig.from_dict(fields)
     except UserError:  # such as ids outside the smaller of two vocabularies
         reject()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_family_forgets_a_field_that_all_have(name: str) -> None:
+    fields, _ = FAMILIES[name].read_config({}, {})
+    assert not set(ALWAYS.split()) - fields.keys()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
