@@ -209,7 +209,8 @@ def encoder(r: Request) -> Ports:
 
 
 def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
-    """Decoders in standard operators. first: it can begin, from the memory. later: it can go on, from a past."""
+    """Declare a decoder in standard operators. first: it can begin, from the memory. later: it can go on, from a
+    past."""
     own = cache(r, "past_key_values.{}.decoder", BATCH, PAST)
     of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
     inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]

@@ -112,7 +112,7 @@ def deciding_as(kind: str) -> Iterator[None]:
 
 
 def device_kind() -> str:
-    """MLX's default device: cpu, metal or cuda."""
+    """Return MLX's default device: cpu, metal or cuda."""
     if not _on_gpu():
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
@@ -126,7 +126,7 @@ def device_record() -> str:
 
 
 def gradient_device(queries: int) -> mx.Device:
-    """Where attention over sequences of this length has a gradient: MLX's default device, or else the CPU."""
+    """Return where attention over sequences of this length has a gradient: MLX's default device, or else the CPU."""
     return mx.default_device() if queries >= tuning().shortest else mx.Device(mx.cpu)
 
 
@@ -140,10 +140,10 @@ def cpu_streams() -> list[mx.Stream]:
 
 @contextmanager
 def training_memory(cache: float | None, most: float | None = None) -> Iterator[None]:
-    """While a run trains on a GPU: freed arrays are kept for reuse up to `cache` bytes (None: as MLX does). On Metal
-    arrays stay resident up to what the system recommends (macOS 15; earlier ones ignore it), and beyond it, or beyond
-    `most` bytes if that is less, MLX waits for running work before it takes more; left alone it goes on to half as much
-    again, where a Mac swaps."""
+    """Set memory for a run that trains on a GPU: freed arrays are kept for reuse up to `cache` bytes (None: as MLX
+    does). On Metal arrays stay resident up to what the system recommends (macOS 15; earlier ones ignore it), and beyond
+    it, or beyond `most` bytes if that is less, MLX waits for running work before it takes more; left alone it goes on
+    to half as much again, where a Mac swaps."""
     if not _on_gpu():
         yield
         return
@@ -163,8 +163,8 @@ def training_memory(cache: float | None, most: float | None = None) -> Iterator[
 
 
 def set_tf32(on: bool) -> None:
-    """Whether a GPU's float32 products may round to TF32, as they do by default on some. Before the first product: MLX
-    reads its setting once a process. `UserError` where it is too late, or was set otherwise before."""
+    """Set whether a GPU's float32 products may round to TF32, as they do by default on some. Before the first product:
+    MLX reads its setting once a process. `UserError` where it is too late, or was set otherwise before."""
     if _tf32 not in ([], [on]):
         raise UserError("mlx:gpu: float32 and tf32 can't be compared in one run: MLX takes one setting a process")
     _tf32[:] = [on]
@@ -187,8 +187,8 @@ def _on_gpu() -> bool:
 
 
 def _set_fusing(on: bool) -> None:
-    """Whether compiled functions are fused into kernels as well. Traced and simplified they are either way, which is
-    what a rehearsal needs, but on a CPU fusing starts a C++ compiler (minutes for a training step).
+    """Set whether compiled functions are fused into kernels as well. Traced and simplified they are either way, which
+    is what a rehearsal needs, but on a CPU fusing starts a C++ compiler (minutes for a training step).
 
     MLX's CompileMode {disabled, no_simplify, no_fuse, enabled} is known to its C++ interface alone.
     """

@@ -69,7 +69,8 @@ SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown"
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """As people read it: never bytes. Published models have rows that no token of theirs reads: their number."""
+    """Return a token as people read it: never bytes. Published models have rows that no token of theirs reads: their
+    number."""
     if id >= tokenizer.vocab_size:
         return f"#{id}"
     if id in tokenizer.special_ids:

@@ -268,7 +268,7 @@ def packed_weights(weights: Mapping[str, NDArray], exact: bool = False) -> str:
 
 
 def _safetensors(weights: Mapping[str, NDArray], exact: bool) -> bytes:
-    """In float16 where nothing is lost, or all else is too large and needn't be exact; else in float32."""
+    """Pack arrays in float16 where nothing is lost, or all else is too large and needn't be exact; else in float32."""
     lossless = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
     small = lossless or (not exact and sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2)
     kind, dtype = ("F16", "<f2") if small else ("F32", "<f4")

@@ -73,7 +73,8 @@ class ExplainedSentence:
     """The kind of each token, in an encoder that tells them apart: 1 in the second of two texts."""
 
     def case(self, config: TransformerConfig) -> Case:
-        """As the engines of a model take it: one row, no padding; the tokens of one text are of the first kind."""
+        """Return the sentence as the engines of a model take it: one row, no padding; the tokens of one text are of the
+        first kind."""
         source, target = (np.array([ids], np.int64) for ids in (self.source, self.target))
         if not self.source:
             return Case("sentence", target, None, None, 1)

@@ -59,7 +59,7 @@ def name_parameters(model: nn.Module) -> None:
 
 @contextmanager
 def scope(op: Op, name: str, kind: str) -> Iterator[None]:
-    """Nodes that are added inside are named within `name`, something of the given kind."""
+    """Name nodes that are added inside within `name`, something of the given kind."""
     op.builder.push_module(name, kind)
     try:
         yield
@@ -69,7 +69,7 @@ def scope(op: Op, name: str, kind: str) -> Iterator[None]:
 
 @contextmanager
 def full_precision(op: Op) -> Iterator[None]:
-    """Nodes that are added inside stay float32 in graphs of sixteen bits."""
+    """Keep nodes that are added inside in float32 in graphs of sixteen bits."""
     graph = op.builder.graph
     before = len(graph)
     yield

@@ -14,7 +14,7 @@ Tap = Callable[[str, ir.Value], None]
 
 
 def no_tap(name: str, value: ir.Value) -> None:
-    """The default tap: the value as it is, nothing is observed."""
+    """Observe nothing: the default tap."""
 
 
 def within(tap: Tap, scope: str) -> Tap:

@@ -178,7 +178,7 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
 
 
 def _write_embedding(plan: Plan, embedding: TextEmbedding, folder: Path, texts: dict[str, Any]) -> None:
-    """How a text's vector is made, for ourselves and as sentence-transformers says it."""
+    """Write how a text's vector is made, for ourselves and as sentence-transformers says it."""
     for name, text in embedding.texts().items():
         (folder / name).write_text(text, encoding="utf-8")
     for name, arrays in embedding.tensors().items():

@@ -113,7 +113,7 @@ class OnnxFolder:
             verify_files(self.path, [name for name in READ if name in listed])
 
     def verify_data(self) -> None:
-        """The same for the contents of the precision's data files, whichever graph uses them."""
+        """Verify the contents of the precision's data files as well, whichever graph uses them."""
         listed = read_manifest(self.place) or {}
         verify_files(self.place, [name for name in listed if _precision_of_data(name) == self.precision])
 

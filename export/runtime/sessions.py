@@ -118,7 +118,8 @@ class Session(ort.InferenceSession):
             raise self._failed(error) from error
 
     def run_until(self, stopped: Callable[[], bool], names: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
-        """As `run`, but ended in the midst of a graph, a loop in it too, once `stopped()` is true: raises `Stopped`."""
+        """Run as `run` does, but end in the midst of a graph, a loop in it too, once `stopped()` is true: raises
+        `Stopped`."""
         if stopped():
             raise Stopped
         options, over = ort.RunOptions(), threading.Event()
@@ -220,7 +221,8 @@ class Opener:
         return self._tried(threads) if self.on_trial else self._all(threads)
 
     def _tried(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """Core ML's sessions if they compute what the CPU's do; otherwise the CPU's, and a warning that says why."""
+        """Return Core ML's sessions if they compute what the CPU's do; otherwise the CPU's, and a warning that says
+        why."""
         if self.verify:
             self.folder.verify_data()
         on_cpu = Opener(self.folder, verify=False)

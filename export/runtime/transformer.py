@@ -93,7 +93,7 @@ class OnnxTransformer(TextVerbs):
         return f"OnnxTransformer({self.where!r}): {', '.join(facts)}"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what the folder holds, sizes and choices."""
+        """Return HTML for notebooks: what the folder holds, sizes and choices."""
         size = sum(file.stat().st_size for file in self.folder.files)
         facts = {"folder": str(self.folder.path), "precision": self.folder.precision}
         facts |= {"graphs": ", ".join(self.folder.graphs), "files": f"{size / 1e6:,.1f} MB"}

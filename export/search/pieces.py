@@ -72,7 +72,7 @@ class PieceOps:
         self._read_target(target, whole)
 
     def _read_target(self, target: Mapping[str, Any], whole: Tokenizer) -> None:
-        """How its ids are spelled: texts of all, which of them are texts, and which are bytes."""
+        """Read how its ids are spelled: texts of all, which of them are texts, and which are bytes."""
         self.spelled = [text.replace(" ", "") if " " in text else text for text, _ in _scored(target)]
         known = len(self.spelled)
         self.silent = np.array([i in whole.special_ids for i in range(known)] + [True] * (self.size + 1 - known))

@@ -178,7 +178,7 @@ class SearchModel(TextVerbs):
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
-        """In a file exported with text the tokenizer is the graph's; else it is this process's."""
+        """Translate text: in a file exported with text the tokenizer is the graph's; else it is this process's."""
         from mlx_transformer.generation.translate import as_lines, join  # not at the top: see `..runtime`
 
         lines = as_lines(lines)

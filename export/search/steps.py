@@ -203,7 +203,7 @@ def looped(
     body: Body,
     stacked: Mapping[str, ir.DataType] = MappingProxyType({}),
 ) -> tuple[State, list[ir.Value]]:
-    """At most so many iterations: the last values of what was carried, and what was stacked, of these types."""
+    """Loop at most so many times: the last values of what was carried, and what was stacked, of these types."""
 
     def traced(op: Op, iteration: ir.Value, _: ir.Value, *values: ir.Value) -> list[ir.Value]:
         with scope(op, name, "Loop"):

@@ -199,7 +199,7 @@ class TextOps:
 
 
 def padded_width(op: Op, longest: ir.Value, positions: int) -> ir.Value:
-    """As `Sources.padded` has it."""
+    """Return the width that `Sources.padded` has."""
     rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
     return op.Max(longest, op.Min(rounded, positions))
 
@@ -288,8 +288,8 @@ def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:
 def rows_of(
     op: Op, values: ir.Value, start: ir.Value, count: ir.Value, fill: int, width: ir.Value | None = None
 ) -> tuple[ir.Value, ir.Value]:
-    """From a list (N,): row i is its `count[i]` values from `start[i]` on, then `fill`, up to `width`, default the
-    longest. Also the columns' numbers."""
+    """Cut rows out of a list (N,): row i is its `count[i]` values from `start[i]` on, then `fill`, up to `width`,
+    default the longest. Also the columns' numbers."""
     column = op.Range(0, op.ReduceMax(count, keepdims=0) if width is None else width, 1)
     index = op.Min(op.Add(op.Unsqueeze(start, [1]), column), op.Sub(op.Size(values), 1))
     return op.Where(op.Less(column, op.Unsqueeze(count, [1])), op.Gather(values, index), fill), column

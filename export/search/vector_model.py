@@ -77,7 +77,7 @@ class FileEmbedder(Embedder):
     def vectors(
         self, rows: Any, done: Callable[[float], None] = lambda share: None, of_text: bool = True
     ) -> NDArray[np.float32]:
-        """As `Embedder` has it, of texts."""
+        """Return vectors as `Embedder` does, of texts."""
         if not all(isinstance(row, str) for row in rows):
             raise UserError(f"{self.where}: takes text, not ids: export a folder")
         vectors = np.zeros((len(rows), self.dimensions), np.float32)

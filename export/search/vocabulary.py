@@ -96,7 +96,7 @@ class Vocabulary:
         self.rows = model.output_rows(op, ids)
 
     def places(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Where ids are; -1 of those that are not among them, and of -1."""
+        """Return where ids are; -1 of those that are not among them, and of -1."""
         return op.Where(op.Less(ids, 0), -1, op.Gather(self._places, op.Max(ids, 0)))
 
     def sequences(self, op: Op, ids: ir.Value) -> ir.Value:

@@ -246,7 +246,7 @@ class WordPieceOps:
         return result["piece"], result["length"]
 
     def _reached(self, op: Op, begins: ir.Value, barred: ir.Value, lengths: ir.Value) -> ir.Value:
-        """At which places (N,) a piece begins: those of words, and from each one that behind its piece, which by
+        """Return at which places (N,) a piece begins: those of words, and from each one that behind its piece, which by
         doubling takes as many steps as the longest word's number of symbols has binary digits. barred: other words."""
         count = op.Size(lengths)
         place = op.Range(0, count, 1)

@@ -36,7 +36,7 @@ def serve(models: str | Path | Sequence[str | Path], open: Any = None, **setting
 
 
 def serve_site(folder: str | Path, **settings: Any) -> None:
-    """The same for a site that `write_site` wrote. settings: those that have to do with connections, and `verify`;
+    """Serve a site that `write_site` wrote. settings: those that have to do with connections, and `verify`;
     `UserError` for others."""
     chosen = ServeSettings(**settings)
     for field in fields(chosen):

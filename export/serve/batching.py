@@ -74,7 +74,7 @@ class LastingThreads(Executor):
             self._run(*self._calls.get())
 
     def _run(self, future: Future, call: Callable[[], Any]) -> None:
-        """In a frame of its own, so that a thread that waits holds no result."""
+        """Run a call in a frame of its own, so that a thread that waits holds no result."""
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -173,7 +173,8 @@ class Batcher:
             self.drop(items)
 
     def drop(self, items: list[Item]) -> None:
-        """Nobody waits for them any more: they leave the queue, and a running call that is for them alone ends."""
+        """Drop items that nobody waits for any more: they leave the queue, and a running call that is for them alone
+        ends."""
         self.turns.drop(items)
         for item in items:
             if not item.future.cancel() and not item.future.cancelled():

@@ -348,7 +348,7 @@ class Guard:
                 one.give_way()
 
     def waits(self, connection: Connection) -> None:
-        """From now on: it is behind all who wait already."""
+        """Put a connection behind all who wait already."""
         if self.connections.pop(connection, self) is None:
             self.connections[connection] = None
 

@@ -61,7 +61,7 @@ class RerankRequest:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> RerankRequest:
-        """From the fields of a body."""
+        """Read the fields of a body."""
         values = _fields(values, RERANK_FIELDS)
         as_texts = TEXTS in values
         name = TEXTS if as_texts else DOCUMENTS
@@ -106,7 +106,7 @@ class PredictRequest:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> PredictRequest:
-        """From the fields of a body: inputs are a text, or a list of lists of one text or of two."""
+        """Read the fields of a body: inputs are a text, or a list of lists of one text or of two."""
         values = _fields(values, PREDICT_FIELDS)
         if values.get("raw_scores"):
             raise RequestError(400, "raw_scores: probabilities are answered; leave it out")

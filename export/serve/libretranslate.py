@@ -36,7 +36,7 @@ class LibreRequest:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> LibreRequest:
-        """From the fields of a body with "q". `RequestError` for what is wrong, or is nothing that this server does."""
+        """Read the fields of a body with "q". `RequestError` for what is wrong, or is nothing that this server does."""
         values = dict(values)
         q, format = values.pop("q"), values.pop("format", "text")
         for name in ("text", "n_best", "alignment"):

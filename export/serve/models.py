@@ -26,7 +26,7 @@ class Named:
 
     @classmethod
     def of(cls, arguments: Sequence[str | Path]) -> list[Named]:
-        """From PATH alone, or NAME=PATH of each: en-de=runs/en-de-onnx, zh-Hans:en=..., stories=... `UserError` if
+        """Read PATH alone, or NAME=PATH of each: en-de=runs/en-de-onnx, zh-Hans:en=..., stories=... `UserError` if
         their names don't tell them apart."""
         models = [cls._one(argument) for argument in arguments]
         if not models:

@@ -30,7 +30,7 @@ class OpenAIEmbeddings:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> OpenAIEmbeddings:
-        """From the fields of a body. A field that is null was not given; `kind`, `prompt` and `prompt_name` are of this
+        """Read the fields of a body. A field that is null was not given; `kind`, `prompt` and `prompt_name` are of this
         server alone."""
         values = {name: value for name, value in values.items() if value is not None}
         model = values.pop("model", None)

@@ -42,7 +42,7 @@ class OpenAIRequest:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> OpenAIRequest:
-        """From the fields of a body. A field that is null was not given."""
+        """Read the fields of a body. A field that is null was not given."""
         values = {name: value for name, value in values.items() if value is not None}
         model = values.pop("model", None)
         if not isinstance(model, str) or "prompt" not in values:

@@ -35,7 +35,7 @@ class RequestError(Exception):
 
 
 def one_line(message: str) -> str:
-    """As a message is shown: it may repeat what the client sent, which may be long."""
+    """Shorten a message to one line: it may repeat what the client sent, which may be long."""
     line = " ".join(message[:2000].split())
     return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
 

@@ -53,7 +53,7 @@ def run(models: Sequence[Named], settings: ServeSettings, open: Open = open_onnx
 
 
 def run_site(folder: Path, settings: ServeSettings) -> None:
-    """The same for a site that `mlx-transformer web` wrote."""
+    """Serve a site that `mlx-transformer web` wrote."""
     _run(lambda ready, failed: SiteApp(folder, settings.verify, ready), str(folder), settings)
 
 
@@ -156,7 +156,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def hang_up(self, sig: int, frame: FrameType | None) -> None:
-        """Its terminal has gone. That often comes twice, from the system and from the shell, and asks no more."""
+        """End, since the terminal has gone. That often comes twice, from the system and from the shell, and asks no
+        more."""
         self.hung_up = True
         drop_hung_up()
         self.should_exit = True
@@ -169,14 +170,15 @@ class Server(uvicorn.Server):
             later.cancel()
 
     def _give_up(self) -> None:
-        """Nothing more is computed; what has not ended by itself soon, such as the reading of a body, is cancelled."""
+        """Compute nothing more; cancel what has not ended by itself soon, such as the reading of a body, is
+        cancelled."""
         self.give_up()
         asyncio.get_running_loop().call_later(
             CLOSING_NOTICE_SECONDS, lambda: [task.cancel() for task in self.server_state.tasks]
         )
 
     def _part(self) -> None:
-        """From clients that don't read. uvicorn's own `force_exit` would leave the application without its end."""
+        """Part from clients that don't read. uvicorn's own `force_exit` would leave the application without its end."""
         for connection in list(self.server_state.connections):
             cast(Any, connection).transport.abort()
 

@@ -106,5 +106,5 @@ def _hypothesis(translation: Translation, aligned: bool) -> dict[str, Any]:
 
 
 def _links(translation: Translation) -> list[list[int]]:
-    """As `translate --alignment --json` has them; an empty line has no words."""
+    """Return links as `translate --alignment --json` has them; an empty line has no words."""
     return [[*link] for link in translation.alignment.links] if translation.alignment else []

@@ -147,7 +147,7 @@ class Turns:
         return batch
 
     def done(self, batch: list[Item]) -> None:
-        """A batch that was taken has been computed: those it was for are behind all who wait."""
+        """Note that a batch has been computed: those it was for are behind all who wait."""
         since = next(self._next)
         for place in _places(batch):
             place.running -= 1
@@ -156,7 +156,7 @@ class Turns:
             self._forget(item.request)
 
     def drop(self, items: Sequence[Item]) -> None:
-        """They don't wait any more, those that still do."""
+        """Forget items that still wait."""
         for item in items:
             if item in item.request.items:
                 del item.request.items[item]

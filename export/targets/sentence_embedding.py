@@ -40,7 +40,7 @@ def fits_graphs(embedding: TextEmbedding) -> bool:
 
 
 def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
-    """As `Weights` says, in every way but the maximum, wherever the padding is."""
+    """Return weights as `Weights` says, in every way but the maximum, wherever the padding is."""
     if way in ("cls", "mean"):
         return pooling_weights(op, tokens, "first" if way == "cls" else "mean")
     if way == "last":

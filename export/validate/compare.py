@@ -212,7 +212,7 @@ def compare_engines(
     *,
     searches: bool = True,
 ) -> Report:
-    """As `compare`, for engines and inputs that exist already. listed: see `free_running`."""
+    """Compare as `compare` does, for engines and inputs that exist already. listed: see `free_running`."""
     begin, words = time.perf_counter(), token_text(checkpoint)
     stored, settings = dict(checkpoint.tensors()), read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]

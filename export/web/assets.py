@@ -72,7 +72,7 @@ def installed_package() -> Path | None:
 
 
 def pinned_version() -> str:
-    """As package.json beside this file has it."""
+    """Return the version in package.json beside this file."""
     return json.loads(_package_json())["dependencies"][PACKAGE]
 
 
@@ -102,7 +102,8 @@ def _is_package(folder: Path) -> bool:
 
 
 def _install(folder: Path) -> None:
-    """By npm, or without it from the registry that the environment names. Only the files that sites need are kept."""
+    """Install the package by npm, or without it from the registry that the environment names. Only the files that sites
+    need are kept."""
     npm = shutil.which("npm")
     if npm is None:
         registry = next((os.environ[name] for name in REGISTRY if os.environ.get(name)), None)

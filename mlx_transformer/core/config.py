@@ -331,7 +331,7 @@ class TransformerConfig:
         return {name: tables[name](value) if name in tables else value for name, value in written.items()}
 
     def summary(self) -> dict[str, str]:
-        """In words for a table: the sizes, and what else isn't as it is by default."""
+        """Return the config in words for a table: the sizes, and what else isn't as it is by default."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         implied = self._following()
         return {
@@ -341,7 +341,7 @@ class TransformerConfig:
         }
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         return table("TransformerConfig", self.summary().items())
 
     def to_json(self) -> str:

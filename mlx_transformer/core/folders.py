@@ -14,8 +14,8 @@ ONNX_CONFIG = "mlx_transformer.json"
 
 
 def is_onnx_folder(path: str | Path) -> bool:
-    """True for an ONNX folder, False for a checkpoint, a run's folder or a published model; `UserError` for anything
-    else."""
+    """Return True for an ONNX folder, False for a checkpoint, a run's folder or a published model; `UserError` for
+    anything else."""
     check_name(path)
     path = Path(path)
     if not path.exists():

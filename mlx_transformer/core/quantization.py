@@ -110,7 +110,7 @@ def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]
 
 
 def described(quantization: Quantization, matrices: Mapping[str, Shape]) -> str:
-    """In words: which schemes there are, and how many of the `matrices` and of their parameters have each."""
+    """Say in words which schemes there are, and how many of the `matrices` and of their parameters have each."""
     sizes = {name: shape[0] * shape[1] for name, shape in matrices.items()}
     parts = []
     for scheme, count in Counter(quantization.values()).most_common():

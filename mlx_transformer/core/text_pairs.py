@@ -30,7 +30,7 @@ class Located(NamedTuple):
 
     @classmethod
     def of(cls, encoding: tokenizers.Encoding) -> Located:
-        """As the library has it."""
+        """Take a text as the library has it."""
         around = encoding.special_tokens_mask
         return cls(encoding.ids, [None if a else place for a, place in zip(around, encoding.offsets, strict=True)])
 
@@ -77,7 +77,7 @@ OVERLAP = 128
 
 
 def _starts(count: int, size: int) -> range:
-    """Where parts of so many tokens begin in a text of `count`, so that neighbours overlap."""
+    """Return where parts of so many tokens begin in a text of `count`, so that neighbours overlap."""
     step = size - min(OVERLAP, size // 2)
     return range(0, max(1, count - size + step), step)
 
@@ -134,7 +134,7 @@ class PairForm:
         return self._place_of("A", 0)
 
     def _place_of(self, text: str, first: int) -> int:
-        """Where a text, A or B, begins in a row whose first text has so many tokens."""
+        """Return where a text, A or B, begins in a row whose first text has so many tokens."""
         at = 0
         for part in self._parts:
             [(kind, entry)] = part.items()

@@ -188,7 +188,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for many texts at once, in parallel."""
+        """Encode many texts at once as `encode` does, in parallel."""
         try:
             if not all(isinstance(text, str) for text in texts):  # of a tuple the library makes a pair
                 raise TypeError
@@ -201,7 +201,7 @@ class Tokenizer:
             raise
 
     def encode_places(self, texts: Sequence[str]) -> list[Located]:
-        """`encode_batch`, and for each token the characters of the text that it stands for."""
+        """Return `encode_batch`, and for each token the characters of the text that it stands for."""
         plain = list(unicode_texts(texts))
         if self._exact is not None:
             return self._exact.located(plain)
@@ -220,7 +220,7 @@ class Tokenizer:
         return PairForm(self._specification, max_length)
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
-        """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
+        """Return for each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
         encodings = self._backend.encode_batch(list(texts)) if self._exact is None else self._exact.encodings(texts)
         return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
 
@@ -230,7 +230,7 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """`decode` for many sequences at once, in parallel."""
+        """Decode many sequences at once as `decode` does, in parallel."""
         return self._backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def token(self, id: int) -> str:

@@ -120,7 +120,7 @@ class Family:
         return (self.derived(fields) if sound else fields), problems
 
     def write_config(self, config: Any) -> Values:
-        """config.json, but for the type of the weights."""
+        """Return config.json, but for the type of the weights."""
         one_size = config.architecture == "encoder-decoder" and config.source_vocab_size == config.vocab_size
         if self.untied_alike and config.tie_embeddings == "none" and one_size:
             config = dataclasses.replace(config, tie_embeddings="source-target")
@@ -265,8 +265,8 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
 def exported(
     family: Family, config: TransformerConfig, tensors: Iterable[tuple[str, Any]], where: Path
 ) -> tuple[Values, dict[str, Any]]:
-    """config.json and tensors of the family's model that computes what ours does; tensors that are read where their
-    numbers are asked for stay so. Raises `UserError` with every reason why it has none, and `where` ours is."""
+    """Return config.json and tensors of the family's model that computes what ours does; tensors that are read where
+    their numbers are asked for stay so. Raises `UserError` with every reason why it has none, and `where` ours is."""
     if reasons := differences(family, config):
         raise UserError(f"{where}: {family.name} has no such model: {'; '.join(reasons)}")
     c, ours = _as_written(family, config), dict(tensors)
@@ -278,7 +278,7 @@ def exported(
 
 
 def written_config(family: Family, config: TransformerConfig) -> Values:
-    """config.json of the family's model that computes what ours does, but for the type of the weights."""
+    """Return config.json of the family's model that computes what ours does, but for the type of the weights."""
     return family.write_config(_as_written(family, config))
 
 

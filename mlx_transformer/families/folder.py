@@ -109,7 +109,8 @@ def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None)
 
 
 def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Greedy as ours, and what the model's own settings say besides: pad and bos are never chosen."""
+    """Return generation_config.json: greedy as ours, and what the model's own settings say besides: pad and bos are
+    never chosen."""
     return {
         "pad_token_id": c.pad_id,
         "bos_token_id": c.bos_id,

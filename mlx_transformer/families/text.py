@@ -215,7 +215,8 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
 
 
 def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
-    """Where a folder's model reads languages, in the words of `generation/settings.py`; {}: before source and output.
+    """Return where a folder's model reads languages, in the words of `generation/settings.py`; {}: before source and
+    output.
 
     SMaLL-100 is told the language to write before its sources. mBART's sources end with theirs, and the decoder begins
     with the one to write; so do the sources of an NLLB whose tokenizer is of the first kind (`legacy_behaviour`).

@@ -122,7 +122,7 @@ def word_weights(weights: NDArray, source: Sequence[int | None], target: Sequenc
 
 
 def pharaoh(links: Links) -> str:
-    """0-0 1-2: source word, target word, as word aligners write them."""
+    """Return 0-0 1-2: source word, target word, as word aligners write them."""
     return " ".join(f"{source}-{target}" for source, target in links)
 
 

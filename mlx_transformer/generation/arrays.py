@@ -141,7 +141,7 @@ def _rounds(xp: Arrays, x: Array, count: int) -> Array:
 
 
 def first_of(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:
-    """As `top_k`, for rows of a few values: ranks by comparing all pairs, in a fixed number of operations."""
+    """Do as `top_k` does, for rows of a few values: ranks by comparing all pairs, in a fixed number of operations."""
     if not xp.lazy:  # the host's own sort leaves ties in order
         indices = np.argsort(-x, axis=1, kind="stable")[:, :count]
         return xp.take_along_axis(x, indices, axis=1), indices

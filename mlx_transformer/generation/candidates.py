@@ -75,7 +75,7 @@ class Candidates:
         return cls(ids, unlisted, own_config)
 
     def places(self, ids: int | Sequence[int] | NDArray) -> NDArray[np.int64]:
-        """Where ids that are among them are."""
+        """Return where ids that are among them are."""
         return np.searchsorted(self.ids, np.asarray(ids, np.int64))
 
     def narrowed(self, batch: Batch, options: Options) -> tuple[Batch, Options]:

@@ -175,7 +175,7 @@ def prepared(text: str, embedding: TextEmbedding) -> str:
 
 
 def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
-    """Which rows are computed together: of one padded length, the longest first."""
+    """Return which rows are computed together: of one padded length, the longest first."""
     padded = np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, most)
     order = np.argsort(-padded, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(padded[order])) + 1)

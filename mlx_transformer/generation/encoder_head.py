@@ -74,7 +74,7 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Which rows are computed together, the longest first."""
+    """Return which rows are computed together, the longest first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches = []
     for length, group in groupby(order, lambda i: lengths[i]):

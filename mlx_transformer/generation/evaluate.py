@@ -176,7 +176,7 @@ def entities_of(parts: Sequence[Part], text: str) -> set[tuple[str, int, int]]:
 
 
 def _f1(predicted: Sequence[set[Any]], expected: Sequence[set[Any]]) -> dict[str, float]:
-    """Precision, recall and their harmonic mean, over all texts together."""
+    """Return precision, recall and their harmonic mean, over all texts together."""
     right = sum(len(f & w) for f, w in zip(predicted, expected, strict=True))
     precision, recall = (right / max(1, sum(map(len, each))) for each in (predicted, expected))
     return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / max(precision + recall, 1e-12)}

@@ -36,8 +36,8 @@ def fill(
     top_k: int = 5,
     where: str = "model",
 ) -> list[list[list[Filling]]]:
-    """For each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it; the
-    vocabulary's own spelling, as [MASK], means the same.
+    """Return for each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it;
+    the vocabulary's own spelling, as [MASK], means the same.
 
     logits: ids (1, L) -> (1, L, V). `UserError` if the model, which `where` names, isn't an encoder with a <mask> in
     its vocabulary, for a line without <mask>, or longer than the model takes, and for a wrong `top_k`.
@@ -63,7 +63,7 @@ def fill(
 def _guesses(
     tokenizer: Tokenizer, ids: list[int], places: list[int], logits: NDArray, top_k: int
 ) -> list[list[Filling]]:
-    """For each of the M places of a <mask> its likeliest tokens; logits (M, V)."""
+    """Return for each of the M places of a <mask> its likeliest tokens; logits (M, V)."""
     if not np.isfinite(logits).all():
         raise UserError("the model's logits are not finite; check its weights")
     logits[:, [*tokenizer.special_ids]] = -np.inf

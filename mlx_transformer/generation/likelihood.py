@@ -30,7 +30,8 @@ LARGEST_EXPONENT = 700.0
 
 
 def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare | None = None) -> list[np.ndarray]:
-    """For each input the log-probabilities of its target's tokens, float32, each given the input and the tokens before.
+    """Return for each input the log-probabilities of its target's tokens, float32, each given the input and the tokens
+    before.
 
     ids: as for `search`. targets: outputs without start token, with eos where its probability is to be counted. done:
     told the share of the inputs that is finished. Nothing is banned here, as it is in a search. Raises `UserError` for

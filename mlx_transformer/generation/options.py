@@ -301,8 +301,8 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
 def check_prefix(
     prefix: Ids | None, rows: int, config: TransformerConfig, end_ids: Sequence[int] = ()
 ) -> list[np.ndarray]:
-    """Forced first tokens for each of `rows` inputs (an empty list forces none); end_ids: those that end an output,
-    beside the model's own."""
+    """Return the forced first tokens for each of `rows` inputs (an empty list forces none); end_ids: those that end an
+    output, beside the model's own."""
     import numpy as np
 
     from mlx_transformer.core.inputs import check_ids, listed
@@ -392,8 +392,8 @@ def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int
 def expected_tokens(
     lengths: np.ndarray, limits: np.ndarray, options: Options, prefix: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
-    """New tokens (N,) that translations of sources of these lengths are likely to have: about as many, within what they
-    must and may have. A batch is planned by them, as a limit is seldom reached: it would be a third of the size."""
+    """Return the new tokens (N,) that translations of sources of these lengths are likely to have, within what they
+    must and may have. By these batches are planned: by limits, seldom reached, one would be a third of the size."""
     import numpy as np
 
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)

@@ -62,13 +62,13 @@ class Writer:
         return UserError(f"{self.name}: could not be written ({error.strerror}); look for free space")
 
     def save(self, progress: JobProgress) -> None:
-        """A part is written."""
+        """Note that a part is written."""
 
     def finish(self) -> None:
-        """All is written."""
+        """End: all is written."""
 
     def close(self) -> None:
-        """After `finish`, or after an error."""
+        """Close after `finish`, or after an error."""
         if self.ours:
             self.stream.close()
 

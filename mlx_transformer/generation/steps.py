@@ -39,15 +39,15 @@ class Decoder(Protocol):
         ...
 
     def repeat(self, times: int) -> None:
-        """Each row so many times, side by side."""
+        """Repeat each row so many times, side by side."""
         ...
 
     def reorder(self, rows: Array) -> None:
-        """Row i goes on from row rows[i], one of the same sentence."""
+        """Let row i go on from row rows[i], one of the same sentence."""
         ...
 
     def keep(self, rows: Array) -> None:
-        """Only these rows (R',) go on, whole sentences, in this order."""
+        """Keep only these rows (R',), whole sentences, in this order."""
         ...
 
 
@@ -91,7 +91,7 @@ class Batch:
     candidates: list[np.ndarray] | None = None
 
     def part(self, chosen: slice) -> Batch:
-        """Some of its inputs."""
+        """Return some of its inputs."""
         candidates = None if self.candidates is None else self.candidates[chosen]
         arrays = self.sources[chosen], self.prefix[chosen], self.limits[chosen], self.places[chosen]
         return Batch(self.index[chosen], *arrays, candidates)
@@ -254,7 +254,7 @@ class Rules:
             (self.history,) = take_sentences(self.xp, live, self.history)
 
     def _without_repeats(self, scores: Array) -> Array:
-        """BANNED on each token that would end the same n tokens as were written before."""
+        """Return BANNED on each token that would end the same n tokens as were written before."""
         n, history = self.options.no_repeat_ngram, self.history
         windows = 0 if history is None or n == 0 else history.shape[2] - n + 1
         if history is None or windows < 1:
@@ -266,7 +266,7 @@ class Rules:
         return scores + self.xp.where(self._among(self.xp.where(same, history[:, :, n - 1 :], -1)), BANNED, 0.0)
 
     def _without_sequences(self, scores: Array) -> Array:
-        """BANNED on each token that would end one of `banned_sequences`."""
+        """Return BANNED on each token that would end one of `banned_sequences`."""
         xp, history = self.xp, self.history
         if history is None or self.sequences is None:
             return scores

@@ -27,7 +27,7 @@ KeyValues = tuple[mx.array, mx.array]
 
 
 def room_for(length: int) -> int:
-    """Capacity for `length` positions: 32, 64, 128, 256, then multiples of 256."""
+    """Return the capacity for `length` positions: 32, 64, 128, 256, then multiples of 256."""
     if length > CHUNK:
         return -(-length // CHUNK) * CHUNK
     return max(SMALLEST, 1 << (length - 1).bit_length())
@@ -56,7 +56,8 @@ class LayerCache:
         return self.keys[:, :, :end, :], self.values[:, :, :end, :]
 
     def take(self, rows: mx.array) -> None:
-        """Rows by index: in another order, twice, or not at all. Copies the used part, rounded up, not all room."""
+        """Take rows by index: in another order, twice, or not at all. Copies the used part, rounded up, not all
+        room."""
         if self.keys is None or self.values is None:
             return
         part = min(-(-self.used // SMALLEST) * SMALLEST, self.keys.shape[2])
@@ -106,7 +107,8 @@ class Cache:
         return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))
 
     def repeat(self, beams: int) -> None:
-        """Every row `beams` times, side by side. Source keys and values stay one a sentence: its beams share them."""
+        """Repeat every row `beams` times, side by side. Source keys and values stay one a sentence: its beams share
+        them."""
         self.beams *= beams
         for layer in self.layers:
             if arrays := layer.arrays():
@@ -115,7 +117,7 @@ class Cache:
             self.starts = mx.repeat(self.starts, beams)
 
     def reorder(self, rows: mx.array) -> None:
-        """Row i goes on from old row rows[i] (R,) of the same sentence: what belongs to the source stays."""
+        """Let row i go on from old row rows[i] (R,) of the same sentence: what belongs to the source stays."""
         for layer in self.layers:
             layer.take(rows)
 

@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         initialise(self, config)
 
     def _repr_html_(self) -> str:
-        """For notebooks: sizes and choices."""
+        """Return HTML for notebooks: sizes and choices."""
         return table(f"Transformer: {parameter_count(self.config):,} parameters", self.config.summary().items())
 
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:

@@ -17,8 +17,8 @@ from .quantize import Quantized, matrix
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
-    """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
-    matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves.
+    """Draw embeddings from N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the
+    other matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves.
 
     A decoder that starts with padding starts from a vector of zeros, as Marian's do, and never writes it."""
     normal, xavier = nn.init.normal(std=config.d_model**-0.5), nn.init.glorot_uniform()

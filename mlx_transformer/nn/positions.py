@@ -170,7 +170,7 @@ def rotate(x: mx.array, rotation: Rotation) -> mx.array:
 
 
 def sinusoid_table(length: int, config: TransformerConfig) -> mx.array:
-    """At least `length` rows of the encoding, float32; a longer table starts with the very same rows."""
+    """Return at least `length` rows of the encoding, float32; a longer table starts with the very same rows."""
     return _sinusoids(_chunks(length), config.d_model, config.positions, config.first_position)
 
 
@@ -180,7 +180,7 @@ def bucket_table(length: int, config: TransformerConfig, causal: bool) -> mx.arr
 
 
 def rotary_table(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
-    """At least `length` rows of cos and sin, float32."""
+    """Return at least `length` rows of cos and sin, float32."""
     return _rotary(_chunks(length), config)
 
 

@@ -31,7 +31,7 @@ class LayerState:
         return c
 
     def take(self, rows: mx.array) -> None:
-        """Rows by index: in another order, twice, or not at all."""
+        """Take rows by index: in another order, twice, or not at all."""
         if self.state is not None:
             self.state = mx.take(self.state, rows, axis=0)
 

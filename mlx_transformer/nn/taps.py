@@ -15,7 +15,7 @@ Tap = Callable[[str, mx.array], None]
 
 
 def no_tap(name: str, value: mx.array) -> None:
-    """The default tap: the value as it is, nothing is observed."""
+    """Observe nothing: the default tap."""
 
 
 def within(tap: Tap, scope: str) -> Tap:

@@ -64,7 +64,7 @@ def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bo
 
 
 def thinned(curve: Curve) -> Curve:
-    """At most `MOST_POINTS` points: means of neighbours, the last one as it is."""
+    """Return at most `MOST_POINTS` points: means of neighbours, the last one as it is."""
     if len(curve) <= MOST_POINTS:
         return curve
     size = math.ceil(len(curve) / MOST_POINTS)

@@ -190,7 +190,8 @@ def _discard(path: Path) -> None:
 
 
 def previous(folder: Path) -> Path:
-    """Where the old folder stands for the instant between two renames, where two names can't be swapped in one."""
+    """Return where the old folder stands for the instant between two renames, where two names can't be swapped in
+    one."""
     return folder.parent / f".{folder.name}.previous"
 
 

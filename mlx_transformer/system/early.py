@@ -6,7 +6,7 @@ import os
 
 
 def stop_quietly(program: str) -> None:
-    """Until `process.run` takes over. For processes that are this program's, from their first line on."""
+    """End quietly until `process.run` takes over. For processes that are this program's, from their first line on."""
 
     def stop(number: int, frame: object) -> None:
         os.write(2, f"{program}: interrupted\n".encode())

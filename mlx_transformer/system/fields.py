@@ -120,7 +120,7 @@ def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """The same for a value that is no field; `UserError` if it doesn't hold what such an annotation says."""
+    """Check a value that is no field; `UserError` if it doesn't hold what such an annotation says."""
     kind = _kind(hint, optional=False)
     assert kind is not None
     if not kind.accepts(value):

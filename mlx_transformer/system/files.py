@@ -69,7 +69,7 @@ def open_regular(
 def open_file(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
 ) -> Iterator[BufferedReader]:
-    """The same until the block ends, in which nothing but reading may fail: its errors are told the same way."""
+    """Open it until the block ends, in which nothing but reading may fail: its errors are told the same way."""
     with open_regular(path, largest, hint, pipes) as file:
         try:
             yield file

@@ -46,7 +46,7 @@ def open_locked(path: Path) -> int | None:
 
 @contextmanager
 def alone(file: Path) -> Iterator[None]:
-    """No other process is in such a block for the same file. `UserError` if one is."""
+    """Let no other process into such a block for the same file. `UserError` if one is."""
     place = file.with_name(f".{file.name}.lock")
     handle = open_locked(place)
     if handle is None:

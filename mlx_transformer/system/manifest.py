@@ -98,7 +98,7 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
 
 
 def verify_file(file: Path) -> None:
-    """The same for one ONNX file and its data file, where a manifest beside it lists them."""
+    """Verify one ONNX file and its data file, where a manifest beside it lists them."""
     listed = read_manifest(file.parent) or {}
     verify_files(file.parent, [name for name in (file.name, f"{file.name}_data") if name in listed])
 

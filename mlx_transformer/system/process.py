@@ -184,7 +184,8 @@ codecs.register_error("plain", _plain)
 
 
 def printable(text: str) -> str:
-    """With what standard output can't say put plainly, or as a question mark, for those who didn't come by `run`."""
+    """Return a text with what standard output can't say put plainly, or as a question mark, for those who didn't come
+    by `run`."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "plain").decode(encoding)
 
@@ -198,7 +199,8 @@ def _drop_output() -> None:
 
 
 def drop_hung_up() -> None:
-    """After SIGHUP: what is still to be said to a terminal that has gone is said to nobody, and is no error."""
+    """Drop output after SIGHUP: what is still to be said to a terminal that has gone is said to nobody, and is no
+    error."""
     for number in (1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
             null = os.open(os.devnull, os.O_WRONLY)

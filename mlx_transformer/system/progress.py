@@ -111,7 +111,7 @@ class _Bar(RichProgress):
 
 @contextmanager
 def quiet_progress(title: str | None) -> Iterator[Progress]:
-    """`update` of a brief `Reporter`; without a title nothing is shown."""
+    """Give `update` of a brief `Reporter`; without a title nothing is shown."""
     if title is None:
         yield no_progress
         return
@@ -139,7 +139,7 @@ class _Lossy:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 0:03:08."""
+    """Return hours, minutes and seconds: 0:03:08."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"

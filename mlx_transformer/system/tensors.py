@@ -33,7 +33,7 @@ PART = 1 << 20
 
 
 def open_tensors(path: Path):
-    """The opened file, whose arrays are read one by one."""
+    """Open a file, whose arrays are read one by one."""
     with open_file(path):  # a regular file
         pass
     try:

@@ -98,7 +98,7 @@ def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
 
 
 def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, storage: Storage) -> Entry:
-    """Where a storage is, which has to have the size that the pickle says. Raises `Refused`."""
+    """Return where a storage is, which has to have the size that the pickle says. Raises `Refused`."""
     name = f"{folder}data/{storage.key}"
     label, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
     try:

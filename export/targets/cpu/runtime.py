@@ -163,7 +163,7 @@ class Listed(Model):
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[CpuDecoder, Any]:
-        """As `CpuModel` has it, in places among the candidates."""
+        """Start as `CpuModel` does, in places among the candidates."""
         source = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         decoder = self.model.decoder_of(self.step, *source, outputs, beam)
         if bans is not None:

@@ -53,7 +53,7 @@ class CoreMLEngine(SteppingEngine):
         return [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """As `Engine` says, for rows without padding, or with padding on the right."""
+        """Return what `Engine` says, for rows without padding, or with padding on the right."""
         taps = {name: value for name, value in self.taps(case).items() if name in names}
         inside = [name for name in names if name.endswith(".weights")]
         self._observed = {}

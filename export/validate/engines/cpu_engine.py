@@ -60,7 +60,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return tap
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """As `Engine` says: the decoder's attention weights are the softmax of the scores of its operators."""
+        """Return what `Engine` says: the decoder's attention weights are the softmax of the scores of its operators."""
         inside = [name for name in names if name.endswith(".weights")]
         points = {}
         if len(inside) < len(names):
@@ -85,8 +85,8 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
     def search(
         self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
     ) -> list[tuple[list[int], float]]:
-        """As `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score isn't
-        known."""
+        """Return what `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score
+        isn't known."""
         if options.beam == 1 and not options.sample:
             inputs = {**search_inputs(sources), "candidates": candidates, **vars(options)}
             rows = generate(self.graphs, **inputs)  # type: ignore[arg-type]

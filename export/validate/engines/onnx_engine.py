@@ -255,7 +255,7 @@ class OnnxEngine(OnnxFiles):
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """As `Engine` says. The encoder isn't tapped again: it has no cache."""
+        """Return what `Engine` says. The encoder isn't tapped again: it has no cache."""
         taps = {}
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)

@@ -40,7 +40,7 @@ class SteppingEngine(OnnxEngine):
         return self._logits_of(self.graphs, case)
 
     def taps(self, case: Case) -> dict[str, Array]:
-        """As `Engine` says, in the places of the case's tokens. The encoder's last tap is its output."""
+        """Return what `Engine` says, in the places of the case's tokens. The encoder's last tap is its output."""
         self._observed = {}
         taps = {"logits": self._logits_of(self.tapped, case)}
         for name, runs in self._observed.items():
@@ -61,7 +61,7 @@ class SteppingEngine(OnnxEngine):
         }
 
     def attention(self, case: Case) -> dict[str, Array]:
-        """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
+        """Return the attention as who runs the folder gets it: of the sources' tokens in their places, step by step."""
         return {PLAIN: self.graphs.attention(case.inputs, case.source_mask, case.target_ids)}
 
     def _logits_of(self, graphs: Any, case: Case) -> Array:

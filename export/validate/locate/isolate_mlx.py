@@ -69,8 +69,8 @@ def replacing(
     observe: Callable[[str, Array], None],
     only: Collection[str] | None = None,
 ) -> Iterator[Callable]:
-    """Within this context every module of a `Transformer` works on `inputs`, and `observe` gets what it makes of them;
-    of points that are not in `only` it gets nothing, which saves their time.
+    """Let every module of a `Transformer` work on `inputs` within this context, and give `observe` what it
+    makes of them; points that are not in `only` give it nothing, which saves their time.
 
     Yields the tap to pass to the model, for the points that need no wrapping.
     """

@@ -147,7 +147,7 @@ class HuggingFace(Origin):
         return by_name if own is None else {**by_name, PUBLISHED: own}
 
     def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
-        """As `Origin` says, one source after the other: padding is nobody's business here."""
+        """Search as `Origin` says, one source after the other: padding is nobody's business here."""
         c, theirs = self.config, self.transformers.GenerationConfig
         if name == PUBLISHED:
             chosen = theirs.from_dict(self.published.to_dict())

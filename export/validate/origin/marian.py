@@ -54,7 +54,7 @@ class Marian(Origin):
         return f"Marian {version}: {kind}, computed in float64 from {self.file}, which is read apart from the import"
 
     def fitted(self, case: Case) -> Case | None:
-        """As `Origin` says. The checkpoint has one row more, and two vocabularies are of one size there."""
+        """Fit a case as `Origin` says. The checkpoint has one row more, and two vocabularies are of one size there."""
         if case.ids.shape[1] > MOST_POSITIONS:
             return None
         n, targets = self.network.sources, case.target_ids

@@ -120,8 +120,8 @@ def read_weights(
 
 
 def written(config: TransformerConfig, sizes: tuple[int, int], weights: Mapping[str, Any]) -> dict[str, Stored]:
-    """Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies; each is made
-    where its numbers are asked for."""
+    """Return Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies; each
+    is made where its numbers are asked for."""
     items = {}
     for name, shape in parameter_shapes(config).items():
         place = places(config)[name]

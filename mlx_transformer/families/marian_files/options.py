@@ -169,7 +169,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """As YAML has it."""
+    """Return a value as YAML has it."""
     if value is None:
         return "missing"
     if isinstance(value, bool):

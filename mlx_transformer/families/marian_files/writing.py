@@ -253,7 +253,7 @@ def multiplier(array: NDArray) -> np.float32:
 
 
 def _write_settings(folder: Path, origin: dict[str, Any], names: _Names, count: int, listed: Iterable[str]) -> None:
-    """The settings of Bergamot's engine, which name the other files. listed: the shortlist, if there is one."""
+    """Write the settings of Bergamot's engine, which name the other files. listed: the shortlist, if there is one."""
     integers = (folder / names.integers).is_file()
     vocabularies = names.vocabularies[count - 1] * (3 - count)
     lines = ["relative-paths: true", "models:", f"  - {names.integers if integers else names.archive}", "vocabs:"]

@@ -29,9 +29,9 @@ from mlx_transformer.commands.exporting import FormSettings
 from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.settings import (
     NOT,
-    Shown,
     RecipeKeys,
     RuntimeSettings,
+    Shown,
     TranslatingSettings,
     with_settings,
 )
