@@ -225,12 +225,12 @@ def _limits(network: Path) -> dict[str, Any]:
 
 def _check_rows(limits: Mapping[str, Any], network: Path) -> None:
     """`UserError` unless what is pooled is the encoder's last layer, of texts that nothing else has changed."""
-    task, told = limits.get("transformer_task"), limits.get("modality_config")
-    text = told.get("text") if isinstance(told, dict) else None
-    given = [task] * (task != "feature-extraction")
-    given += [text.get("method_output_name")] if isinstance(text, dict) else []
-    given += [limits.get("module_output_name")]
-    for name in given:
+    task, modalities = limits.get("transformer_task"), limits.get("modality_config")
+    text = modalities.get("text") if isinstance(modalities, dict) else None
+    paths = [task] * (task != "feature-extraction")
+    paths += [text.get("method_output_name")] if isinstance(text, dict) else []
+    paths += [limits.get("module_output_name")]
+    for name in paths:
         if name not in (None, "last_hidden_state", "token_embeddings"):
             raise UserError(f"{network / LIMITS}: gives {name!r:.60}; read are folders that pool the last layer's rows")
     for key in ("processing_kwargs", "query_length", "document_length", "query_expansion"):

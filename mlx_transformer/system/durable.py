@@ -74,7 +74,7 @@ def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterat
     named, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{named}: is a file; the {what} is a folder: choose another name")
-    with _beside(folder, named, f"the {what} ") as temporary:
+    with _replacing(folder, named, f"the {what} ") as temporary:
         was_free = not folder.exists() or not any(folder.iterdir())
         temporary.mkdir()
         yield temporary
@@ -95,7 +95,7 @@ def replace_files(file: Path) -> Iterator[Path]:
     meanwhile.
     """
     was_free = not file.exists()
-    with _beside(file, file) as temporary:
+    with _replacing(file, file) as temporary:
         temporary.mkdir()
         yield temporary
         made = sorted(temporary.iterdir(), key=lambda path: path.name == file.name)
@@ -115,7 +115,7 @@ def write_text(path: Path, text: str) -> None:
     """Write or replace one file, making folders as needed; raises `UserError`, with the old file untouched, when the
     disk refuses. Anything that is no regular file, such as a pipe, is written to as it is."""
     place = Path(os.path.realpath(path))  # a link stays a link
-    with _beside(place, path) as temporary:
+    with _replacing(place, path) as temporary:
         if place.exists() and not place.is_file():
             place.write_text(text, encoding="utf-8", newline="\n")
             return
@@ -126,7 +126,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _beside(place: Path, named: Path, what: str = "") -> Iterator[Path]:
+def _replacing(place: Path, named: Path, what: str = "") -> Iterator[Path]:
     """Give a temporary name beside `place`, where nothing is left when the block ends. An error of the disk there is a
     `UserError` that names `named`."""
     temporary = _temporary(place)
