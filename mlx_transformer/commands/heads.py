@@ -22,10 +22,11 @@ def classify(
 ) -> None:
     """Say which class a text is of, with an encoder: JSON for each line, which may be a pair of texts with a tab
     between them."""
-    from mlx_transformer.generation.head_files import classify_stream
+    from mlx_transformer.generation.head_files import classify_lines
+    from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    classify_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+    write_lines(classify_lines(opened, options), input, out, text=text or (), resume=resume, model_facts=facts)
 
 
 def rerank(
@@ -40,10 +41,12 @@ def rerank(
 ) -> None:
     """Order documents by how well they fit a query, with an encoder that reads both: JSON for each line, which is a
     query and its documents with tabs between them; in a .jsonl file {"query": ..., "documents": [...]}."""
-    from mlx_transformer.generation.head_files import rerank_stream
+    from mlx_transformer.generation.head_files import rerank_lines
+    from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    rerank_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+    as_json = input is not None and input.suffix == ".jsonl"
+    write_lines(rerank_lines(opened, options, as_json), input, out, text=text or (), resume=resume, model_facts=facts)
 
 
 def tag(
@@ -57,10 +60,11 @@ def tag(
 ) -> None:
     """Find names and other labelled parts of a text, with an encoder: JSON for each line, with labels, probabilities
     and places."""
-    from mlx_transformer.generation.head_files import tag_stream
+    from mlx_transformer.generation.head_files import tag_lines
+    from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    tag_stream(opened, input, out, text=text or (), resume=resume, model_facts=facts)
+    write_lines(tag_lines(opened), input, out, text=text or (), resume=resume, model_facts=facts)
 
 
 def answer(
@@ -75,7 +79,8 @@ def answer(
 ) -> None:
     """Answer questions by a part of a text, with an encoder: JSON for each line, which is a question, a tab, and the
     text."""
-    from mlx_transformer.generation.head_files import answer_stream
+    from mlx_transformer.generation.head_files import answer_lines
+    from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    answer_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+    write_lines(answer_lines(opened, options), input, out, text=text or (), resume=resume, model_facts=facts)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from mlx_transformer.system.errors import UserError
 
 from .answer import answer
 from .classify import Text, classify
-from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
+from .line_files import JSON, LineWork, cut_at, json_lines
 from .lines import LineReport
 from .options import AnswerOptions, ClassifyOptions, RerankOptions
 from .rerank import check_reranker, rerank
@@ -22,19 +21,9 @@ SEPARATOR = "\t"
 """The separator of the two texts of a pair; later ones are the second text's."""
 
 
-def classify_stream(
-    model: TextVerbs,
-    input: Path | None = None,
-    output: Path | None = None,
-    options: ClassifyOptions | None = None,
-    *,
-    text: Sequence[str] = (),
-    resume: bool = False,
-    model_facts: Callable[[], Mapping[str, str]] = dict,
-) -> None:
-    """Write the classes of each line, a text or a pair that a tab separates: {"text": ..., "classes": [{"label": ...,
-    "probability": ...}]}, of a pair with "text_pair"; "score" in place of "probability" by a head of scores. Arguments
-    as for `write_lines`."""
+def classify_lines(model: TextVerbs, options: ClassifyOptions | None = None) -> LineWork:
+    """Make the classes of each line, a text or a pair that a tab separates: {"text": ..., "classes": [{"label": ...,
+    "probability": ...}]}, of a pair with "text_pair"; "score" in place of "probability" by a head of scores."""
     options = options or ClassifyOptions()
     several, most = options.several, None if options.all else 1
     encoder = model.encoder_head("classes", "classify")
@@ -47,27 +36,16 @@ def classify_stream(
             for line, classes in zip(lines, scored, strict=True)
         )
 
-    work = LineWork(name="classify", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options))
-    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+    return LineWork(name="classify", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options))
 
 
-def rerank_stream(
-    model: TextVerbs,
-    input: Path | None = None,
-    output: Path | None = None,
-    options: RerankOptions | None = None,
-    *,
-    text: Sequence[str] = (),
-    resume: bool = False,
-    model_facts: Callable[[], Mapping[str, str]] = dict,
-) -> None:
-    """Write the documents of each line in their order: {"query": ..., "results": [{"index": ..., "relevance_score":
-    ..., "document": ...}]}. A line is a query and its documents, with tabs between them, or in a file that ends in
-    .jsonl {"query": ..., "documents": [...]}. Other arguments as for `write_lines`."""
+def rerank_lines(model: TextVerbs, options: RerankOptions | None = None, as_json: bool = False) -> LineWork:
+    """Make the documents of each line in their order: {"query": ..., "results": [{"index": ..., "relevance_score":
+    ..., "document": ...}]}. A line is a query and its documents, with tabs between them, or with `as_json`
+    {"query": ..., "documents": [...]}."""
     options = options or RerankOptions()
     encoder = model.encoder_head("classes", "rerank")
     check_reranker(model.config, model.where)
-    as_json = input is not None and input.suffix == ".jsonl"
 
     def check(lines: Sequence[str], first_line: int) -> None:
         for number, line in enumerate(lines, first_line):
@@ -86,10 +64,9 @@ def rerank_stream(
             report.done((number - report.first_line + 1) / len(lines))
         return json_lines(texts)
 
-    work = LineWork(
+    return LineWork(
         name="rerank", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options), check=check
     )
-    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
 def _queried(line: str, number: int, as_json: bool) -> tuple[str, list[str]]:
@@ -110,17 +87,9 @@ def _queried(line: str, number: int, as_json: bool) -> tuple[str, list[str]]:
     raise UserError(f'line {number}: must be {{"query": ..., "documents": [...]}}, of texts')
 
 
-def tag_stream(
-    model: TextVerbs,
-    input: Path | None = None,
-    output: Path | None = None,
-    *,
-    text: Sequence[str] = (),
-    resume: bool = False,
-    model_facts: Callable[[], Mapping[str, str]] = dict,
-) -> None:
-    """Write the entities of each line: {"text": ..., "entities": [{"label": ..., "probability": ..., "start": ...,
-    "end": ..., "text": ...}]}, places in characters from 0; arguments as for `write_lines`."""
+def tag_lines(model: TextVerbs) -> LineWork:
+    """Make the entities of each line: {"text": ..., "entities": [{"label": ..., "probability": ..., "start": ...,
+    "end": ..., "text": ...}]}, places in characters from 0."""
     encoder = model.encoder_head("token-classes", "tag")
 
     def make(lines: Sequence[str], report: LineReport) -> bytes:
@@ -129,23 +98,13 @@ def tag_stream(
             for line, entities in zip(lines, tag(encoder, lines, report), strict=True)
         )
 
-    work = LineWork(name="tag", suffixes=JSON, make=make)
-    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+    return LineWork(name="tag", suffixes=JSON, make=make)
 
 
-def answer_stream(
-    model: TextVerbs,
-    input: Path | None = None,
-    output: Path | None = None,
-    options: AnswerOptions | None = None,
-    *,
-    text: Sequence[str] = (),
-    resume: bool = False,
-    model_facts: Callable[[], Mapping[str, str]] = dict,
-) -> None:
-    """Write the answer of each line, a question and its context with a tab between them: {"question": ..., "context":
+def answer_lines(model: TextVerbs, options: AnswerOptions | None = None) -> LineWork:
+    """Make the answer of each line, a question and its context with a tab between them: {"question": ..., "context":
     ..., "answer": {"text": ..., "probability": ..., "start": ..., "end": ...}}, places in characters of the context
-    from 0, null of an empty one; arguments as for `write_lines`. A line without a tab is a `UserError`."""
+    from 0, null of an empty one. A line without a tab is a `UserError`."""
     options = options or AnswerOptions()
     encoder = model.encoder_head("spans", "answer")
 
@@ -158,10 +117,9 @@ def answer_stream(
         )
 
     cut = cut_at(encoder.tokenizer.pair_form(encoder.most).half)
-    work = LineWork(
+    return LineWork(
         name="answer", suffixes=JSON, make=make, overlong=cut, options=asdict(options), check=_check_questions
     )
-    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
 
 
 def _check_questions(lines: Sequence[str], first_line: int) -> None:

@@ -13,7 +13,8 @@ from head_models import head_model, reranker
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.generation.head_files import classify_stream
+from mlx_transformer.generation.head_files import classify_lines
+from mlx_transformer.generation.line_files import write_lines
 from mlx_transformer.generation.options import ClassifyOptions
 from mlx_transformer.system.errors import UserError
 
@@ -80,7 +81,7 @@ def test_scores_are_the_model_s_numbers_as_in_the_pipeline_of_transformers(tmp_p
         asked = [each.probability for each in model.classify("not", several=True)]
         assert asked == pytest.approx(sorted(1 / (1 + np.exp(-logits)), reverse=True), abs=1e-5)
     for options, key in ((ClassifyOptions(), "score"), (ClassifyOptions(several=True), "probability")):
-        classify_stream(mlx, output=tmp_path / f"{key}.jsonl", options=options, text=["not"])
+        write_lines(classify_lines(mlx, options), output=tmp_path / f"{key}.jsonl", text=["not"])
         [line] = (tmp_path / f"{key}.jsonl").read_text(encoding="utf-8").splitlines()
         [best] = json.loads(line)["classes"]
         assert list(best) == ["label", key]
