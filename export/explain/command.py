@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from export.settings import ExplainSettings
+from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import (
     SOURCE_LANGUAGE,
@@ -65,12 +67,15 @@ def explain(
         from .figures import check_figures
 
         check_figures(figures, s.force)
-    with quiet_progress("explain") as watch:
+    with ExitStack() as stack:
+        watch = stack.enter_context(quiet_progress("explain"))
         watch(0.0, "reading the model")
-        models = [open_model(model, runtime, s.threads, s.verify)]
+        folder = stack.enter_context(as_checkpoint(model))
+        models = [open_model(folder, runtime, s.threads, s.verify)]
         config = models[0].config
         if s.beside is not None:
-            models.append(open_other(s.beside, models[0], s.threads, s.verify))
+            other = str(stack.enter_context(as_checkpoint(s.beside)))
+            models.append(open_other(other, models[0], s.threads, s.verify))
         watch(0.3, "reading the sentence")
         if config.architecture == "decoder":
             chosen.setdefault("max_new_tokens", CONTINUATION)

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.search_inputs import SETTINGS
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
 from mlx_transformer.generation.options import PENALTY_OFFSETS, aligned_right
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
@@ -80,3 +83,12 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
     if "seed" in settings:
         inputs["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
     return inputs
+
+
+def int8_scales_of(metadata: Mapping[str, str], config: TransformerConfig, path: Path) -> Int8Scales | None:
+    """Return what int8 has fixed and what it leaves in float32; None of a file that says nothing. `UserError` for a damaged
+    one."""
+    if SCALES not in metadata:
+        return None
+    where, hint = f"{path}: {INT8_SCALES}", "write it again with export --search"
+    return Int8Scales.parse(parse_json(metadata[SCALES], f"{where}: not JSON", hint), config, where)

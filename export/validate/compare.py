@@ -25,9 +25,10 @@ from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
 from export.validate.reference import Reference
-from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.checkpoint import Checkpoint, is_published, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import EMBEDDING, read_embedding
+from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
@@ -78,7 +79,8 @@ def compare(
     watch: Progress = no_progress,
     **changes: Any,
 ) -> Report:
-    """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
+    """Judge every runtime on a checkpoint folder, or a published one that `import` takes, and the ONNX folder made from
+    it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
     Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
@@ -90,11 +92,11 @@ def compare(
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
-    opened = open_checkpoint(checkpoint)
-    origin = _origin(settings, opened)
     engines: list[Engine] = []
     absent = []
     with ExitStack() as stack:
+        opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint)))
+        origin = _origin(settings, opened)
         for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(onnx)):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
@@ -120,7 +122,8 @@ def compare(
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
-    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
+    told = {"checkpoint": str(checkpoint)} if is_published(Path(checkpoint)) else {}
+    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives, **told)
 
 
 def assert_equal(

@@ -12,23 +12,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
-from mlx_transformer.core.checkpoint import CONFIG, open_checkpoint
+from mlx_transformer.core.checkpoint import CONFIG, is_published, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.families.conversion import read_published
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
 
+LEFT = "int8, but float32"
+"""What the layers are called that int8 leaves."""
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
 
 def describe(path: Path, graph_facts: Facts) -> RenderableType:
-    """Tables about a checkpoint, a run's folder, an adapter, an ONNX folder, or one ONNX file with the search inside;
-    `UserError` if it is none of these or damaged.
+    """Tables about a checkpoint, a run's folder, an adapter, a published folder, an ONNX folder, or one ONNX file with
+    the search inside; `UserError` if it is none of these or damaged.
 
     `graph_facts` is `export.package.facts.describe_graphs`, or a function like it.
     """
@@ -36,11 +39,13 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
         return _file(path, graph_facts)
     if (path / ADAPTER).is_file() and not (path / CONFIG).is_file():
         return Group(_table({"kind": "adapter", "folder": str(path), **_adapter(path)}), _files(path))
-    return _onnx(path, graph_facts) if is_onnx_folder(path) else _checkpoint(path)
+    if is_onnx_folder(path):
+        return _onnx(path, graph_facts)
+    return _published(path) if is_published(path) else _checkpoint(path)
 
 
 def _file(path: Path, graph_facts: Facts) -> RenderableType:
-    from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER, VECTOR
+    from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER, VECTOR, int8_scales_of
 
     if path.suffix != ".onnx":
         raise UserError(f"{path}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
@@ -62,6 +67,8 @@ def _file(path: Path, graph_facts: Facts) -> RenderableType:
         config = TransformerConfig.from_json(metadata[CONFIG])
     except UserError as error:
         raise UserError(f"{path}: {error}; write it again with export --search") from error
+    scales = int8_scales_of(metadata, config, path)
+    facts |= {LEFT: ", ".join(scales.float32)} if scales is not None and scales.float32 else {}
     return Group(_table({**facts, **sizes}), _config(config), *_graphs(graphs))
 
 
@@ -84,6 +91,14 @@ def _checkpoint(path: Path) -> RenderableType:
     elif any((folder / ADAPTER).is_file() for folder in (path, path / "adapter")):
         facts |= _adapter(path)
     return Group(_table(facts), _config(opened.config), _files(opened.folder))
+
+
+def _published(path: Path) -> RenderableType:
+    ours = read_published(path)
+    facts = {"kind": "published model, which `import` makes a checkpoint of", "folder": str(path)}
+    facts |= _vocabularies(Tokenizer(ours.tokenizer, str(path))) if ours.tokenizer is not None else {}
+    facts |= {f"note {i}": note for i, note in enumerate(ours.notes, 1)}
+    return Group(_table(facts), _config(ours.config), _files(path))
 
 
 def _adapter(path: Path) -> dict[str, str]:
@@ -148,7 +163,7 @@ def _adapter_facts(values: dict[str, Any]) -> dict[str, str]:
 def _left(values: dict[str, Any]) -> dict[str, str]:
     """Return the layers that int8 leaves in float32."""
     try:
-        return {"int8, but float32": ", ".join(values["precisions"]["int8"]["float32"])}
+        return {LEFT: ", ".join(values["precisions"]["int8"]["float32"])}
     except (LookupError, TypeError):
         return {}
 

@@ -35,6 +35,8 @@ from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
+PARTS = "modules.json"
+"""What sentence-transformers' folders are made of (`families/sentence_folder.py`)."""
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -193,11 +195,12 @@ def is_huggingface_folder(folder: Path) -> bool:
 
 
 def is_published(folder: Path) -> bool:
-    """Return whether a folder is a Hugging Face model, its weights in whatever form; one of graphs alone is not."""
+    """Return whether a folder is a Hugging Face model, its weights in whatever form; one of graphs alone is not. One of
+    sentence-transformers may hold its encoder in a folder within."""
     try:
         values = read_json(folder / CONFIG)
     except UserError:
-        return False
+        return (folder / PARTS).is_file() and not has_graphs(folder)
     forms = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
     theirs = isinstance(values, dict) and "model_type" in values
     return theirs and (not has_graphs(folder) or any((folder / form).is_file() for form in forms))

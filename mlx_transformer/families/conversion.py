@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,6 +130,19 @@ def import_huggingface(
     tensors = {} if vectors is None else vectors.tensors()
     save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
     return ours.notes
+
+
+@contextmanager
+def as_checkpoint(model: str | Path) -> Iterator[Path]:
+    """The folder of a checkpoint: of a published model one that is made of it and deleted behind, with its name; else
+    `model` itself, whatever it is. `UserError` as `import_huggingface` says."""
+    if not is_published(Path(model)):
+        yield Path(model)
+        return
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / (Path(model).resolve().name or "model")
+        import_huggingface(model, out)
+        yield out
 
 
 def _check_theirs(folder: Path) -> None:

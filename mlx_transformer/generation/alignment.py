@@ -89,12 +89,12 @@ def alignment_layer(config: TransformerConfig) -> int:
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | None]:
-    """Number the word that each token is part of, words being what white space separates; None for special
-    tokens and for white space alone."""
+    """Number the word that each token is part of, words being what white space separates; None for special tokens, for
+    white space alone, and for rows of a published model that no token of its vocabulary reads."""
     words: list[int | None] = []
     word, inside, special = -1, False, tokenizer.special_ids - {tokenizer.mask_id}
     for id in ids:
-        letters = "" if id in special else tokenizer.token(id)
+        letters = "" if id in special or id >= tokenizer.vocab_size else tokenizer.token(id)
         if not letters.strip(SPACES):
             words.append(None)
             inside = inside and not letters

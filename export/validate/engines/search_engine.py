@@ -16,14 +16,12 @@ import onnxruntime as ort
 from export.graph.protos import metadata_of, read_model
 from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
-from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, SCALES
+from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, int8_scales_of
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import parse_json
 
 from .onnx_engine import OnnxFiles, check_same_model
 from .onnxruntime_engine import WholeEngine, open_changed, provider_of
@@ -55,11 +53,8 @@ class SearchEngine(WholeEngine, OnnxFiles):
         self.precision = metadata.get(PRECISION, "float32")
         if self.precision in IN_BLOCKS:
             self.activations = metadata.get(ACTIVATIONS, DEFAULT_ACTIVATIONS)
-        if SCALES in metadata:
-            values = parse_json(
-                metadata[SCALES], f"{path}: {INT8_SCALES} not JSON", "write it again with export --search"
-            )
-            self.int8_scales = Int8Scales.parse(values, self.config, f"{path}: {INT8_SCALES}")
+        if (scales := int8_scales_of(metadata, self.config, path)) is not None:
+            self.int8_scales = scales
         among = "candidates" in self.model.ports.input_names
         self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}, among=among), {}
 

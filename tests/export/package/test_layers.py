@@ -153,6 +153,10 @@ def test_a_file_says_so_too(text: Path, tmp_path: Path) -> None:
     proto = onnx.load(file)
     (said,) = (entry.value for entry in proto.metadata_props if entry.key == SCALES)
     assert said == (folder / INT8_SCALES).read_text(encoding="utf-8")
+    console = Console(width=400)
+    with console.capture() as printed:
+        console.print(describe(file, describe_graphs))
+    assert SENSITIVE in printed.get()
     names = {tensor.name for tensor in proto.graph.initializer}
     assert {name for name in names if name.startswith(f"{SENSITIVE}.up_proj.weight")} == {f"{SENSITIVE}.up_proj.weight"}
 

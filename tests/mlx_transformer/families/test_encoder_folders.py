@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from word_pieces import write_encoder
 
-from mlx_transformer.convert import import_huggingface
+from mlx_transformer import Transformer
+from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_object
@@ -70,3 +72,18 @@ def test_an_end_that_is_paddings_is_no_end(tmp_path: Path) -> None:
     ours, _ = told_otherwise(tmp_path, "roberta-words", eos_token_id=3)
     config = open_checkpoint(ours).config
     assert (config.pad_id, config.eos_id) == (3, 0)
+
+
+def test_an_encoder_in_a_folder_within_is_opened_as_it_is(tmp_path: Path) -> None:
+    """As older folders of sentence-transformers have it."""
+    theirs = to_huggingface(write_encoder(tmp_path), tmp_path / "theirs")
+    expected = Transformer.load(theirs).embed(["one", "two"])
+    (theirs / "0_Transformer").mkdir()
+    for file in [path for path in theirs.iterdir() if path.is_file() and path.name != "modules.json"]:
+        file.rename(theirs / "0_Transformer" / file.name)
+    parts = json.loads((theirs / "modules.json").read_text(encoding="utf-8"))
+    parts[0]["path"] = "0_Transformer"
+    (theirs / "modules.json").write_text(json.dumps(parts), encoding="utf-8")
+    np.testing.assert_array_equal(Transformer.load(theirs).embed(["one", "two"]), expected)
+    with pytest.raises(UserError, match="is a published model, and here a checkpoint is needed"):
+        open_checkpoint(theirs)

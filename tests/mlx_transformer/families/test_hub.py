@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import published_text
@@ -14,11 +15,14 @@ import pytest
 import torch_archives
 from hub_server import COMMIT, hub, nobody
 from huggingface_hub.utils import validate_repo_id
+from rich.console import Console
 from safetensors.numpy import load_file
 from waiting import PATIENCE
 
 from export import OnnxTransformer, export_onnx
+from export.explain.command import explain
 from export.package.facts import describe_graphs
+from export.validate import compare
 from mlx_transformer import Transformer, load, open_model
 from mlx_transformer.commands import info
 from mlx_transformer.convert import import_huggingface
@@ -173,22 +177,42 @@ def test_a_published_folder_is_opened_as_one_on_the_hub_is(tmp_path):
     assert isinstance(open_model(exported, runtime="onnx"), OnnxTransformer)
 
 
-def test_commands_take_a_published_folder_and_a_name(tmp_path):
-    """Whatever runs models: `translate --resume` digests it, `compare` opens it anew in a process of its own."""
+@pytest.fixture
+def t5(tmp_path):
+    """A published folder with text."""
     ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
     own = published_text.trained(published_text.two_languages()[0], size=300, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-    folder = published_text.write_model(
+    return published_text.write_model(
         tmp_path / "theirs",
         {"model_type": "t5", **published_text.T5, **ids, "vocab_size": 420},
         spiece__model=own,
         tokenizer_config__json={"extra_ids": 100, "pad_token": "<pad>"},
     )
+
+
+def test_what_looks_at_models_takes_a_published_folder(t5, tmp_path):
+    """`validate` and `explain` make a checkpoint of it for as long, of which nothing is left."""
+    import_huggingface(t5, tmp_path / "ours")
+    package, before = export_onnx(tmp_path / "ours", tmp_path / "onnx"), fingerprint(t5)
+    report = compare(t5, package, ["onnxruntime"], 3, longest=9, searches=False)
+    assert (report.equal, report.checkpoint) == (True, str(t5))
+    page = tmp_path / "page.html"
+    assert explain(t5, ["one two"], out=page, max_new_tokens=2).startswith(str(page))
+    assert '"model":"theirs"' in page.read_text(encoding="utf-8").replace(": ", ":")
+    text = StringIO()
+    Console(file=text, width=200).print(info.describe(t5, describe_graphs))
+    assert all(told in text.getvalue() for told in ("published model", "relative", "spiece.model"))
+    assert fingerprint(t5) == before
+
+
+def test_commands_take_a_published_folder_and_a_name(t5, tmp_path):
+    """Whatever runs models: `translate --resume` digests it, `compare` opens it anew in a process of its own."""
     (tmp_path / "text").write_text("one two\nthree\n")
     settings = "-i text --max-new-tokens 4"
     commands = [f"translate {name} {settings} -o {out}" for name, out in (("theirs", "a"), ("org/t5", "b --resume"))]
     commands += ["evaluate theirs --source text --reference text"]
     commands += ["compare org/t5 theirs --source text --max-new-tokens 4 --json c.json --out c.html"]
-    with hub({"org/t5": folder}) as (address, _):
+    with hub({"org/t5": t5}) as (address, _):
         ended_with = ended(commands, tmp_path, HF_ENDPOINT=address)
         serving = run(CHECK, tmp_path, "org/t5", HF_ENDPOINT=address)
     assert [status for status, *_ in ended_with] == [0] * 4, ended_with
@@ -203,11 +227,7 @@ def test_what_needs_a_checkpoint_says_how_to_make_one(weights, tmp_path):
     folder = tmp_path / "their model"
     shutil.copytree(MARIAN, folder)
     (folder / "model.safetensors").rename(folder / weights)
-    for needs in (
-        open_checkpoint,
-        lambda path: export_onnx(path, tmp_path / "out"),
-        lambda path: info.describe(path, describe_graphs),
-    ):
+    for needs in (open_checkpoint, lambda path: export_onnx(path, tmp_path / "out")):
         with pytest.raises(UserError) as error:
             needs(folder)
         assert f"is a published model, and here a checkpoint is needed; make one of it: {IMPORT}" in str(error.value)

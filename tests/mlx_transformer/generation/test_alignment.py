@@ -42,6 +42,7 @@ def test_words_are_those_that_spaces_separate(text):
     ids = tokenizer.encode(text)
     words = words_of(tokenizer, ids)
     assert words[-1] is None  # the end token
+    assert words_of(tokenizer, [tokenizer.vocab_size]) == [None]  # a row that published models have besides
     expected = [word for word in text.replace("\t", " ").split(" ") if word]
     found = [
         tokenizer.decode([id for id, word in zip(ids, words, strict=True) if word == i]) for i in range(len(expected))
