@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as to_json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from mlx_transformer.generation.options import EmbedOptions, Options
 from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model
-from .settings import Embedding, Folder, Input, Resume, RuntimeSettings, Shown, Texts, chosen
+from .settings import Embedding, Folder, Input, JsonLines, Resume, RuntimeSettings, Shown, Texts, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
@@ -49,24 +48,23 @@ def fill(
     model: Folder,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Text with <mask> or [MASK] in it; none: lines of stdin.", show_default=False),
+        typer.Argument(help="Text with <mask> or [MASK] in it, each argument a line.", show_default=False),
     ] = None,
     *,
+    input: Input = None,
+    out: JsonLines = None,
+    resume: Resume = False,
     top_k: Annotated[int, typer.Option(help="Guesses for each <mask>.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Write each line's guesses as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write each line's guesses as JSON; OUT has them so.")] = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
-    opened = open_folder(model, **vars(runtime))
-    lines = text or _standard_input("the text").split("\n")
-    for line, masks in zip(lines, opened.fill(lines, top_k), strict=True):
-        if json:
-            masked = [[asdict(guess) for guess in guesses] for guesses in masks]
-            print(to_json.dumps({"text": line, "masks": masked}, ensure_ascii=False), flush=True)
-            continue
-        for guesses in masks:
-            for guess in guesses:
-                print(f"{guess.probability:.4f}\t{guess.token.strip()}\t{guess.text}", flush=True)
+    from mlx_transformer.generation.head_files import fill_lines
+    from mlx_transformer.generation.line_files import write_lines
+
+    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
+    work = fill_lines(opened, top_k, json or out is not None)
+    write_lines(work, input, out, text=text or (), resume=resume, model_facts=facts)
 
 
 def embed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import MASK_TOKEN, Tokenizer
 from mlx_transformer.system.errors import UserError
 
+from .lines import NO_REPORT, LineReport
 from .translate import as_lines, fitting_tokenizer
 
 
@@ -35,29 +36,47 @@ def fill(
     lines: str | Sequence[str],
     top_k: int = 5,
     where: str = "model",
+    report: LineReport = NO_REPORT,
 ) -> list[list[list[Filling]]]:
     """Return for each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it;
     the vocabulary's own spelling, as [MASK], means the same.
 
     logits: ids (1, L) -> (1, L, V). `UserError` if the model, which `where` names, isn't an encoder with a <mask> in
-    its vocabulary, for a line without <mask>, or longer than the model takes, and for a wrong `top_k`.
+    its vocabulary, for a line without <mask>, or longer than the model takes, and for a wrong `top_k`. report: of lines
+    that are a file's.
     """
+    tokenizer = filling_tokenizer(config, tokenizer, where, top_k)
+    guesses: list[list[list[Filling]]] = []
+    lines = as_lines(lines)
+    for ids in masked_rows(config, tokenizer, lines, report.first_line):
+        places = [i for i, id in enumerate(ids) if id == tokenizer.mask_id]
+        guesses.append(_guesses(tokenizer, ids, places, np.array(logits([ids]), np.float64)[0, places], top_k))
+        report.done(len(guesses) / len(lines))
+    return guesses
+
+
+def filling_tokenizer(config: TransformerConfig, tokenizer: Tokenizer | None, where: str, top_k: int = 1) -> Tokenizer:
+    """Return the tokenizer of a model that fills in `top_k` guesses; `UserError` for one that can't."""
     tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "fill")
-    mask_id, most = tokenizer.mask_id, tokenizer.vocab_size - len(tokenizer.special_ids)
-    if mask_id is None:
+    most = tokenizer.vocab_size - len(tokenizer.special_ids)
+    if tokenizer.mask_id is None:
         raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
     if not 1 <= top_k <= most:
         raise UserError(f"top_k={top_k}: give 1 to {most}")
-    guesses = []
-    for number, line in enumerate(as_lines(lines), start=1):
+    return tokenizer
+
+
+def masked_rows(
+    config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str], first_line: int = 1
+) -> Iterator[list[int]]:
+    """Yield the ids of each line; `UserError` for one without a <mask>, or longer than the model takes."""
+    for number, line in enumerate(lines, first_line):
         if len(_parts(tokenizer, line)) == 1:
             raise UserError(f"line {number}: holds no {MASK_TOKEN}; put it where a word is to be found")
         ids = ids_with_masks(tokenizer, line)
         if len(ids) > config.max_positions:
             raise UserError(f"line {number}: {len(ids)} tokens, the model takes at most {config.max_positions}")
-        places = [i for i, id in enumerate(ids) if id == mask_id]
-        guesses.append(_guesses(tokenizer, ids, places, np.array(logits([ids]), np.float64)[0, places], top_k))
-    return guesses
+        yield ids
 
 
 def _guesses(

@@ -10,6 +10,7 @@ from mlx_transformer.system.errors import UserError
 
 from .answer import answer
 from .classify import Text, classify
+from .fill import fill, filling_tokenizer, masked_rows
 from .line_files import JSON, LineWork, cut_at, json_lines
 from .lines import LineReport
 from .options import AnswerOptions, ClassifyOptions, RerankOptions
@@ -19,6 +20,29 @@ from .verbs import TextVerbs
 
 SEPARATOR = "\t"
 """The separator of the two texts of a pair; later ones are the second text's."""
+
+
+def fill_lines(model: TextVerbs, top_k: int = 5, as_json: bool = True) -> LineWork:
+    """Make the guesses for each <mask> of each line: {"text": ..., "masks": [[{"token": ..., "probability": ...,
+    "text": ...}, ...], ...]}; without `as_json`, for people, a line for each guess. A line without a <mask>, or longer
+    than the model takes, is a `UserError`."""
+    tokenizer = filling_tokenizer(model.config, model.tokenizer, model.where, top_k)
+
+    def check(lines: Sequence[str], first_line: int) -> None:
+        for _ in masked_rows(model.config, tokenizer, lines, first_line):
+            pass
+
+    def make(lines: Sequence[str], report: LineReport) -> bytes:
+        fillings = fill(model.config, tokenizer, model.token_logits, lines, top_k, model.where, report)
+        if as_json:
+            each = ([[asdict(guess) for guess in guesses] for guesses in masks] for masks in fillings)
+            return json_lines({"text": line, "masks": masks} for line, masks in zip(lines, each, strict=True))
+        guesses = (guess for masks in fillings for guesses in masks for guess in guesses)
+        rows = (f"{guess.probability:.4f}\t{guess.token.strip()}\t{guess.text}\n" for guess in guesses)
+        return "".join(rows).encode(errors="replace")
+
+    options = {"top_k": top_k, "json": as_json}
+    return LineWork(name="fill", suffixes=JSON, make=make, options=options, check=check)
 
 
 def classify_lines(model: TextVerbs, options: ClassifyOptions | None = None) -> LineWork:

@@ -50,6 +50,19 @@ def test_fill_in_both_runtimes(models, call):
     assert [guess["text"] for guess in as_json["masks"][0]] == [row[2] for row in rows]
 
 
+def test_fill_reads_and_writes_files(models, call, tmp_path):
+    (tmp_path / "in").write_text("3 4 <mask> 6\n<mask> 4 <mask>\n", encoding="utf-8")
+    assert call("fill", models / "encoder", "-i", tmp_path / "in", "-o", tmp_path / "out.jsonl") == (0, "", "")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [len(row["masks"]) for row in rows] == [1, 2]
+    alone = call("fill", models / "encoder", "3 4 <mask> 6", "<mask> 4 <mask>", "--json")[1]
+    assert rows == [json.loads(line) for line in alone.splitlines()]
+    assert call("fill", models / "encoder", "-i", tmp_path / "in")[1].count("\n") == 15
+    (tmp_path / "in").write_text("3 4 <mask> 6\nno\n", encoding="utf-8")
+    refused(call("fill", models / "encoder", "-i", tmp_path / "in", "-o", tmp_path / "x"), "line 2: holds no <mask>")
+    assert not (tmp_path / "x").exists()
+
+
 def test_perplexity_in_both_runtimes(models, call):
     """That of the documents, each by itself; one longer than the model takes is predicted in pieces."""
     (models / "few.txt").write_text("3 4 5 6\n" + "1 2 3 4 5 6 7 8 9 " * 300 + "\n7 8\n", encoding="utf-8")
@@ -73,15 +86,15 @@ def test_perplexity_in_both_runtimes(models, call):
     assert found[0]["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-3)
 
 
-@pytest.mark.parametrize(("command", "name", "what"), [("generate", "decoder", "prompt"), ("fill", "encoder", "text")])
+@pytest.mark.parametrize(
+    ("command", "name", "what"),
+    [("generate", "decoder", "give the prompt as an argument"), ("fill", "encoder", "give a file with --input")],
+)
 def test_a_closed_standard_input_is_named(command, name, what, models, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdin", None)  # which is what Python makes of it
     with pytest.raises(SystemExit) as done:
         main([command, str(models / name)])
-    refused(
-        (done.value.code, *capfd.readouterr()),
-        f"mlx-transformer: standard input is closed; give the {what} as an argument",
-    )
+    refused((done.value.code, *capfd.readouterr()), f"mlx-transformer: standard input is closed; {what}")
 
 
 @pytest.mark.parametrize("name", ["decoder", "encoder"])
