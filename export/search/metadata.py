@@ -86,8 +86,8 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
 
 
 def int8_scales_of(metadata: Mapping[str, str], config: TransformerConfig, path: Path) -> Int8Scales | None:
-    """Return what int8 has fixed and what it leaves in float32; None of a file that says nothing. `UserError` for a damaged
-    one."""
+    """Return what int8 has fixed and what it leaves in float32; None of a file that says nothing. `UserError` for a
+    damaged one."""
     if SCALES not in metadata:
         return None
     where, hint = f"{path}: {INT8_SCALES}", "write it again with export --search"

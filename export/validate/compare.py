@@ -79,8 +79,7 @@ def compare(
     watch: Progress = no_progress,
     **changes: Any,
 ) -> Report:
-    """Judge every runtime on a checkpoint folder, or a published one that `import` takes, and the ONNX folder made from
-    it.
+    """Judge every runtime on a checkpoint folder, or a published one, and the ONNX folder made from it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
     Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
@@ -92,8 +91,7 @@ def compare(
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
-    engines: list[Engine] = []
-    absent = []
+    engines, absent = list[Engine](), list[str]()
     with ExitStack() as stack:
         opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint)))
         origin = _origin(settings, opened)
@@ -122,8 +120,8 @@ def compare(
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
-    told = {"checkpoint": str(checkpoint)} if is_published(Path(checkpoint)) else {}
-    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives, **told)
+    report = replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
+    return replace(report, checkpoint=str(checkpoint)) if is_published(Path(checkpoint)) else report
 
 
 def assert_equal(

@@ -25,7 +25,7 @@ from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
 
 LEFT = "int8, but float32"
-"""What the layers are called that int8 leaves."""
+"""The name of the row for layers that int8 leaves."""
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
 

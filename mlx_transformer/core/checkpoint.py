@@ -36,7 +36,7 @@ from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 PARTS = "modules.json"
-"""What sentence-transformers' folders are made of (`families/sentence_folder.py`)."""
+"""The file that lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
