@@ -65,6 +65,14 @@ def characters(normalizer: str, pre_tokenizer: str) -> Characters:
     signs: set[str] = set()
     spaces: set[str] = set()
     for some in _every():
+        # Most are letters that stay, or have no character and go, thousands side by side: there one look is enough.
+        together = "".join(some)
+        left = tokenizer.normalizer.normalize_str(together)
+        if not left:
+            becomes.update(dict.fromkeys(some, ""))
+            continue
+        if left == together and tokenizer.pre_tokenizer.pre_tokenize_str(left) == [(left, (0, len(left)))]:
+            continue
         texts = tokenizer.normalizer.normalize_str(APART.join(some)).split(APART)
         if texts != some:
             becomes.update((a, b) for a, b in zip(some, texts, strict=True) if a != b)
