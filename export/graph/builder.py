@@ -12,7 +12,8 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 from export.graph.remembered import RememberingBuilder
 from export.interface import GRAPHS, PARTS, SOURCE_NAMES, STATE, Ports, Request
 from export.nn.cache import KeyValues
-from export.nn.primitives import FULL_PRECISION, Op
+from export.nn.marks import FULL_PRECISION
+from export.nn.primitives import Op
 
 OPSET = 20
 IR_VERSION = 9

@@ -14,10 +14,11 @@ from onnxscript import nn
 from mlx_transformer.core.config import TransformerConfig
 
 from .cache import KeyValues, LayerCache
+from .marks import extent
 from .masks import Mask
 from .norms import RMSNorm
 from .positions import Rotation, rotate
-from .primitives import Linear, Op, extent, scoped
+from .primitives import Linear, Op, scoped
 
 
 class Attention(nn.Module):

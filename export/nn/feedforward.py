@@ -13,7 +13,8 @@ from onnxscript import nn
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import is_unbounded
 
-from .primitives import Linear, Op, Role
+from .marks import Role
+from .primitives import Linear, Op
 
 
 def relu(op: Op, x: ir.Value) -> ir.Value:

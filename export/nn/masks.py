@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from .marks import HIDDEN
 from .primitives import Op, full_precision
 
 Mask = ir.Value | None
-
-HIDDEN = -1e9
 
 
 def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:

@@ -21,10 +21,11 @@ from .attention import Attention, MakeAttention
 from .cache import Cache
 from .feedforward import ACTIVATIONS
 from .layers import Decoder, Encoder
+from .marks import Role
 from .masks import padding_mask
 from .norms import make_norm
 from .positions import positions_of
-from .primitives import Embedding, Linear, Op, Parameter, Role, name_parameters, size
+from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
 from .rows import Rows, take
 from .taps import Tap, no_tap, within
 

@@ -16,8 +16,9 @@ from onnxscript import nn
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 
-from .masks import HIDDEN, Mask, window_mask
-from .primitives import Op, Parameter, Role, table
+from .marks import HIDDEN, Role
+from .masks import Mask, window_mask
+from .primitives import Op, Parameter, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
 """cos and sin, (B, 1, L, d_k/2), B may be 1; None where positions are not rotary."""

@@ -12,29 +12,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import GraphBuilder, nn
 
+from .marks import FULL_PRECISION, ROLE, Role
+
 Op = Any
 """The builder's dispatcher: `op.MatMul(x, w)` adds a node. Every method below takes it first."""
-
-
-class Role(Enum):
-    """The role of a matrix in the network: lower precisions treat each of them in its own way."""
-
-    WEIGHT = "multiplied with activations"
-    UNBOUNDED = "the same, and results may be beyond float16's range"
-    CLASSIFIER = "multiplied with the last activations"
-    EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
-    ADDED = "rows or numbers looked up by positions or kinds of tokens: few, added to what has a meaning already"
-
-
-ROLE, FULL_PRECISION = "role", "full precision"
-"""Keys of `meta`: a parameter's Role, and a node's mark that it stays float32 in any precision."""
 
 
 class Parameter(nn.Parameter):
@@ -146,11 +133,3 @@ def table(op: Op, name: str, make: Callable[[], NDArray]) -> ir.Value:
 def size(op: Op, x: ir.Value, axis: int) -> ir.Value:
     """Return the extent of one dynamic axis, a scalar int64."""
     return op.Gather(op.Shape(x), axis, axis=0)
-
-
-def extent(x: ir.Value, axis: int) -> int:
-    """Return the extent of one fixed axis, known while building."""
-    length = None if x.shape is None else x.shape[axis]
-    if not isinstance(length, int):
-        raise ValueError(f"{x.name}: axis {axis} of shape {x.shape} is not fixed")
-    return length

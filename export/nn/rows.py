@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .primitives import Op, Parameter, extent
-
-ROWS_OF, IS_BIAS = "rows of", "is a bias"
-"""Keys of `meta`: of such a weight, the parameter (V, D) that its rows are of; and of what is added to its product."""
+from .marks import IS_BIAS, ROWS_OF, extent
+from .primitives import Op, Parameter
 
 
 @dataclass(frozen=True)

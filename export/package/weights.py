@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.nn.primitives import extent
+from export.nn.marks import extent
 from export.precision.late_weights import LATE, LateWeight
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
-from export.nn.primitives import extent
+from export.nn.marks import extent
 
 from .int8 import CONTRIB, to_int8, unpack_rows
 from .late_weights import derived, late_initializer

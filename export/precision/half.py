@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.nn.primitives import FULL_PRECISION, ROLE, Role
+from export.nn.marks import FULL_PRECISION, ROLE, Role
 from mlx_transformer.system.errors import UserError
 
 from .late_weights import LATE, derived

@@ -39,8 +39,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
 from export.interface import LISTED, SCALES
-from export.nn.primitives import ROLE, Role, extent
-from export.nn.rows import IS_BIAS, ROWS_OF
+from export.nn.marks import IS_BIAS, ROLE, ROWS_OF, Role, extent
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
 from mlx_transformer.system.errors import UserError
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnx_ir.convenience import replace_all_uses_with
 
 from export.graph.edit import Nodes
-from export.nn.primitives import extent
+from export.nn.marks import extent
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Scheme
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
-from export.nn.primitives import extent
+from export.nn.marks import extent
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Packed
 from mlx_transformer.system.errors import UserError

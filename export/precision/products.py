@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.graph.edit import Nodes
-from export.nn.primitives import ROLE, Role
-from export.nn.rows import ROWS_OF
+from export.nn.marks import ROLE, ROWS_OF, Role
 
 MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
 

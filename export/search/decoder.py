@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from export.interface import BATCH, Request, cache_shape, operator_shape
 from export.nn.cache import Cache, KeyValues, LayerCache
-from export.nn.masks import HIDDEN, Mask, padding_mask
+from export.nn.marks import HIDDEN
+from export.nn.masks import Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, distances
 from export.nn.primitives import Op, size

@@ -252,6 +252,11 @@ def test_export_imports_without_mlx_and_loads_no_runtime() -> None:
     assert "onnxruntime" not in loaded
 
 
+def test_validate_starts_without_what_builds_graphs() -> None:
+    """A quarter of its start."""
+    run_python(BLOCK.format(blocked={"onnxscript"}) + "import export.validate")
+
+
 def test_every_export_module_imports_without_mlx() -> None:
     names = importable("export")
     run_python(BLOCK.format(blocked={"mlx"}) + f"import importlib\nfor name in {names}: importlib.import_module(name)")

@@ -19,6 +19,7 @@ ONLY_MLX = {
     "lora": "a graph gets an adapter by a pass (export/precision)",
 }
 ONLY_ONNX = {
+    "marks": "what a graph says to those who change or judge it",
     "primitives": "what mlx.nn is on the other side",
     "rows": "layers of MLX have rows to take; a graph says which product it was",
 }

@@ -35,9 +35,7 @@ from export.targets.heads import head_outputs
 from export.targets.sentence_embedding import vector_outputs
 
 from .rows import split_rows
-
-HIDDEN = -3e4
-"""Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
+from .shape import HIDDEN
 
 # The operators that CoreML's provider takes in an ML program: onnxruntime's list coreml_supported_mlprogram_ops.md
 # (main, commit 04f568d869ec, before 1.31), as far as it is used here, and Gather, which that list forgets

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.graph.edit import Nodes
-from export.nn.primitives import extent
+from export.nn.marks import extent
 from export.precision.late_weights import SLICE, derived, late_initializer
 
 from .shape import part_name

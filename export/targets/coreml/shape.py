@@ -1,4 +1,4 @@
-"""The facts that graphs of the target `coreml` and the code that runs them share: fixed extents, names of parts."""
+"""The facts that graphs of the target `coreml` and the code that runs them share: extents, names, what hides."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 MOST_ROWS = 1024
+HIDDEN = -3e4
+"""Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.nn.rows import ROWS_OF
+from export.nn.marks import ROWS_OF
 
 
 def use_gemm(graph: ir.Graph) -> None:

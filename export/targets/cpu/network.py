@@ -21,10 +21,11 @@ from export.interface import CacheShape, operator_shape
 from export.nn.attention import Attention
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer
-from export.nn.masks import HIDDEN, Mask, padding_mask
+from export.nn.marks import HIDDEN, extent
+from export.nn.masks import Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, Rotation, distances
-from export.nn.primitives import Op, extent, scoped, table
+from export.nn.primitives import Op, scoped, table
 from export.nn.ssru import LayerState
 from export.nn.taps import Tap, no_tap, within
 from mlx_transformer.core.config import TransformerConfig

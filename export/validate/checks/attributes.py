@@ -16,7 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from export.graph.protos import all_nodes, initializers
-from export.nn.masks import HIDDEN
+from export.nn.marks import HIDDEN
 from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.config import TransformerConfig
 

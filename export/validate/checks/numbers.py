@@ -22,9 +22,9 @@ import onnx
 from onnx import numpy_helper
 
 from export.graph.protos import all_nodes, initializers
-from export.nn.masks import HIDDEN
+from export.nn.marks import HIDDEN
 from export.precision import half
-from export.targets.coreml import graphs as coreml
+from export.targets.coreml import shape as coreml
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 

@@ -2,7 +2,8 @@
 
 A wrapped module notes what it is given and what it makes, and hands on the reference's value instead. The fused
 attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. An SSRU shows
-its states and the one that it keeps. MLX is imported inside functions.
+its states and the one that it keeps. MLX is imported inside functions, and so is
+`unittest.mock`, which brings asyncio.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,8 @@ def replacing(
 
     Yields the tap to pass to the model, for the points that need no wrapping.
     """
+    from unittest.mock import patch
+
     import mlx.core as mx
 
     from mlx_transformer.nn import attention as module

@@ -11,8 +11,9 @@ from small_models import encoder_decoder
 
 from export import export_onnx
 from export.graph.builder import GraphBuilder
+from export.nn.marks import FULL_PRECISION, Role
 from export.nn.norms import RMSNorm
-from export.nn.primitives import FULL_PRECISION, Embedding, Linear, Parameter, Role, full_precision, name_parameters
+from export.nn.primitives import Embedding, Linear, Parameter, full_precision, name_parameters
 from export.precision.blocks import weight_only
 from export.precision.half import half
 from export.precision.products import linears, lookups
