@@ -15,6 +15,8 @@ STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 REGEX = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\]|\\.)*\])+/")
 COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
 SPACE = re.compile(r"\s+")
+PLAIN = re.compile(r"[^\s'\"/`{};]+")
+"""Text that stays as it is, whatever stands before it."""
 
 
 def joined(entry: Path) -> str:
@@ -48,7 +50,10 @@ def compact(text: str) -> str:
     at = 0
     while at < len(text):
         letter, last = text[at], out[-1][-1] if out else ";"
-        if match := COMMENT.match(text, at):
+        if match := PLAIN.match(text, at):
+            out.append(match[0])
+            at = match.end()
+        elif match := COMMENT.match(text, at):
             at = match.end()
         elif match := SPACE.match(text, at):
             at = match.end()
