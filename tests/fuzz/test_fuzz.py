@@ -84,8 +84,8 @@ def end(run, seconds):
     print(found.status, found.killed, found.out.decode().strip(), found.peak > 200 << 20)
 end(lambda: print("said") or 7, LONG)
 end(lambda: os.kill(os.getpid(), signal.SIGSEGV), LONG)
-end(lambda: time.sleep(LONG), 0.5)
-end(lambda: sum(iter(int, 1)), 1)
+end(lambda: time.sleep(LONG), 0.1)
+end(lambda: sum(iter(int, 1)), 0.3)
 end(lambda: [bytearray(os.urandom(1) * (20 << 20)) for _ in iter(lambda: time.sleep(0.02), 0)], LONG)
 """
     done = run_python("-c", script.replace("LONG", str(PATIENCE)))

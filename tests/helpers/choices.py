@@ -18,13 +18,13 @@ gpu_in_slow = pytest.mark.parametrize(
 
 
 def thin(items: list[pytest.Item]) -> None:
-    """Of the cases of a file with a GPU's choices, mark all but every fourth slow; `make test-gpu-path` has all."""
+    """Of the cases of a file with a GPU's choices, mark all but every eighth slow; `make test-gpu-path` has all."""
     seen = Counter[str]()
     for item in items:
         chosen = getattr(item, "callspec", None)
         if chosen is None or chosen.params.get("device_choices") != "gpu" or item.get_closest_marker("slow"):
             continue
-        if seen[str(item.path)] % 4:
+        if seen[str(item.path)] % 8:
             for mark in SLOW:
                 item.add_marker(mark)
         seen[str(item.path)] += 1

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from choices import gpu_in_slow
 from mlx.utils import tree_flatten
 from tiny_run import metrics
 
@@ -126,6 +127,7 @@ def weights(folder):
     return {name: array.tobytes() for name, array in open_checkpoint(folder).tensors()}
 
 
+@gpu_in_slow
 @pytest.mark.gpu_path
 @pytest.mark.usefixtures("device_choices")
 def test_a_run_learns_and_its_model_embeds(tmp_path):
