@@ -40,7 +40,7 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
             self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
-        self.normed = config.query_key_norm
+        self.has_query_key_norm = config.query_key_norm
         self.output_proj = Linear(config.heads * config.d_v, config.d_model, bias)
 
     @scoped
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         """Return (B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
         k = self.split(op, self.key_proj(op, x), self.key_value_heads)
         v = self.split(op, self.value_proj(op, x), self.key_value_heads)
-        k = self.key_norm(op, k) if self.normed else k
+        k = self.key_norm(op, k) if self.has_query_key_norm else k
         return rotate(op, k, rotation), v
 
     @scoped
@@ -75,7 +75,7 @@ class Attention(nn.Module):
     def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
         """Return (B, T, D) -> (B, H, T, d_k)."""
         q = self.split(op, self.query_proj(op, x), self.heads, rows)
-        q = self.query_norm(op, q) if self.normed else q
+        q = self.query_norm(op, q) if self.has_query_key_norm else q
         return rotate(op, q, rotation)
 
     def split(self, op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:

@@ -33,7 +33,7 @@ INSTALL = ["install", "--ignore-scripts", "--no-package-lock", "--no-audit", "--
 SECONDS = 900
 REGISTRY = ("npm_config_registry", "NPM_CONFIG_REGISTRY")
 """Where npm too reads the address of the registry that it asks."""
-LARGEST = 200_000_000  # bytes of the package's file, which has 30 million
+MAX_PACKAGE_BYTES = 200_000_000  # bytes of the package's file, which has 30 million
 
 
 def find_package(assets: Path | None, log: Callable[[str], None] = lambda _: None) -> Path:
@@ -139,7 +139,7 @@ def _fetched(address: str) -> bytes:
         raise UserError(f"{address}: {REGISTRY[0]} must be an address that begins with https://")
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
-            return answer.read(LARGEST)
+            return answer.read(MAX_PACKAGE_BYTES)
     except (OSError, ValueError) as error:
         raise UserError(f"{address}: could not be fetched ({error}); or name its file by --assets") from error
 

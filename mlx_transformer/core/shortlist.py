@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAGIC = 0xF11A48D5013417F5
 HEADER = struct.Struct("<6Q")
-LARGEST = 1 << 30
+MAX_SHORTLIST_BYTES = 1 << 30
 MULTIPLE = 8
 """The candidates of a sentence are so many, or a multiple."""
 
@@ -84,7 +84,7 @@ def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:
 
 def read_shortlist(path: str | Path) -> Shortlist:
     """Read a file. `UserError` with everything that is wrong with it, its checksum among that."""
-    data = read_bytes(path, LARGEST)
+    data = read_bytes(path, MAX_SHORTLIST_BYTES)
     if len(data) < HEADER.size or HEADER.unpack_from(data)[0] != MAGIC:
         raise UserError(f"{path}: no shortlist of Marian's binary kind")
     _, checksum, first, best, words, entries = HEADER.unpack_from(data)

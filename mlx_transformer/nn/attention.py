@@ -39,7 +39,7 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
             self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
-        self.normed = config.query_key_norm
+        self.has_query_key_norm = config.query_key_norm
         self.output_proj = nn.Linear(config.heads * config.d_v, config.d_model, bias)
         self.dropout = Dropout(config.attention_dropout)
         self.drops = config.attention_dropout > 0
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         """Return (B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
         k = self.split(self.key_proj(x), self.key_value_heads)
         v = self.split(self.value_proj(x), self.key_value_heads)
-        k = self.key_norm(k) if self.normed else k
+        k = self.key_norm(k) if self.has_query_key_norm else k
         return rotate(k, rotation), v
 
     def attend(
@@ -73,7 +73,7 @@ class Attention(nn.Module):
     def queries(self, x: mx.array, rotation: Rotation = None, rows: int | None = None) -> mx.array:
         """Return (B, T, D) -> (B, H, T, d_k)."""
         q = self.split(self.query_proj(x), self.heads, rows)
-        q = self.query_norm(q) if self.normed else q
+        q = self.query_norm(q) if self.has_query_key_norm else q
         return rotate(q, rotation)
 
     def split(self, x: mx.array, heads: int, rows: int | None = None) -> mx.array:

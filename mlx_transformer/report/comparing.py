@@ -13,7 +13,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Progress, no_progress
 
-from .result import Comparison, Likelihood, Sentence, Side
+from .result import Comparison, Likelihood, SentencePair, Side
 from .significance import measures, sentence_scores
 from .worker import Served, Worker
 
@@ -116,7 +116,7 @@ def _with_reference(
     references = [reference[i] for i in differing]
     of_a, of_b = (sentence_scores([outputs[i] for i in differing], references) for outputs in (a, b))
     sentences = [
-        Sentence(i + 1, source[i], reference[i], a[i], b[i], score_a, score_b)
+        SentencePair(i + 1, source[i], reference[i], a[i], b[i], score_a, score_b)
         for i, score_a, score_b in zip(differing, of_a, of_b, strict=True)
     ]
     sentences.sort(key=lambda each: (-abs(each.difference), each.line))
@@ -131,21 +131,21 @@ def _without_reference(
     lines = [source[i] for i in differing]
     for worker, side in zip(workers, reversed(sides), strict=True):
         questions.append((worker, lines, [side.outputs[i] for i in differing]))
-    log_p = []
+    replies = []
     for number, (worker, *texts) in enumerate(questions):
         watch(TRANSLATED + (1 - TRANSLATED) * number / len(questions), "their probabilities")
-        log_p.append(worker.ask("log_p", *texts))
+        replies.append(worker.ask("log_p", *texts))
     watch(1.0, "")
-    own, other = log_p[:2], log_p[2:]
+    own, other = replies[:2], replies[2:]
     likelihoods = tuple(_likelihood(*each, differing) for each in zip(own, other, strict=True))
     similar = sentence_scores([b[i] for i in differing], [a[i] for i in differing])
     sentences = []
     for place, i in enumerate(differing):
-        likelihoods_of: dict[str, float | None] = {}
+        log_p: dict[str, float | None] = {}
         for name, rival, of_own, of_other in zip("ab", "ba", own, other, strict=True):
             if of_own is not None:
-                likelihoods_of |= {f"{name} of {name}": of_own[i], f"{name} of {rival}": of_other[place]}
-        sentences.append(Sentence(i + 1, source[i], None, a[i], b[i], similarity=similar[place], log_p=likelihoods_of))
+                log_p |= {f"{name} of {name}": of_own[i], f"{name} of {rival}": of_other[place]}
+        sentences.append(SentencePair(i + 1, source[i], None, a[i], b[i], similarity=similar[place], log_p=log_p))
     sentences.sort(key=lambda each: (-each.difference, each.line))
     return {"sentences": sentences, "likelihoods": likelihoods}
 

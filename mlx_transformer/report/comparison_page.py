@@ -11,7 +11,7 @@ from itertools import groupby
 from mlx_transformer import page as kit
 from mlx_transformer.system.chart import Curve, colour, figure
 
-from .result import NONE, Comparison, Sentence, Side, rows, sentence_of
+from .result import NONE, Comparison, SentencePair, Side, rows, sentence_of
 
 SHOWN = 500
 """Sentences on the page, the most different first; the JSON has all."""
@@ -105,7 +105,7 @@ def _sentences(c: Comparison) -> str:
     return f'<h2>Lines that differ</h2><div class="controls">{count}{control}</div><div id="pairs">{cards}</div>'
 
 
-def _card(s: Sentence) -> str:
+def _card(s: SentencePair) -> str:
     first, second = marked(s.a, s.b)
     parts = [("source", escape(s.source))]
     if s.reference is not None:
@@ -141,7 +141,7 @@ def _score(value: float | None) -> str:
     return "" if value is None else f'<span class="score" title="chrF">{value:.1f}</span>'
 
 
-def _log_p(s: Sentence, of: str) -> str:
+def _log_p(s: SentencePair, of: str) -> str:
     """Say which log p both models give one output."""
     parts = [f"{name.upper()} {value:.2f}" for name in "ab" if (value := s.log_p.get(f"{name} of {of}")) is not None]
     return f'\n<span class="score">log p by {", by ".join(parts)}</span>' if parts else ""

@@ -64,7 +64,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SentencePair:
     """A line on which the two differ. Scores are chrF of a and b; without a reference `similarity` is b's against a."""
 
     line: int
@@ -95,7 +95,7 @@ class Comparison:
     lines: int
     batches: int
     options: dict[str, Any]
-    sentences: list[Sentence]
+    sentences: list[SentencePair]
     measures: list[Measure] = field(default_factory=list)
     likelihoods: tuple[Likelihood | None, Likelihood | None] = (None, None)
     versions: dict[str, str] = field(default_factory=dict)
@@ -221,7 +221,7 @@ def _faster(a: float, b: float) -> str:
     return f"{a / b:.2f} times as fast"
 
 
-def _plain(entry: Sentence | Likelihood) -> dict[str, Any]:
+def _plain(entry: SentencePair | Likelihood) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if value not in (None, {})}
     return {name: _rounded(value) for name, value in values.items()}
 

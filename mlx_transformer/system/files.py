@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import UserError, shortened
 
-LARGEST = 64 << 20
+MAX_FILE_BYTES = 64 << 20
 """Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
 
 LONGEST_LINE = 16 << 20
@@ -79,13 +79,13 @@ def open_file(
             raise UserError(f"{path}: cannot be read (out of memory)") from error
 
 
-def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+def read_bytes(path: str | Path, largest: int = MAX_FILE_BYTES) -> bytes:
     """Return all of a file, as `open_file` has it."""
     with open_file(path, largest) as file:
         return file.read()
 
 
-def read_text(path: str | Path, largest: int = LARGEST) -> str:
+def read_text(path: str | Path, largest: int = MAX_FILE_BYTES) -> str:
     """Return the text of a UTF-8 file, as `open_file` has it; `UserError` too for one that isn't."""
     try:
         return read_bytes(path, largest).decode()

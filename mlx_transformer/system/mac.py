@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from .errors import UserError
 
 SYSCTL, PMSET, CAFFEINATE = "/usr/sbin/sysctl", "/usr/bin/pmset", "/usr/bin/caffeinate"
-PATIENCE = 10  # seconds
+ANSWER_SECONDS = 10
 
 
 @functools.cache
@@ -51,6 +51,8 @@ def keep_awake() -> Iterator[None]:
 def _output_of(*command: str) -> str:
     """Return the output of a program, "" of one that fails, or isn't there."""
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=True)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS, check=True
+        )
         return done.stdout.decode(errors="replace")
     return ""

@@ -116,8 +116,8 @@ CHANGES: dict[str, Change] = {
     "a parameter in attention itself": Change(
         17,
         ATTENTION,
-        "self.normed = config.query_key_norm\n",
-        "self.normed = config.query_key_norm\n        self.temperature = mx.ones((1,))\n",
+        "self.has_query_key_norm = config.query_key_norm\n",
+        "self.has_query_key_norm = config.query_key_norm\n        self.temperature = mx.ones((1,))\n",
     ),
     "scores divided by the fourth root": Change(
         18, ATTENTION, SCALE, SCALE.replace("math.sqrt(q.shape[-1])", "q.shape[-1] ** 0.25")

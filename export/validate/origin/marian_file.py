@@ -28,7 +28,7 @@ Array = NDArray[Any]
 OPTIONS = "special:model.yml"
 KINDS = {0x101: "<i1", 0x402: "<f2", 0x404: "<f4", 0x4101: "<i1"}
 INTEGERS = 0x4101
-LARGEST = 1 << 34
+MAX_MODEL_BYTES = 1 << 34
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Tensor:
 
 def read_marian(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors by name and the options of a model. `UserError` for a file that is none."""
-    data = read_bytes(path, LARGEST)
+    data = read_bytes(path, MAX_MODEL_BYTES)
     try:
         tensors = dict(_of_npz(data) if path.suffix == ".npz" else _of_bin(data))
         options = tensors.pop(OPTIONS).values.astype(np.uint8).tobytes().rstrip(b"\0").decode()

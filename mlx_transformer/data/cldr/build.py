@@ -27,7 +27,7 @@ DEFAULT_KIND_WEIGHTS = {
 }
 KINDS = tuple(DEFAULT_KIND_WEIGHTS)
 NAME_SHARE = 3  # each name of a kind stands alone once in training, in at most a third of the kind's phrases
-PATIENCE = 300  # draws without a new phrase after which a kind counts as exhausted
+MOST_MISSED_DRAWS = 300  # draws without a new phrase after which a kind counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def build(
     while True:
         for kind in quotas:
             missed = 0
-            while pool.count[kind] < needed[kind] and missed < PATIENCE:
+            while pool.count[kind] < needed[kind] and missed < MOST_MISSED_DRAWS:
                 missed = 0 if pool.add(kind, draws[kind](randoms[kind])) else missed + 1
         train, valid, held_out = _divide(pool, name_phrases, list(quotas), sizes, seed, corpus_name)
         missing = train_pairs - len(train)

@@ -35,7 +35,7 @@ PACKED = {0x802: "packed16", 0x1801: "packed8avx2", 0x2801: "packed8avx512"}
 OPTIONS = "special:model.yml"
 ALIGNED = 256
 Bytes = bytes | bytearray
-LARGEST = 1 << 34
+MAX_MODEL_BYTES = 1 << 34
 """Bytes of a model's file."""
 HIGHEST_RANK, LONGEST_NAME = 8, 1000
 
@@ -116,7 +116,7 @@ class _File:
 
     def __init__(self, path: str | Path):
         self.path = path
-        with open_file(path, LARGEST) as file:
+        with open_file(path, MAX_MODEL_BYTES) as file:
             self.size = file.seek(0, os.SEEK_END)
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ from mlx_transformer import load
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.generation.scoring import score
 from mlx_transformer.report.comparison_page import SHOWN, page
-from mlx_transformer.report.result import Comparison, Sentence, Side, sentence_of
+from mlx_transformer.report.result import Comparison, SentencePair, Side, sentence_of
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
@@ -223,7 +223,7 @@ def side(name: str, outputs: list[str]) -> Side:
 def test_a_page_of_many_and_strange_lines():
     count = SHOWN + 5
     texts = [f"<script>{i}" for i in range(count)]
-    sentences = [Sentence(i + 1, text, None, text, f"{text}&amp;", similarity=50.0) for i, text in enumerate(texts)]
+    sentences = [SentencePair(i + 1, text, None, text, f"{text}&amp;", similarity=50.0) for i, text in enumerate(texts)]
     c = Comparison(side("<i>", texts), side("b", texts), count, 2, {"batch": 8, "beam": None}, sentences)
     text = page(c)
     said = read(text)

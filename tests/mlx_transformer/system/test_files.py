@@ -16,7 +16,15 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_protobuf, read_text
+from mlx_transformer.system.files import (
+    DEEPEST,
+    MAX_FILE_BYTES,
+    open_regular,
+    parse_json,
+    read_json,
+    read_protobuf,
+    read_text,
+)
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.tensors import read_tensors
 from mlx_transformer.training.recipe import load_recipe
@@ -51,7 +59,7 @@ def test_files_as_large_as_a_disk_are_refused_unread(reader, tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(UserError, match=r"sparse(: 1,099,511\.6 MB, more than|: not a readable|, line 1: more than)"):
         READERS[reader](tmp_path / "sparse")
-    assert LARGEST < 1 << 30
+    assert MAX_FILE_BYTES < 1 << 30
 
 
 def test_text_and_names_that_are_none(tmp_path):
