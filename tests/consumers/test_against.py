@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,22 @@ def test_a_family_is_what_transformers_computes(name: str, tmp_path: Path) -> No
     assert {point["runtime"] for point in judged} == {"checkpoint", "onnxruntime"}
     searches = {check["search"] for check in report["tokens"] if check["runtime"] == "checkpoint"}
     assert searches >= {"transformers: greedy", "transformers: beam 4"}
+
+
+@pytest.mark.parametrize("inside", ["", "0_Transformer"])
+def test_an_encoder_without_a_pooler_is_what_transformers_computes(inside: str, tmp_path: Path) -> None:
+    """Its class has one all the same; and a folder of sentence-transformers may hold it within."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(GOLDEN.with_name("golden_encoders") / "bert-hidden", theirs / inside)
+    (theirs / "1_Pooling").mkdir()
+    (theirs / "1_Pooling" / "config.json").write_text("{}", encoding="utf-8")
+    kinds = {"Transformer": inside, "Pooling": "1_Pooling"}
+    parts = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in kinds.items()]
+    (theirs / "modules.json").write_text(json.dumps(parts), encoding="utf-8")
+    import_huggingface(theirs, tmp_path / "model")
+    package = export_onnx(tmp_path / "model", tmp_path / "onnx")
+    status, report = validated(tmp_path / "model", package, theirs, tmp_path / "report.json")
+    assert (status, report["verdict"]) == (0, "equal"), report["failures"]
 
 
 def test_another_folder_is_no_original(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from export.validate.checks.free_running import own_options
 from export.validate.engines.protocol import Unavailable
 from export.validate.reference.rules import without_end
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.families.sentence_folder import is_sentence_folder, read_sentence_folder
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.errors import UserError
@@ -43,7 +44,9 @@ class HuggingFace(Origin):
         missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
         if missing:
             raise Unavailable(f"--against transformers: not installed here: pip install {' '.join(missing)}")
-        self.folder, self.config = folder, config
+        # The encoder may lie in a folder within.
+        self.folder = read_sentence_folder(folder).network if is_sentence_folder(folder) else folder
+        self.config = config
         try:
             self.torch, self.transformers = import_module("torch"), import_module("transformers")
         except ImportError as error:  # transformers checks the versions of what it needs
@@ -84,6 +87,8 @@ class HuggingFace(Origin):
         tensors = dict(model.named_parameters(remove_duplicate=False))
         read = {tensor.data_ptr() for name, tensor in tensors.items() if name not in report["missing_keys"]}
         missing = [name for name in report["missing_keys"] if name in tensors and tensors[name].data_ptr() not in read]
+        if self.config.head.kind == "hidden":  # a bare encoder's class has a pooler, whether its folder has or not
+            missing = [name for name in missing if not name.startswith("pooler.")]
         if missing:
             raise UserError(f"{self.folder}: transformers misses {', '.join(sorted(missing)[:3])}")
         return model.double().eval()
