@@ -30,6 +30,9 @@ SHORT, ALIKE = 64, 2
 the shortest, for attention computes padding all the same."""
 BATCH_TOKENS = 4096
 """Tokens computed together, padding included; a longer row is computed alone."""
+CACHED_TOKENS = 384
+"""The same where there is a row for each token: enough for products to run at a core's full speed, few enough for what
+one operator leaves to be in the cache when the next one reads it."""
 
 
 class GraphVectors(NamedTuple):
@@ -184,12 +187,12 @@ def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
 
 
 def _mixed(lengths: NDArray) -> list[NDArray[np.intp]]:
-    """Return the same where padding costs little: of lengths that are alike, the longest first."""
+    """Return the same where padding costs little and batches gain nothing: of lengths alike, the longest first."""
     order = np.argsort(-lengths, kind="stable")
     parts, first, tokens = [], 0, 0
     for i, length in enumerate(lengths[order].tolist()):
         tokens += length
-        if i > first and (tokens > BATCH_TOKENS or lengths[order[first]] > max(SHORT, ALIKE * length)):
+        if i > first and (tokens > CACHED_TOKENS or lengths[order[first]] > max(SHORT, ALIKE * length)):
             parts.append(order[first:i])
             first, tokens = i, length
     return [*parts, order[first:]]
