@@ -9,6 +9,7 @@ from mlx_transformer.core.int8_scales import Int8Scales
 from .blocks import weight_only
 from .half import half, stored_half
 from .int8 import BY_ROW, int8
+from .row_length import lengthen_rows
 from .table import DEFAULT_ACTIVATIONS, ONNXRUNTIME, PRECISIONS, STANDARD, Lowering, blocks_operators
 
 
@@ -29,8 +30,13 @@ def lower(
     elif chosen.form == "blocks":
         operators, tables = blocks_operators(precision, lowering, activations), lowering.tables_in_blocks
         weight_only(model, chosen.bits, activations, operators, fused=fused, blocks_in_tables=tables)
-    elif chosen.form == "floats" and chosen.bits == 16:
-        (half if precision in lowering.computes_in else stored_half)(model, ir.DataType[precision.upper()])
+    elif precision in lowering.computes_in:
+        half(model, ir.DataType[precision.upper()])
+    elif chosen.form == "floats":
+        if fused:
+            lengthen_rows(model)
+        if chosen.bits == 16:
+            stored_half(model, ir.DataType[precision.upper()])
     if standard and chosen.opset > model.graph.opset_imports[""]:
         model.graph.opset_imports[""] = chosen.opset
         model.ir_version = max(chosen.ir_version, model.ir_version)

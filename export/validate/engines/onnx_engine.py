@@ -24,6 +24,7 @@ from export.graph.protos import add_taps, constant_part, initializers
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.package.quality import recorded
 from export.precision.int8 import BY_ROW
+from export.precision.row_length import without_zeros
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.runtime.transformer import graphs_of
@@ -141,7 +142,7 @@ class OnnxFiles(Engine):
                 for tensor in initializers(model.graph)
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
             }
-            tensors = joined(tensors, 0)
+            tensors = without_zeros(joined(tensors, 0), table)
             for name, stored in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
                 if self.precision == "float16" and stored.dtype == np.float32 and is_unbounded(name, self.config):
                     self._round_trips[path.name, name] = lambda array: array  # float16 would overflow

@@ -17,7 +17,7 @@ from export.interface import MODEL
 from export.validate import compare
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.generation.embed import BATCH_TOKENS, _mixed
+from mlx_transformer.generation.embed import CACHED_TOKENS, _mixed
 from mlx_transformer.system.errors import UserError
 
 ENCODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder"]
@@ -85,5 +85,5 @@ def test_batches_of_texts_that_are_alike() -> None:
     parts = [sorted(lengths[part].tolist()) for part in _mixed(lengths)]
     assert parts == [[500], [64, 70, 120], [2, 3, 30]]
     many = np.full(2000, 50)
-    assert next(len(part) for part in _mixed(many)) == BATCH_TOKENS // 50
+    assert next(len(part) for part in _mixed(many)) == CACHED_TOKENS // 50
     assert sorted(np.concatenate(_mixed(many))) == list(range(2000))
