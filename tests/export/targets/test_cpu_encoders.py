@@ -10,10 +10,10 @@ import pytest
 from combined import thinned
 from covering_configs import COVERING, config_of, name_of
 from random_models import write_model
-from small_models import alone
+from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer
-from export.interface import MODEL
+from export.interface import DECODER_CPU, ENCODER_CPU, MODEL
 from export.validate import compare
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
@@ -40,6 +40,20 @@ def test_every_precision(tmp_path: Path) -> None:
     checkpoint, cpu = write_model(config, tmp_path, 2, target="cpu", precision=PRECISIONS, accept_loss=True)
     report = compare(checkpoint, cpu, [f"onnxruntime:cpu:all:{name}" for name in PRECISIONS], seed=2, threads=1)
     assert report.equal, report.failures()
+
+
+def test_rows_become_integers_in_one_operator(tmp_path: Path) -> None:
+    """Where many do; the one row of a decoder's step is divided first."""
+    _, cpu = write_model(encoder_decoder("paper"), tmp_path, 2, target="cpu", precision="int8", accept_loss=True)
+    for name, divided in ((ENCODER_CPU, False), (DECODER_CPU, True)):
+        graph = onnx.load(cpu / "onnx" / f"{name}_quantized.onnx", load_external_data=False).graph
+        quantised = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+        assert quantised
+        assert len([node for node in graph.node if node.op_type == "Div"]) == len(quantised) * divided
+        assert all(
+            [entry.name == "axis" and entry.i == 0 for entry in node.attribute] == [True] * (not divided)
+            for node in quantised
+        )
 
 
 def test_padding_and_neighbours_change_nothing(tmp_path: Path) -> None:
