@@ -142,7 +142,9 @@ def measure(
 def row(precision: str, batch: int, threads: int, texts: int, found: dict[str, list[float]]) -> tuple[str, float]:
     """Return a line of the table, and how many times as fast as the best of the others ours is."""
     ratios = [min(round_[1:]) / round_[0] for round_ in zip(*found.values(), strict=True)]
-    speeds = [f"{speed:,.{2 if speed < 10 else speed < 100}f}" for speed in (texts / median(t) for t in found.values())]
+    speeds = [
+        f"{speed:,.{2 if speed < 10 else int(speed < 100)}f}" for speed in (texts / median(t) for t in found.values())
+    ]
     ratio = median(ratios)
     return f"| {precision} | {batch} | {threads} | {' | '.join(speeds)} | {ratio:.2f} |", ratio
 

@@ -1,4 +1,4 @@
-"""Inner rows of feed-forward nets a cache line longer, where their length would set cache lines against each other.
+"""A pass that makes inner rows of feed-forward nets a cache line longer, where their length hinders the cache.
 
     Gemm(x, W1, b1) --> activation --> Gemm(., W2, C)        W1 (F, D), b1 (F,), W2 (D, F) --> F + 16, filled with zeros
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.nn.primitives import ROLE, extent
+from export.nn.marks import ROLE, extent
 
 from .late_weights import derived, late_initializer
 from .products import Linear, is_vector, linears
@@ -53,7 +53,7 @@ def lengthen_rows(model: ir.Model) -> None:
 def _inner(down: Linear, products: Mapping[ir.Value, Linear]) -> set[ir.Value] | None:
     """Return what lies between a product and those whose rows it reads, their results too; None if something else
     reads one of these, or if one has another form."""
-    inner, found, readers = [down.x], {down.x}, {down.node}
+    inner, values, readers = [down.x], {down.x}, {down.node}
     for value in inner:
         node, up = value.producer(), products.get(value)
         if node is None or value.is_graph_output():
@@ -63,11 +63,11 @@ def _inner(down: Linear, products: Mapping[ir.Value, Linear]) -> set[ir.Value] |
         if node.op_type not in ACTIVATIONS:
             return None
         readers.add(node)
-        before = [x for x in node.inputs if x is not None and x.const_value is None and x not in found]
+        before = [x for x in node.inputs if x is not None and x.const_value is None and x not in values]
         inner += before
-        found.update(before)
+        values.update(before)
     alone = all(user.node in readers for value in inner for user in value.uses())
-    return found if alone else None
+    return values if alone else None
 
 
 def _is_bias(addend: ir.Value) -> bool:
@@ -94,11 +94,11 @@ def _longer(model: ir.Model, parameter: ir.Value, axis: int) -> ir.Value:
 def without_zeros(tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray]:
     """Return the tensors, parameters under their own names and in their own shapes, which `names` tells; one that has
     anything but zeros behind it stays as long as it is."""
-    found = {}
+    own_shapes = {}
     for tensor, array in tensors.items():
         name, _, kind = tensor.rpartition(".")
         if kind == LENGTHENED and name in names:
             own = array[tuple(slice(n) for n in names[name])]
             tensor, array = name, own if np.count_nonzero(array) == np.count_nonzero(own) else array
-        found[tensor] = array
-    return found
+        own_shapes[tensor] = array
+    return own_shapes

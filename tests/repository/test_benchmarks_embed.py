@@ -45,7 +45,7 @@ def test_a_whole_run(
 
 def test_a_ratio_is_the_median_of_those_to_the_best_of_each_round() -> None:
     found = {"ours": [1.0, 2.0, 4.0], "plain": [3.0, 2.0, 8.0], "another": [9.0, 9.0, 6.0]}
-    assert benchmark.row("float32", 8, 2, 100, found) == ("| float32 | 8 | 2 | 50 | 33 | 11 | 1.50 |", 1.5)
+    assert benchmark.row("float32", 8, 2, 100, found) == ("| float32 | 8 | 2 | 50.0 | 33.3 | 11.1 | 1.50 |", 1.5)
 
 
 def test_engines_take_turns() -> None:
