@@ -5,7 +5,8 @@
 A product of float32 matrices reads several rows of its left one at a time: ONNX Runtime's on x86 twelve. Where a row
 has a multiple of 4096 bytes, as F = 1024, 2048, 3072 and 4096 give, the same place of every row falls into the same set
 of the level 1 cache, which has eight to twelve ways: rows drive each other out, and the product takes a tenth longer
-(benchmarks/RESULTS.md, "Vectors of texts"). Nothing is added to a sum: the new columns of W2 are 0, whatever W1 gives them.
+(benchmarks/RESULTS.md, "Vectors of texts"). Nothing is added to a sum: the new columns of W2 are 0, whatever is
+multiplied with them.
 """
 
 from __future__ import annotations
