@@ -99,6 +99,9 @@ class Tokenizer:
         roles = roles_of(self._specification)
         of_pieces = is_sentencepiece(self._specification) and not roles.get("as_written")
         self._mask = roles.get("mask")
+        # A space before <mask> belongs to it, but in published vocabularies that don't say so.
+        flags = {entry.get("id"): entry.get("lstrip") for entry in self._specification.get("added_tokens") or ()}
+        self.mask_takes_space = not roles.get("as_written") or bool(flags.get(self._mask))
         self._published = of_pieces or bool(roles)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
             _listed_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)

@@ -28,7 +28,12 @@ def byte_level_json(vocabulary: Mapping[str, int], merges: str, roles: Mapping[s
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": vocabulary[t], "content": t, **flags} for t in SPECIAL if t in vocabulary],
+        "added_tokens": [
+            # as `transformers` has it of these files: a space before <mask> belongs to it
+            {"id": vocabulary[t], "content": t, **flags, "lstrip": t == "<mask>"}
+            for t in SPECIAL
+            if t in vocabulary
+        ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": {

@@ -109,7 +109,8 @@ def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
     if mask_id is None:
         return tokenizer.encode(line)
     parts = _parts(tokenizer, line)
-    parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+    if tokenizer.mask_takes_space:
+        parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
     begin = len(tokenizer.encode("")) - 1  # tokens that stand before a published encoder's text, as [CLS]
     first, *others = (ids[:-1] for ids in tokenizer.encode_batch(parts))
     encoded = [first, *(ids[begin:] for ids in others)]

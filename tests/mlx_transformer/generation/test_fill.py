@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from head_folders import published
 from head_models import head_model
 
@@ -12,6 +13,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.families.encoder_text import adopted
 from mlx_transformer.generation.fill import fill, ids_with_masks
 from mlx_transformer.system.errors import UserError
 
@@ -72,6 +74,22 @@ def test_a_published_encoders_text_begins_once(tmp_path):
     """[CLS] stands before the text, and not behind each mask too."""
     tokenizer = Tokenizer.load(head_model("bert-words", tmp_path) / "tokenizer.json")
     assert ids_with_masks(tokenizer, "a <mask> film <mask> .") == [2, 5, 4, 7, 4, 18, 3]
+
+
+@pytest.mark.parametrize("takes_space", [False, True])
+def test_a_space_before_a_mask_is_what_the_vocabulary_says(takes_space, tmp_path):
+    """As the library itself reads a published file."""
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    theirs.train_from_iterator([], tokenizers.trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    theirs.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=takes_space)])
+    theirs.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(adopted(tmp_path, {}))
+    for line in ("a <mask> b", "<mask>", "a<mask>b <mask>"):
+        assert ids_with_masks(tokenizer, line) == theirs.encode(line).ids
 
 
 @pytest.mark.parametrize("name", ["bert-untied", "roberta-words", "distilbert-untied", "modernbert-words"])
