@@ -33,15 +33,21 @@ def test_the_version(call):
         assert call(option) == (0, f"mlx-transformer {mlx_transformer.__version__}\n", "")
 
 
-def test_a_shell_completes_commands_and_choices():
-    def completed(*words: str) -> list[str]:
-        asked = {"_MLX_TRANSFORMER_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(("mlx-transformer", *words))}
-        asked["COMP_CWORD"] = str(len(words))
-        environment = {**os.environ, **asked}
-        done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=PATIENCE)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.split()
+def test_a_shell_completes_commands_and_choices(call, monkeypatch):
+    def asked(*words: str) -> dict[str, str]:
+        line = " ".join(("mlx-transformer", *words))
+        return {"_MLX_TRANSFORMER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
 
+    def completed(*words: str) -> list[str]:
+        for name, value in asked(*words).items():
+            monkeypatch.setenv(name, value)
+        status, out, error = call()
+        assert (status, error) == (0, "")
+        return out.split()
+
+    environment = {**os.environ, **asked("tra")}
+    done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["train", "translate"])
     assert completed("tra") == ["train", "translate"]
     assert completed("export", "model", "out", "--target", "c") == ["cpu", "cuda", "coreml"]
     assert completed("train", "--optimizer", "ada") == ["adam", "adamw", "adafactor"]

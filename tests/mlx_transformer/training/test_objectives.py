@@ -5,7 +5,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
-from choices import both_choices, gpu_in_slow
+from choices import both_choices
 from mlx.utils import tree_flatten, tree_map
 from tiny_run import metrics, write_pairs
 from tiny_text import LAYERS, recipe, train
@@ -167,7 +167,7 @@ def test_perplexity_is_that_of_the_model(tmp_path):
     assert entry["loss"] > math.log(entry["perplexity"])
 
 
-@gpu_in_slow
+@pytest.mark.slow
 def test_a_decoder_learns_to_count_and_goes_on_in_both_runtimes(tmp_path):
     sizes = {"dropout": 0.0, "d_model": 32, "heads": 2, "d_ff": 64}
     result = train(tmp_path, "language-model", steps=300, model=sizes, learning_rate=3e-3)
