@@ -13,13 +13,16 @@ from mlx_transformer.core.unigram import train_unigram
 from mlx_transformer.data import cldr
 from mlx_transformer.system.errors import UserError
 
-TEXT = cldr.build("cldr:en-de", train_pairs=600, seed=1).train
-LINES = [*TEXT.source, *TEXT.target]
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    text = cldr.build("cldr:en-de", train_pairs=600, seed=1).train
+    return [*text.source, *text.target]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return train_unigram(LINES, 400)
+def tokenizer(lines: list[str]) -> Tokenizer:
+    return train_unigram(lines, 400)
 
 
 def test_the_ids_are_those_that_marian_has(tokenizer: Tokenizer) -> None:
@@ -28,17 +31,17 @@ def test_the_ids_are_those_that_marian_has(tokenizer: Tokenizer) -> None:
     assert (tokenizer.vocab_size, *ids) == (400, 0, 1, 399, 399)
 
 
-def test_text_of_known_characters_comes_back_without_needless_spaces(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_batch(LINES)
-    assert tokenizer.decode_batch(ids) == [" ".join(line.split(" ")) for line in LINES]
+def test_text_of_known_characters_comes_back_without_needless_spaces(tokenizer: Tokenizer, lines: list[str]) -> None:
+    ids = tokenizer.encode_batch(lines)
+    assert tokenizer.decode_batch(ids) == [" ".join(line.split(" ")) for line in lines]
     assert all(row[-1] == 0 and 1 not in row for row in ids)
-    assert sum(map(len, ids)) < 0.6 * sum(map(len, LINES))  # pieces are longer than characters
+    assert sum(map(len, ids)) < 0.6 * sum(map(len, lines))  # pieces are longer than characters
     assert tokenizer.encode("  a   b ") == tokenizer.encode("a b")
     assert tokenizer.unk_id in tokenizer.encode("漢")
 
 
-def test_the_order_of_the_text_means_nothing(tokenizer: Tokenizer) -> None:
-    assert train_unigram(reversed(LINES), 400).to_json() == tokenizer.to_json()
+def test_the_order_of_the_text_means_nothing(tokenizer: Tokenizer, lines: list[str]) -> None:
+    assert train_unigram(reversed(lines), 400).to_json() == tokenizer.to_json()
 
 
 def test_sentencepieces_file_holds_all_of_it(tokenizer: Tokenizer) -> None:
