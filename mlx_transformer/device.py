@@ -2,7 +2,7 @@
 asks.
 
 `tuning()` follows MLX's default device, and with it `mx.stream(mx.cpu)`. Where there is no GPU its choices can be
-rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_TUNINGS=gpu, for a block by `deciding_as("gpu")`.
+rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_CHOICES=gpu, for a block by `deciding_as("gpu")`.
 MLX_TRANSFORMER_DEVICE=cpu takes the CPU of a machine that has a GPU.
 """
 
@@ -22,7 +22,7 @@ from .system.errors import UserError
 from .system.machine import fast_cores
 
 DEVICE = "MLX_TRANSFORMER_DEVICE"
-VARIABLE = "MLX_TRANSFORMER_DEVICE_TUNINGS"
+VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"
 
 
 @dataclass(frozen=True)

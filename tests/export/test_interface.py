@@ -142,7 +142,8 @@ def test_nobody_else_knows_a_name() -> None:
     """Inputs and outputs are named in export/interface.py, those of a first stack in core/inputs.py; all others ask."""
     files = [*(ROOT / "export").rglob("*.py"), *(ROOT / "mlx_transformer" / "families").rglob("*.py")]
     found = {str(file.relative_to(ROOT)): names_in(file.read_text(encoding="utf-8")) for file in files}
-    of_others = {"export/validate/origin/hugging_face.py"}  # fields of what a network of transformers returns
+    # Fields of what others' networks return, and what sentence-transformers' folders call them.
+    of_others = {"export/validate/origin/hugging_face.py", "mlx_transformer/families/sentence_folder.py"}
     assert {file for file, names in found.items() if names} - of_others == {"export/interface.py"}
     words = re.compile(rf"\b({'|'.join(map(re.escape, NAMES_OF_GRAPHS))})\b")
     pages = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "export/web/page").glob("*.js")}
