@@ -8,11 +8,7 @@
     x --> QuantizeLinear [--> Clip] --> MatMulInteger --> Cast --> Mul --> [Add] --> y
               ^ 1/a                        ^ W int8                 ^ scale(W) / a
 
-    x --> Abs --> ReduceMax --> m --> Mul (1/127) --> Squeeze --> s
-    +-------------------------------------------------> QuantizeLinear(axis=0) --> the same
-
-The last form is for target cpu's graphs of many rows, where x has two dimensions: one pass over x less, for three
-operators more on the scales, which the row of a decoder's step would wait for.
+In target cpu's graphs of many rows Div is Reciprocal and Mul: an operator more on m, a fifth less time in all.
 
 A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
 batch. m is its largest magnitude; x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
@@ -97,9 +93,8 @@ def to_int8(
         fixed = scales.of(str(linear.weight.name))
         key = linear.node.graph, str(linear.x.name), replace(fixed, weight=None)
         if key not in quantised:
-            by_axis = fused and linear.node.op_type == "Gemm" and model.graph.name in OF_MANY_ROWS
-            row_scales = _by_axis if by_axis else _by_row
-            quantised[key] = row_scales(add, linear.x) if fixed.activation is None else _fixed(add, linear.x, fixed)
+            many = fused and model.graph.name in OF_MANY_ROWS
+            quantised[key] = _by_row(add, linear.x, many) if fixed.activation is None else _fixed(add, linear.x, fixed)
             add.before()
         if linear.chosen is None:
             shared = linear.weight.name in tables
@@ -123,28 +118,17 @@ class Activations:
     steps: int = 1
 
 
-def _by_row(add: Nodes, x: ir.Value) -> Activations:
-    """Quantise x (..., D) by the largest magnitude of each row. Division and rounding are two operators, as
-    QuantizeLinear takes a scale a row of more than two dimensions from opset 21 on."""
-    largest, zero, steps = _largest(add, x)
-    unit = add.constant(np.float32(1 / steps))
-    return Activations(add("QuantizeLinear", add("Div", x, largest), unit, zero), zero, largest, steps)
-
-
-def _by_axis(add: Nodes, x: ir.Value) -> Activations:
-    """Do the same with x (N, D), to a last bit of the scales."""
-    largest, zero, steps = _largest(add, x)
-    scales = add("Squeeze", add("Mul", largest, add.constant(np.float32(1 / steps))), add.constant([1]))
-    zeros = add("Expand", zero, add("Shape", scales))
-    return Activations(add("QuantizeLinear", x, scales, zeros, axis=0), zero, largest, steps)
-
-
-def _largest(add: Nodes, x: ir.Value) -> tuple[ir.Value, ir.Value, int]:
-    """Return m (..., 1), the zero point, and the steps between 0 and m."""
+def _by_row(add: Nodes, x: ir.Value, many: bool) -> Activations:
+    """Quantise x (..., D) by the largest magnitude of each row. Division and rounding are two operators:
+    QuantizeLinear takes a scale a row, in two dimensions, but then asks its threads row by row. many: in
+    one of `OF_MANY_ROWS`."""
     positive = is_positive(x)
     zero, steps = (0, UNSIGNED) if positive else (ZERO, ROUNDED)
     largest = add("ReduceMax", x if positive else add("Abs", x), add.constant([-1]), keepdims=1)
-    return add("Max", largest, add.constant(np.float32(LEAST))), add.constant(np.uint8(zero)), steps
+    largest = add("Max", largest, add.constant(np.float32(LEAST)))
+    unit, zero = add.constant(np.float32(1 / steps)), add.constant(np.uint8(zero))
+    share = add("Mul", x, add("Reciprocal", largest)) if many else add("Div", x, largest)
+    return Activations(add("QuantizeLinear", share, unit, zero), zero, largest, steps)
 
 
 def _fixed(add: Nodes, x: ir.Value, fixed: ProductScales) -> Activations:

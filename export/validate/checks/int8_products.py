@@ -28,8 +28,8 @@ PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
 """Which input is the zero point of the activations."""
 SHOWN = " (shown)"
 """Ends the name of a branch's integers where they are an output."""
-COPIES = ("Transpose", "Reshape", "Identity", "Gather", "Expand")
-"""The operators that give the numbers of their first input: in another shape, those of some rows, or several times."""
+COPIES = ("Transpose", "Reshape", "Identity", "Gather")
+"""The operators that give the numbers of their first input: in another shape, or those of some rows."""
 
 
 def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, list[str]]:
@@ -120,8 +120,9 @@ class _Graph:
         if zero is None or zero != product_zero:
             yield f"zero point {product_zero} in the product, {zero} where its activations are quantised"
         if fixed.activation is None:
-            row, unit = self.makers.get(quantise.input[0]), self.constant(quantise.input[1])
-            if unit is not None and (row is None or row.op_type != "Div"):
+            row = self.makers.get(quantise.input[0])
+            reciprocal = None if row is None else self.makers.get(row.input[-1])
+            if row is None or (row.op_type != "Div" and (reciprocal is None or reciprocal.op_type != "Reciprocal")):
                 yield "fixed scales, of which nothing is recorded"
             return
         if zero != zero_point(fixed):
