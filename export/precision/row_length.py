@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from export.graph.edit import Nodes
 from export.nn.marks import ROLE, extent
 
 from .late_weights import derived, late_initializer
@@ -31,7 +32,6 @@ LENGTHENED = "longer_rows"
 """NAME.longer_rows is the parameter with zeros behind its last row, number or column."""
 ACTIVATIONS = ("Relu", "Gelu", "Sigmoid", "Tanh", "Mul")
 """Each number by itself, and finite at 0."""
-FLOAT = ir.DataType.FLOAT
 
 
 def lengthen_rows(model: ir.Model) -> None:
@@ -76,19 +76,16 @@ def _is_bias(addend: ir.Value) -> bool:
 
 def _longer(model: ir.Model, parameter: ir.Value, axis: int) -> ir.Value:
     """Return the initializer with zeros behind the last entry of an axis."""
-    name = f"{parameter.name}.{LENGTHENED}"
-    if name not in model.graph.initializers:
-        shape = [extent(parameter, i) for i in range(len(parameter.shape or ()))]
-        behind = [(0, LINE if i == axis else 0) for i in range(len(shape))]
+    shape = [extent(parameter, i) for i in range(len(parameter.shape or ()))]
+    behind = [(0, LINE if i == axis else 0) for i in range(len(shape))]
 
-        def make(array: NDArray) -> list[NDArray]:
-            return [np.pad(array, behind)]
+    def make(array: NDArray) -> list[NDArray]:
+        return [np.pad(array, behind)]
 
-        late = derived(parameter, make, LENGTHENED)
-        value = late_initializer(name, late, 0, [n + more for n, (_, more) in zip(shape, behind, strict=True)], FLOAT)
-        value.meta[ROLE] = parameter.meta.get(ROLE)
-        model.graph.initializers[name] = value
-    return model.graph.initializers[name]
+    late, longer = derived(parameter, make, LENGTHENED), [n + more for n, (_, more) in zip(shape, behind, strict=True)]
+    value = late_initializer(f"{parameter.name}.{LENGTHENED}", late, 0, longer, ir.DataType.FLOAT)
+    value.meta[ROLE] = parameter.meta.get(ROLE)
+    return Nodes(model, str(parameter.name)).initializer(value)
 
 
 def without_zeros(tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray]:
