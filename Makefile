@@ -300,7 +300,7 @@ CUDA_VENV := .venv-cuda
 # The files with such tests, for others would need packages that this environment lacks.
 CUDA_TESTS = $(shell grep -rlE 'mark\.gpu|both_choices' tests --include='test_*.py')
 CUDA_WORKERS ?= 4
-CUDA_PACKAGES := -e '.[cuda]' pytest pytest-xdist hypothesis
+CUDA_PACKAGES := -e '.[train,export,cuda]' pytest pytest-xdist hypothesis
 WHEELS ?=
 FROM_WHEELS = $(if $(WHEELS),--no-index --find-links '$(WHEELS)')
 
@@ -333,7 +333,7 @@ $(CUDA_VENV)/.installed: pyproject.toml constraints.txt | has-cuda
 wheels-cuda: $(VENV)/.installed
 	@if [ -z '$(WHEELS)' ]; then echo 'make: wheels-cuda needs a folder: make wheels-cuda WHEELS=folder' >&2; exit 1; fi
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-input -d '$(WHEELS)' \
-	  -c constraints.txt 'setuptools>=77' '.[cuda]' pytest pytest-xdist hypothesis
+	  -c constraints.txt 'setuptools>=77' '.[train,export,cuda]' pytest pytest-xdist hypothesis
 	@echo 'make test-cuda WHEELS=$(WHEELS) installs from there'
 
 # ---- longer checks and recipes --------------------------------------------------------------------------------------
