@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import Process
 from imports import ROOT
 from marian_folders import written
 from marian_models import STUDENT, write_model
-from tiny_run import Process
 from waiting import PATIENCE, port_of
 from web_package import write_web_package
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from forked import Forked, Process
 
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.training.objectives import Reading
@@ -58,19 +59,10 @@ def write_recipe(folder: Path, **training) -> Path:
     return path
 
 
-class Process(subprocess.Popen):
-    """One that is killed where a test fails: leaving its `with` would wait for an end that need not come."""
-
-    def __exit__(self, kind, *others) -> None:
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, *others)
-
-
-def start(*arguments: object, command: Sequence[str] = COMMAND, **options) -> Process:
+def start(*arguments: object, command: Sequence[str] = COMMAND, kind: type[Process] = Forked, **options) -> Process:
     """The command line in a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
-    return Process([*command, *map(str, arguments)], encoding="utf-8", **pipes)
+    return kind([*command, *map(str, arguments)], encoding="utf-8", **pipes)
 
 
 def metrics(run: Path, kind: str) -> list[dict]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import forked
 import pytest
 from as_windows import AS_WINDOWS
 from combined import thinned_rows
+from forked import Forked, Process
 from imports import ROOT
 from serving import LINES, STREAM
 from waiting import PATIENCE, port_of, until
@@ -36,9 +37,10 @@ def started(*arguments, before="", said=None):
     # Tests run in the background of a shell may have been told to ignore Ctrl-C, which processes inherit.
     heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
     script = f"{heard}\n{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
+    kind = Process if before.startswith(WITHOUT_MLX) else Forked  # of what was imported nothing can be taken away
     patient = ["--port", "0", "--grace-seconds", str(PATIENCE)]  # what is held is not given up by itself
     command = [sys.executable, "-c", script, "serve", *map(str, arguments), *patient]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
+    process = kind(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     return process, port_of(process, said)
 
 
@@ -166,7 +168,7 @@ raise SystemExit(main())
 
 def test_told_to_end_before_it_listens_to_signals(folder):
     command = [sys.executable, "-c", TOLD_FIRST, "serve", str(folder), "--port", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    done = forked.run(command, cwd=ROOT, timeout=PATIENCE)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 

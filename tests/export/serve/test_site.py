@@ -8,9 +8,9 @@ import sys
 import urllib.request
 
 import pytest
+from forked import Process
 from imports import ROOT
 from starlette.testclient import TestClient
-from tiny_run import Process
 from waiting import PATIENCE, port_of
 from web_package import write_web_package
 

@@ -12,6 +12,7 @@ import sys
 import pytest
 from combined import thinned
 from command_line import LINES, PROGRESS, TEXT, both_models, caller, refused
+from forked import Process
 from tiny_run import COMMAND, start
 from waiting import PATIENCE
 
@@ -297,7 +298,7 @@ def test_a_reader_that_goes_away_is_no_error(made, tmp_path):
         process.stdout.close()
         assert process.wait(timeout=PATIENCE) == 141
         assert PROGRESS.sub("", process.stderr.read()) == ""
-    with start("info", made / "model", stdout=(closed := closed_pipe())) as process:
+    with start("info", made / "model", kind=Process, stdout=(closed := closed_pipe())) as process:
         os.close(closed)
         assert process.wait(timeout=PATIENCE) == 141
         assert process.stderr.read() == ""

@@ -13,6 +13,7 @@ import time
 import pytest
 from combined import SLOW, thinned, thinned_rows
 from command_line import PROGRESS, both_models
+from forked import Process
 from tiny_run import COMMAND, start
 from waiting import PATIENCE
 
@@ -273,7 +274,7 @@ def test_a_report_that_nobody_reads_is_no_mismatch(made, help):  # rich would en
     os.close(reading)
     validate = ["validate", made / "model", made / "onnx", "--runtimes", "onnxruntime"]
     arguments = ["train", "--help"] if help else validate
-    with start(*arguments, stdout=writing) as process:
+    with start(*arguments, kind=Process, stdout=writing) as process:
         os.close(writing)
         assert process.wait(timeout=PATIENCE) == 141
         assert PROGRESS.sub("", process.stderr.read()) == ""
@@ -301,7 +302,7 @@ def test_interrupted_at_any_moment(made, moment):
     code = f"{early}\nprint(1, flush=True)\n{COMMAND[2]}"
     arguments = ["translate", made / ("onnx", "model")[moment % 2], "--input", text]
     # What a full pipe has taken of the last line may end within a character.
-    with start(*arguments, command=[sys.executable, "-c", code], errors="replace") as process:
+    with start(*arguments, command=[sys.executable, "-c", code], kind=Process, errors="replace") as process:
         process.stdout.readline()  # and nothing more, so that it can't come to its end
         time.sleep(0.05 + random.uniform(moment, moment + 1) / 6)
         process.send_signal(signal.SIGINT)

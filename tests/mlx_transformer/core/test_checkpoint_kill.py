@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.training.run_folder import Run
@@ -43,7 +44,7 @@ def kill_and_check(folder: Path, kills: int, seed: int) -> None:
     delays, step = random.Random(seed), 0
     for _ in range(kills):
         command = [sys.executable, "-c", WRITER, str(folder), str(step)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with Forked(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             first = process.stdout.readline()  # imports are done
             time.sleep(delays.uniform(0, 0.08))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import token_cache
@@ -150,7 +151,7 @@ token_cache.TokenCache(folder / "cache").tokens([corpus], Tokenizer.load(vocabul
 def test_a_writer_that_is_killed_leaves_nothing_that_is_taken_for_whole(corpus, cache, tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / "tokenizer.json")]
-    assert subprocess.run(command, timeout=120, check=False).returncode == -signal.SIGKILL
+    assert forked.run(command, timeout=PATIENCE).returncode == -signal.SIGKILL
     assert not list(cache.folder.glob("tokens-*"))
     assert list(cache.folder.glob(".tokens-*"))  # it was killed in the middle
     source, _ = cache.tokens([corpus], tokenizer, [300])

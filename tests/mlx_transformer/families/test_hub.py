@@ -10,6 +10,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import forked
 import published_text
 import pytest
 import torch_archives
@@ -40,7 +41,7 @@ def run(code: str, folder: Path, *arguments: str, **environment: str) -> subproc
     """Python in a process of its own: the Hub's library reads its settings once."""
     given = {**os.environ, "HF_HOME": str(folder / "hub"), "HF_HUB_DISABLE_XET": "1", **environment}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=given, timeout=PATIENCE)
+    return forked.run(command, cwd=folder, env=given, timeout=PATIENCE)
 
 
 SEVERAL = """

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from adapter_models import made
 from hub_server import COMMIT, TOKEN, hub, nobody
@@ -33,7 +34,7 @@ TINY = TransformerConfig(vocab_size=30, d_model=16, heads=1, d_ff=16, encoder_la
 def run(folder, *arguments, stdin=subprocess.DEVNULL, **environment):
     given = {**os.environ, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, **environment}
     command = [sys.executable, "-c", CODE, "push", *map(str, arguments)]
-    return subprocess.run(command, stdin=stdin, capture_output=True, text=True, cwd=folder, env=given, timeout=PATIENCE)
+    return forked.run(command, stdin=stdin, cwd=folder, env=given, timeout=PATIENCE)
 
 
 def answered(text, folder, *arguments, **environment):
@@ -81,7 +82,7 @@ def test_a_run_is_sent_when_it_is_asked_for_and_never_else(checkpoint, tmp_path)
         assert files(tmp_path / "hub" / "org" / "name") == sent
         read = [sys.executable, "-c", "import sys, mlx_transformer as mt; print(mt.open_model(sys.argv[1]).config)"]
         home = {**os.environ, "HF_HOME": str(tmp_path / "home"), **there}
-        opened = subprocess.run([*read, "org/name"], capture_output=True, text=True, env=home, timeout=PATIENCE)
+        opened = forked.run([*read, "org/name"], env=home, timeout=PATIENCE)
         assert opened.stdout == f"{CONFIG}\n", opened.stderr
         done = run(tmp_path, "run/model", "org/other", "--yes", "--private", **there)
         assert done.returncode == 0, done.stderr

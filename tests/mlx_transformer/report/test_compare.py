@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from command_line import both_models, caller, refused
@@ -19,14 +21,30 @@ from export import OnnxTransformer, export_onnx, export_search
 from mlx_transformer import load
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.generation.scoring import score
+from mlx_transformer.report import worker
 from mlx_transformer.report.comparison_page import SHOWN, page
 from mlx_transformer.report.result import Comparison, SentencePair, Side, sentence_of
 
 made = pytest.fixture(scope="module")(both_models)
+pytestmark = pytest.mark.usefixtures("processes")
 call = pytest.fixture(caller)
 
 LINES = ["one two", "", "three. four", "five six! seven", "two <b>&", "four four four one", "seven"]
 REFERENCES = ["one two", "", "four.", "five", "two", "one", "six"]
+
+
+OPENING = ["mlx_transformer.report.worker", "mlx_transformer.commands.app", "mlx_transformer.runtime.transformer"]
+OPENING += ["mlx_transformer.generation.scoring", "export.runtime.transformer", "export.targets.portable.runtime"]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Those of the models come from one that has imported what they need; in `test_worker.py` each begins anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context.set_forkserver_preload(OPENING)
+        patch.setattr(worker, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        yield
 
 
 @pytest.fixture(scope="module")

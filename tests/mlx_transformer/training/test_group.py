@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from command_line import caller, refused
+from forked import Process
 from imports import ROOT
 from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
@@ -190,7 +191,7 @@ def test_a_signal_ends_all_and_saves(tmp_path):
     paths = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     out = tmp_path / "run"
     given = write_recipe(tmp_path, steps=100_000)
-    with launched(given, "--out", out, env={**os.environ, "PYTHONPATH": paths}) as process:
+    with launched(given, "--out", out, kind=Process, env={**os.environ, "PYTHONPATH": paths}) as process:
         running(out, process)
         process.send_signal(signal.SIGTERM)
         status, _, error = ended(process)
@@ -218,7 +219,11 @@ def test_refused(arguments, message, tmp_path, call, monkeypatch):
 def test_what_all_processes_refuse_is_said_once(tmp_path):
     arguments = ["launch", "-n", RANKS, "--", "train", "nowhere", "--out", "x"]
     patient = f"from mlx_transformer.commands import launching\nlaunching.BY_THEMSELVES = {PATIENCE}\n{COMMAND[2]}"
-    given = {"command": [sys.executable, "-c", patient], "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    given = {
+        "command": [sys.executable, "-c", patient],
+        "kind": Process,
+        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+    }
     status, out, error = ended(start(*arguments, cwd=tmp_path, **given))
     assert (status, out) == (2, "")
     assert "nowhere: no such recipe file" in error
