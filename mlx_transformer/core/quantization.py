@@ -149,9 +149,9 @@ class Packed:
 
     def dequantised(self) -> NDArray[Any]:
         """Return (O, D) in the type of the scales: product, then sum, each rounded to it: bit for bit `mx.dequantize`
-        on CPUs.
+        on x86 CPUs.
 
-        A fused multiply-add would make another last bit of about every second weight.
+        A fused multiply-add, which is `mx.dequantize` on GPUs, makes another last bit of about every second weight.
         """
         grouped = self.integers().reshape(*self.scales.shape, self.scheme.group_size)
         weights = grouped.astype(self.scales.dtype)

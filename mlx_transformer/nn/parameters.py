@@ -13,7 +13,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import BARRED, added_table_names, embedding_names, target_embedding_name
 
 from .lora import delta_of
-from .quantize import Quantized, matrix
+from .quantize import Quantized, values
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
@@ -65,6 +65,6 @@ def dense_weights(model: nn.Module) -> dict[str, np.ndarray]:
         if path not in quantized or part == "bias":
             weights[name] = array
         elif part == "weight":
-            weight, change = np.array(matrix(quantized[path]).astype(mx.float32)), delta_of(quantized[path])
+            weight, change = values(quantized[path]).astype(np.float32), delta_of(quantized[path])
             weights[name] = weight if change is None else change.of(weight).astype(np.float32)
     return weights

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, cast
 
+import ml_dtypes  # noqa: F401 - with it NumPy knows bfloat16
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_unflatten
+from numpy.typing import NDArray
 
-from mlx_transformer.core.quantization import Quantization, Scheme
+from mlx_transformer.core.quantization import Packed, Quantization, Scheme
 
 OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
 """The parts of a layer, quantised or with an adapter, that have a row for each output, or each entry of its table."""
@@ -41,10 +44,21 @@ def quantization_of(model: nn.Module) -> dict[str, Scheme]:
 
 
 def matrix(layer: nn.Module) -> mx.array:
-    """Return the weight (V, D) of a linear map or an embedding, quantised or not."""
+    """Return the weight (V, D) of a linear map or an embedding, quantised or not, as this device computes with it: a
+    GPU's fused multiply-add rounds integer * scale + bias once, where `values` and the graphs round twice."""
     if not isinstance(layer, Quantized):
         return cast(mx.array, layer.weight)
     return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+
+
+def values(layer: Quantized) -> NDArray[Any]:
+    """Return the weight (V, D) that the layer's integers stand for, in the type of its scales: the same bits on every
+    device, for they are read and not computed on it."""
+    numbers = cast(tuple[mx.array, mx.array], (layer.scales, layer.biases))  # the mode "affine" has both
+    scales, biases = (np.array(part.astype(mx.float32)) for part in numbers)
+    kind = str(layer.scales.dtype).removeprefix("mlx.core.")
+    scheme = Scheme(layer.group_size, layer.bits)
+    return Packed(np.array(layer.weight), scales.astype(kind), biases.astype(kind), scheme).dequantised()
 
 
 def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:

@@ -1,11 +1,13 @@
 """Small checkpoints quantised by MLX, in every number of bits and size of group."""
 
+import numpy as np
+from runtimes import mlx_gpu
 from small_models import random_weights
 
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.quantization import BITS, GROUP_SIZES, Scheme
+from mlx_transformer.core.quantization import BITS, GROUP_SIZES, Packed, Scheme
 
 SCHEMES = [Scheme(group, bits) for bits in BITS for group in GROUP_SIZES]
 NAMES = [f"{s.bits} bits, groups of {s.group_size}" for s in SCHEMES]
@@ -32,3 +34,17 @@ def quantized_models(tmp_path_factory):
         return out
 
     return made
+
+
+def assert_values_of_mlx(got: np.ndarray, packed: Packed, name: str = "") -> None:
+    """What `mx.dequantize` computed (O, D): a CPU's bits are those of two roundings; a GPU's fused multiply-add rounds
+    some kernels' values once."""
+    twice = packed.dequantised()
+    if not mlx_gpu():
+        np.testing.assert_array_equal(got, twice.astype(np.float32), err_msg=name)
+        return
+    grouped = packed.integers().reshape(*packed.scales.shape, -1).astype(np.float64)
+    exact = grouped * packed.scales[..., None].astype(np.float64) + packed.biases[..., None].astype(np.float64)
+    once = exact.astype(twice.dtype).reshape(twice.shape)
+    one_of_both = np.where(got == twice.astype(np.float32), twice, once)
+    np.testing.assert_array_equal(got, one_of_both.astype(np.float32), err_msg=name)

@@ -49,6 +49,11 @@ def providers() -> list[str]:
     return [NAMES.get(provider, provider) for provider in available]
 
 
+def unasked() -> list[str]:
+    """Those that `validate` judges without being asked, in its order."""
+    return ["mlx", "onnxruntime", *["mlx:gpu"] * mlx_gpu()]
+
+
 def strict() -> list[str]:
     """Everything here that computes in float32."""
     gpu = ["mlx:gpu"] if mlx_gpu() else []

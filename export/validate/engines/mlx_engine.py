@@ -54,6 +54,7 @@ class MlxEngine(ModelEngine):
 
         if checkpoint.quantization and precision in ("float16", "bfloat16"):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
+        self._rounds_once = device == "gpu" and bool(checkpoint.quantization)
         with self.stream():
             self.model = Transformer.load(checkpoint.folder)
             self.model.shortlist = None  # what is compared chooses among all tokens
@@ -82,6 +83,11 @@ class MlxEngine(ModelEngine):
     def stream(self) -> Any:
         """Return a context in which MLX computes on this device."""
         return self.mx.stream(self._device)
+
+    @property
+    def is_exact(self) -> bool:
+        """A GPU's fused multiply-add makes other last bits of the numbers that integers stand for."""
+        return super().is_exact and not self._rounds_once
 
     @property
     def config(self) -> TransformerConfig:  # type: ignore[override] - the model's, which a test may exchange

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from quantized_models import ENCODER, NAMES, SCHEMES, quantized_models, wide
+from runtimes import unasked
 from small_models import random_weights
 
 from export import OnnxTransformer, export_onnx
@@ -48,6 +49,7 @@ def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path
             np.testing.assert_array_equal(got, expected[name], err_msg=name)
 
 
+@pytest.mark.usefixtures("on_cpu")  # MLX 0.32's kernel for groups as long as a row is wrong on NVIDIA's Hopper
 @pytest.mark.parametrize("scheme", SCHEMES, ids=NAMES)
 def test_packed_operators_read_the_same_matrices(scheme, model, tmp_path):
     """With float32 activations (accuracy_level 1 in place of 4) only the rounding of sums is left between the two."""
@@ -103,7 +105,7 @@ def test_runtimes_agree_on_a_quantised_model(model, tmp_path):
     export_onnx(folder, tmp_path / "onnx")
     report = compare(folder, tmp_path / "onnx", seed=3, longest=12)
     assert report.equal, report
-    assert {w.runtime for w in report.weights} == {"mlx", "onnxruntime"}
+    assert {w.runtime for w in report.weights} == set(unasked())
     assert all(not w.problems for w in report.weights)
     other = dict(open_checkpoint(folder).stored())
     other["embedding.scales"] = other["embedding.scales"] * np.float32(1 + 2e-7)

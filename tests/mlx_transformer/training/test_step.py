@@ -6,6 +6,7 @@ import pytest
 from choices import both_choices
 from mlx import nn
 from mlx.utils import tree_flatten
+from runtimes import mlx_gpu
 from tiny_step import BETAS, EPSILON, batch, model, run, step_with
 
 from mlx_transformer.data.batches import Batch
@@ -82,12 +83,14 @@ def test_same_seed_same_bits_and_dropout_differs_between_parts_and_steps():
 def test_clipping_scales_all_gradients_together():
     free, clipped, loose = (step_with(model(), clip_norm=norm) for norm in (0.0, 0.01, 1e6))
     norms = [run(step, batch())[1] for step in (free, clipped, loose)]
-    assert norms[0] == norms[1] == norms[2] > 0.1  # before clipping
+    order = 1e-6 if mlx_gpu() else 0  # in which a GPU's threads add up a table's gradient
+    np.testing.assert_allclose(norms, norms[0], rtol=order)  # before clipping
+    assert norms[0] > 0.1
     unclipped = first_gradients(free)
     for name, gradient in first_gradients(clipped).items():
         np.testing.assert_allclose(gradient, unclipped[name] * 0.01 / norms[0], rtol=1e-3, atol=1e-9)
     for name, gradient in first_gradients(loose).items():
-        np.testing.assert_array_equal(gradient, unclipped[name])
+        np.testing.assert_allclose(gradient, unclipped[name], rtol=0, atol=order * np.abs(gradient).max())
 
 
 class Recording(TrainStep):
