@@ -105,7 +105,12 @@ class Plan:
     @property
     def judged(self) -> list[str]:
         """The precisions whose translations are compared with float32's."""
-        return [name for name in self.precisions if name in LIMITS]
+        return [name for name in self.precisions if name in LIMITS and name not in self.elsewhere]
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """The precisions that no CPU runs, where the target's execution provider isn't here."""
+        return ["bfloat16"] if "bfloat16" in self.precisions and not self.target.is_here else []
 
     def plain(self) -> Plan:
         """Return the plan of a portable package that the quality gate reads logits from: float32, and what is

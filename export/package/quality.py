@@ -178,11 +178,13 @@ def judge(
     precisions: Sequence[str],
     text: Text,
     watch: Progress = no_progress,
+    provider: str | None = None,
 ) -> list[Quality]:
     """Compare a package's precisions with float32.
 
     `folder`: the package; `plain`: the same model as a portable package with float32 and these precisions, whose graphs
     show logits, which those of other targets don't. `watch` is called with the share that is done, and the precision.
+    `provider`: the execution provider that runs the package, default the CPU's.
     """
     from export.runtime import OnnxTransformer
 
@@ -192,7 +194,8 @@ def judge(
     expected = Expected(OnnxTransformer(plain), text, done(0, "float32"))
     qualities = []
     for finished, precision in enumerate(precisions, start=1):
-        shows, runs = (OnnxTransformer(place, precision=precision) for place in (plain, folder))
+        shows = OnnxTransformer(plain, precision=precision)
+        runs = OnnxTransformer(folder, precision=precision, providers=None if provider is None else [provider])
         qualities.append(expected.quality(precision, shows, runs, done(finished, precision)))
     return qualities
 

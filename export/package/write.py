@@ -108,6 +108,8 @@ def export_onnx(
         log(f"{files}: written as target {written.name} has it: {plan.target.supports(opened.config)}")
     if plan.tokenizer is not None and len(files := tokenizer_files(plan.tokenizer)) > 1:
         log(f"{' and '.join(files)}: Optimum and transformers.js, which expect one {JOINT}, can be given ids alone")
+    for name in plan.elsewhere:
+        log(f"{name}: not judged: target {plan.target.name} has it for {plan.target.provider} alone, which isn't here")
     text = gate_text(
         opened, plan.judged, settings.gate_source, settings.gate_reference, log, plan.request.inputs_embeds
     )
@@ -118,7 +120,8 @@ def export_onnx(
         if text is not None:
             with TemporaryDirectory() as plain:
                 write_package(plan.plain(), Path(plain))
-                qualities = judge(folder, Path(plain), plan.judged, text, watch)
+                provider = plan.target.provider if plan.target.is_here else None
+                qualities = judge(folder, Path(plain), plan.judged, text, watch, provider)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not settings.accept_loss:
                 hint = "accept_loss=True writes it all the same"

@@ -36,7 +36,8 @@ class Target:
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
     `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
     operators. `vectors`: encoders can read vectors in place of ids. `by_token`: encoders alone have a row a token.
-    `precisions`: those it takes. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
+    `precisions`: those it takes. `provider`: the execution provider of ONNX Runtime that it is for, where the CPU's
+    doesn't run all of them. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
     """
 
     name: str
@@ -50,7 +51,15 @@ class Target:
     vectors: bool = True
     by_token: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
+    provider: str | None = None
     tags: tuple[str, ...] = ()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's ONNX Runtime has the execution provider that the target is for."""
+        import onnxruntime as ort
+
+        return self.provider is None or self.provider in ort.get_available_providers()
 
     def supports(self, config: TransformerConfig) -> str | None:
         """Return None if it has graphs of its own for such a model; else the reason why not, in words."""
@@ -149,9 +158,10 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "cuda",
-            "ONNX Runtime on an NVIDIA GPU, meant for float16; not yet run on one",
+            "ONNX Runtime on an NVIDIA GPU",
             _PORTABLE,
             Lowering(computes_in=("float16", "bfloat16")),
+            provider="CUDAExecutionProvider",
         ),
         Target(
             "coreml",

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from random_models import random_weights
 from small_models import alone, encoder_decoder, write_text_model
@@ -65,6 +66,17 @@ def test_agreement_is_that_of_the_best_tokens(checkpoint, tmp_path):
     assert judged.agreement == np.mean(best[0] == best[1])
     assert (judged.bleu, judged.exact_float32) == (None, None)
     assert judged.same == float(wide.generate(rows) == narrow.generate(rows))
+
+
+def test_bfloat16_of_target_cuda_is_judged_where_cuda_is(checkpoint, text, tmp_path):
+    """No CPU computes in it."""
+    said, precisions = [], ["float16", "bfloat16"]
+    gate = {"gate_source": text[0], "accept_loss": True, "log": said.append}
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision=precisions, target="cuda", **gate)
+    here = "CUDAExecutionProvider" in ort.get_available_providers()
+    assert [quality.precision for quality in recorded(folder)] == precisions[: 1 + here]
+    missing = "bfloat16: not judged: target cuda has it for CUDAExecutionProvider alone, which isn't here"
+    assert (missing in said) != here
 
 
 def test_progress_is_told(checkpoint, text, tmp_path, monkeypatch):
