@@ -122,6 +122,29 @@ def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     return tapped
 
 
+def outputs_as_float32(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy of a graph whose outputs of these names are cast to float32; inside it they stay what they are."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    inside = {name: f"{name}/narrow" for name in names}
+    _rename(copy.graph, inside)
+    for name, narrow in inside.items():
+        copy.graph.node.append(onnx.helper.make_node("Cast", [narrow], [name], to=onnx.TensorProto.FLOAT))
+    for output in copy.graph.output:
+        if output.name in inside:
+            output.CopyFrom(onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, None))
+    return copy
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values that a graph's nodes write and read, those of its branches too."""
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.get(value, value) for value in values]
+        for attribute in node.attribute:
+            _rename(attribute.g, names)
+
+
 def cut(model: onnx.ModelProto, points: Mapping[str, str]) -> onnx.ModelProto:
     """Return a copy whose outputs are POINT/computed, with an input for the value of every point."""
     copy = onnx.ModelProto()

@@ -18,6 +18,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.graph.protos import outputs_as_float32
 from export.precision.table import PRECISIONS
 from export.runtime.plugins import chosen, find_plugin, missing
 from export.runtime.sessions import SLOW_FUSIONS, open_session, session_options
@@ -167,6 +168,9 @@ class OnnxRuntimeEngine(OnnxEngine):
             session = open_session(path, providers, options)
         else:
             session = open_changed(model, path, options, providers)
+            narrow = [output.name for output in session.get_outputs() if output.type == "tensor(bfloat16)"]
+            if narrow:  # which NumPy lacks
+                session = open_changed(outputs_as_float32(model, narrow), path, options, providers)
         # A provider whose libraries can't be loaded is left out with no more than a warning.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")

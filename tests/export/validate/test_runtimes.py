@@ -20,7 +20,7 @@ from export.runtime.sessions import open_session, session_options
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
 from export.validate.engines import Engine, Node, Placement, Unavailable, mlx_engine, open_engine
-from export.validate.engines.onnxruntime_engine import open_changed
+from export.validate.engines.onnxruntime_engine import OnnxRuntimeEngine, open_changed
 from export.validate.engines.registry import ENGINES
 from export.validate.engines.web_host import NODE_BUILD, find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
@@ -222,6 +222,23 @@ def test_a_fallback_and_copies_are_seen() -> None:
         "onnxruntime:cuda ran 2 operations on CUDAExecutionProvider, 2 operations on CPUExecutionProvider; "
         "fallback from CUDAExecutionProvider: CumSum 2; copies between memories: 1; TF32 off; threads: 1"
     )
+
+
+def test_bfloat16_is_shown_as_float32(exported: tuple[Path, Path]) -> None:
+    """NumPy has none. What reads the value inside the graph, in a branch too, reads bfloat16 still."""
+    graph = """<ir_version: 9, opset_import: ["" : 20]> g (float[N] x, bool[] on) => (float[N] y, bfloat16[N] a) {
+        a = Cast <to = 16> (x)
+        y = If (on) <
+            then_branch = yes () => (float[N] wide) { wide = Cast <to = 1> (a) },
+            else_branch = no () => (float[N] same) { same = Identity (x) }>
+    }"""
+    engine = open_engine("onnxruntime:cpu:none", None, exported[1])
+    assert isinstance(engine, OnnxRuntimeEngine)
+    session = engine.open(exported[1] / "onnx" / "any.onnx", onnx.parser.parse_model(graph))
+    x = np.array([1 + 2**-20, 3.0], np.float32)
+    y, a = session.run(["y", "a"], {"x": x, "on": np.array(True)})
+    np.testing.assert_array_equal([y, a], np.float32([[1, 3], [1, 3]]))
+    np.testing.assert_array_equal(session.run(["y"], {"x": x, "on": np.array(False)})[0], x)
 
 
 def test_profiles_leave_no_files_behind(
