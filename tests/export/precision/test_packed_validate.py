@@ -12,6 +12,7 @@ from combined import combined, thinned_rows
 from onnx import numpy_helper
 from quantized_models import NAMES, SCHEMES, wide
 from random_models import random_weights, write_model
+from runtimes import unasked
 
 from export import export_onnx
 from export.precision.packed import from_bytes, in_bytes
@@ -36,7 +37,7 @@ def test_every_number_of_bits(scheme, target, tmp_path):
     paths = written(tmp_path, scheme, target, both, tie_embeddings="none" if scheme.bits == 4 else "all")
     report = compare(*paths, longest=12, threads=1)
     assert report.equal, (report.seed, report.failures())
-    assert [r.precision for r in report.runtimes] == ["float32", "float32", "packed"]
+    assert [r.precision for r in report.runtimes] == ["float32"] * len(unasked()) + ["packed"]
     weights = [check for check in report.weights if check.runtime == "onnxruntime:cpu:all:packed"]
     assert sum(check.count for check in weights) >= len(open_checkpoint(paths[0]).quantization)
     assert {t.search for t in report.tokens if t.runtime.endswith("packed")} >= {"greedy", "sampling", "beam 4"}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from random_models import write_model
 from rich.console import Console
+from runtimes import unasked
 from small_models import alone, encoder_decoder
 
 from export.validate import compare, validate_command
@@ -76,7 +77,7 @@ def test_an_original_of_any_architecture_judges_every_runtime(
     assert report.against[1].startswith("6 of 7" if architecture == "encoder" else f"{len(report.inputs) - 1} of ")
     judged = {(p.runtime, p.tap) for p in report.points if p.path == "against transformers"}
     tap = "logits" if config.has_decoder else tap_names(config)[-2]
-    assert judged == {(name, tap) for name in (CHECKPOINT, "mlx", "onnxruntime")}
+    assert judged == {(name, tap) for name in (CHECKPOINT, *unasked())}
     out = io.StringIO()
     report.print(Console(file=out, width=200))
     assert "against transformers 0.0" in out.getvalue()

@@ -14,6 +14,7 @@ from combined import thinned
 from marian_checks import SOURCES, TARGETS, model_file
 from marian_models import KINDS, STUDENT, write_model
 from random_models import write_model as write_random
+from runtimes import unasked
 from small_models import encoder_decoder
 
 from export import export_onnx
@@ -47,7 +48,7 @@ def test_what_was_imported_is_the_original(kind: str, tmp_path: Path) -> None:
     assert report.equal, report.failures()
     assert report.against[0].startswith(f"against Marian {read_marian(model_file(original))[1].get('version', 'of')}")
     judged = {point.runtime for point in report.points if point.path == "against marian"}
-    assert judged == {CHECKPOINT, "mlx", "onnxruntime"}
+    assert judged == {CHECKPOINT, *unasked()}
     assert {check.runtime for check in report.tokens if check.search == "marian: greedy"} == judged
     shown = json.loads(report.to_json())
     assert shown["against"] == list(report.against)
@@ -61,7 +62,7 @@ def test_another_file_than_the_one_that_was_imported_is_found(tmp_path: Path) ->
     )
     assert not report.equal
     failed = {(p.runtime, p.path) for p in report.points if not p.passed}
-    assert failed == {(name, "against marian") for name in (CHECKPOINT, "mlx", "onnxruntime")}
+    assert failed == {(name, "against marian") for name in (CHECKPOINT, *unasked())}
 
 
 def test_wrong_positions_of_the_import_are_found(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_wrong_positions_of_the_import_are_found(tmp_path: Path) -> None:
     report = compare(
         tmp_path / "wrong", package, seed=1, threads=1, longest=12, against="marian", original=original, searches=False
     )
-    assert {p.runtime for p in report.points if not p.passed} == {CHECKPOINT, "mlx", "onnxruntime"}
+    assert {p.runtime for p in report.points if not p.passed} == {CHECKPOINT, *unasked()}
 
 
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from head_models import head_model
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
 from mlx_transformer.core.text_pairs import OVERLAP, Pair, PairForm, Window
+from mlx_transformer.generation.answer import Answer
 from mlx_transformer.system.errors import UserError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_heads.json").read_text(encoding="utf-8"))
@@ -32,6 +34,14 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Transformer | OnnxTra
     return Transformer.load(folder / "model") if request.param == "model" else OnnxTransformer(folder / "onnx")
 
 
+def assert_same(one: Answer | None, other: Answer | None) -> None:
+    """A GPU's sums go by the shape of the batch."""
+    assert one is not None
+    assert other is not None
+    assert one.probability == pytest.approx(other.probability, abs=2e-6)
+    assert replace(one, probability=other.probability) == other
+
+
 def test_answers_are_those_of_transformers(model: Transformer | OnnxTransformer) -> None:
     questions, contexts = map(list, zip(*GOLDEN["asked"], strict=True))
     found = model.answer(questions, contexts)
@@ -40,7 +50,7 @@ def test_answers_are_those_of_transformers(model: Transformer | OnnxTransformer)
         assert (ours.start, ours.end) == (theirs["start"], theirs["end"])
         assert ours.probability == pytest.approx(theirs["probability"], abs=2e-6)
         assert ours.text == context[ours.start : ours.end]
-    assert model.answer(questions[1], contexts[1]) == found[1]
+    assert_same(model.answer(questions[1], contexts[1]), found[1])
 
 
 @pytest.mark.parametrize("most", [1, 3, 15])
@@ -111,7 +121,7 @@ def test_one_question_of_many_texts_and_many_of_one(model: Transformer | OnnxTra
     found = model.answer("is it good", texts)
     assert [each is None for each in found] == [False, True, False]
     assert model.answer("is it good", "") is None
-    assert model.answer(["is it good", "not"], "it was bad")[0] == found[2]
+    assert_same(model.answer(["is it good", "not"], "it was bad")[0], found[2])
 
 
 def test_what_cant_be_answered_is_refused(model: Transformer | OnnxTransformer) -> None:
