@@ -110,7 +110,15 @@ class Plan:
     @property
     def elsewhere(self) -> list[str]:
         """The precisions that no CPU runs, where the target's execution provider isn't here."""
-        return ["bfloat16"] if "bfloat16" in self.precisions and not self.target.is_here else []
+        return ["bfloat16"] if "bfloat16" in self.precisions and self.provider != self.target.provider else []
+
+    @property
+    def provider(self) -> str | None:
+        """The execution provider that the target is for, if this machine's ONNX Runtime has it."""
+        from export.runtime.sessions import is_available
+
+        provider = self.target.provider
+        return provider if provider is not None and is_available(provider) else None
 
     def plain(self) -> Plan:
         """Return the plan of a portable package that the quality gate reads logits from: float32, and what is

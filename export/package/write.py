@@ -120,8 +120,7 @@ def export_onnx(
         if text is not None:
             with TemporaryDirectory() as plain:
                 write_package(plan.plain(), Path(plain))
-                provider = plan.target.provider if plan.target.is_here else None
-                qualities = judge(folder, Path(plain), plan.judged, text, watch, provider)
+                qualities = judge(folder, Path(plain), plan.judged, text, watch, plan.provider)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not settings.accept_loss:
                 hint = "accept_loss=True writes it all the same"

@@ -194,6 +194,11 @@ def check_providers(providers: Sequence[Any] | None) -> list[str]:
     return names
 
 
+def is_available(provider: str) -> bool:
+    """Return whether this ONNX Runtime was built with a provider; its libraries may yet fail to load."""
+    return provider in ort.get_available_providers()
+
+
 class Opener:
     """Opens the graphs of one folder, with any number of threads an operator, as often as is wanted.
 

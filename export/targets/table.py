@@ -54,13 +54,6 @@ class Target:
     provider: str | None = None
     tags: tuple[str, ...] = ()
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this machine's ONNX Runtime has the execution provider that the target is for."""
-        import onnxruntime as ort
-
-        return self.provider is None or self.provider in ort.get_available_providers()
-
     def supports(self, config: TransformerConfig) -> str | None:
         """Return None if it has graphs of its own for such a model; else the reason why not, in words."""
         if config.architecture in self.builders:
