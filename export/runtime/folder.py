@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -206,7 +205,9 @@ def verify_export(path: Path) -> None:
 
 def copy_export(path: Path, out: Path) -> Path:
     """Copy a folder, whole or not at all, in the place of an earlier one of its kind."""
-    from mlx_transformer.system.durable import check_free, replace_folder  # few need it: the rest runs without
+    import shutil  # few need it: the rest runs without
+
+    from mlx_transformer.system.durable import check_free, replace_folder
 
     verify_export(path)
     check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), True, path)

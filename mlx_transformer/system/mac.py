@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +34,8 @@ def battery_line() -> str | None:
 def keep_awake() -> Iterator[None]:
     """Keep a Mac from sleeping while nobody uses it, until the block or this process ends; a closed lid it sleeps
     under all the same. `UserError` where there is no caffeinate."""
+    import subprocess  # what opens a model waits for no more than it needs
+
     try:
         process = subprocess.Popen(
             [CAFFEINATE, "-i", "-m", "-w", str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
@@ -50,6 +51,8 @@ def keep_awake() -> Iterator[None]:
 
 def _output_of(*command: str) -> str:
     """Return the output of a program, "" of one that fails, or isn't there."""
+    import subprocess
+
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS, check=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import time
 
@@ -62,7 +63,7 @@ def test_a_run_on_battery_is_told_so(play):
 
 def test_elsewhere_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(mac.subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "run", None)
     mac.performance_cores.cache_clear()
     assert mac.performance_cores() is None
     assert mac.battery_line() is None
