@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any
 
 import onnxruntime as ort
@@ -103,6 +105,21 @@ def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
     options.add_external_initializers_from_files_in_memory([name], [data], [len(data)])
 
 
+class _Here(threading.local):
+    """How runs that this thread asks for are computed."""
+
+    aside = False
+
+
+_here = _Here()
+
+
+def run_aside() -> None:
+    """From now on compute what this thread runs on a thread of the session, for which it waits: beside a run of
+    another thread's, with no more cores than the session has threads."""
+    _here.aside = True
+
+
 class Session(ort.InferenceSession):
     """A session whose failed runs are a `UserError` that names the file: the graph isn't what it seemed to be."""
 
@@ -113,9 +130,28 @@ class Session(ort.InferenceSession):
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         try:
-            return super().run(*arguments, **options)
+            return self._run_aside(*arguments, **options) if _here.aside else super().run(*arguments, **options)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise self._failed(error) from error
+
+    def _run_aside(self, names: Sequence[str] | None, feeds: dict[str, Any], *options: Any) -> Any:
+        def keep(*outputs_and_error: Any) -> None:
+            result.extend(outputs_and_error)
+
+        # It is over when the session's thread has let go of `keep`, not when it calls it: a session that is closed
+        # while one of its threads is still in Python waits for that thread, which waits for Python's lock.
+        over = SimpleQueue[Any]()
+        result: list[Any] = [weakref.ref(keep, over.put)]
+        try:
+            self.run_async(names, feeds, keep, None, *options)
+        except Exception:  # ONNX Runtime gave it no thread besides the caller's, as on a machine of one core
+            return super().run(names, feeds, *options)
+        del keep
+        over.get()
+        _, outputs, _, error = result
+        if error:
+            raise RuntimeError(error)
+        return outputs
 
     def run_until(self, stopped: Callable[[], bool], names: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
         """Run as `run` does, but end in the midst of a graph, a loop in it too, once `stopped()` is true: raises

@@ -37,6 +37,7 @@ from mlx_transformer.system.machine import fast_cores
 
 from . import sessions as opening
 from .folder import OnnxFolder, copy_export, open_folder
+from .passes import passes_of
 from .sessions import Opener
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class OnnxTransformer(TextVerbs):
         self._open = Opener(self.folder, providers, verify)
         self.sessions = self._open(threads)
         self.graphs = self._graphs(threads)
+        self.passes = passes_of(threads, providers)
 
     def _graphs(self, threads: int | None) -> Any:
         request, cores = self.folder.request, threads or fast_cores()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from export.runtime.passes import passes_of
+
 from .metadata import VECTOR
 from .opening import OneFile
 from .runtime import SearchModel
@@ -26,5 +28,5 @@ def open_file(
     if VECTOR in file.metadata:
         from .vector_model import VectorModel  # with the tokenizer's 7 MB
 
-        return VectorModel(file.path, file.session, file.metadata, file.config)
+        return VectorModel(file.path, file.session, file.metadata, file.config, passes_of(threads, providers))
     return SearchModel(path, threads=threads, providers=providers, file=file)

@@ -14,6 +14,7 @@ from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding, parse_embedding
 from mlx_transformer.core.tokenizer import Tokenizer, unicode_texts
 from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder
+from mlx_transformer.generation.passes import Passes
 from mlx_transformer.generation.translate import as_lines
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
@@ -34,9 +35,11 @@ class VectorModel(TextVerbs):
 
     has_steps = False
 
-    def __init__(self, path: Path, session: Session, metadata: dict[str, str], config: TransformerConfig):
+    def __init__(
+        self, path: Path, session: Session, metadata: dict[str, str], config: TransformerConfig, passes: Passes
+    ):
         self.path, self.where, self.session = path, str(path), session
-        self.metadata, self.config = metadata, config
+        self.metadata, self.config, self.passes = metadata, config, passes
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -55,7 +58,7 @@ class FileEmbedder(Embedder):
 
     def __init__(self, model: VectorModel, **options: Any):
         about = model.config, model.tokenizer, model.text_embedding
-        super().__init__(*about, lambda ids, mask: None, model.where, **options)
+        super().__init__(*about, lambda ids, mask: None, model.where, passes=model.passes, **options)
         self.session, made = model.session, model.text_embedding
         if self.kind != "dense":
             raise UserError(f"{model.where}: gives one vector of a text; for kind={self.kind} export a folder")
@@ -82,17 +85,26 @@ class FileEmbedder(Embedder):
             raise UserError(f"{self.where}: takes text, not ids: export a folder")
         vectors = np.zeros((len(rows), self.dimensions), np.float32)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        parts = []
         while order:
-            count = max(1, BATCH_TOKENS // max(1, len(rows[order[0]])))
-            part, order = order[:count], order[count:]
+            count = max(1, BATCH_TOKENS // self._passes.at_once // max(1, len(rows[order[0]])))
+            parts.append(order[:count])
+            order = order[count:]
+
+        def compute(part: list[int]) -> tuple[list[int], NDArray[np.float32]]:
             texts = np.array([rows[i] for i in part], object)
             rows_of_part = np.asarray(self.session.run([SENTENCE_EMBEDDING], {"text": texts})[0])
             if not np.isfinite(rows_of_part).all():
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
+            return part, rows_of_part
+
+        computed = 0
+        for part, rows_of_part in self._passes.in_parallel(compute, parts):
             vectors[part] = (
                 rows_of_part
                 if self.dimensions == self.width
                 else self.embedding.shortened(list(rows_of_part), self.dimensions)
             )
-            done(1 - len(order) / len(rows))
+            computed += len(part)
+            done(computed / len(rows))
         return vectors

@@ -7,6 +7,7 @@ of matrices are summed in another order where there are more rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .options import EmbedOptions
+from .passes import ONE_AT_A_TIME, Passes
 from .translate import as_lines, fitting_tokenizer
 
 MULTIPLE = 4
@@ -29,10 +31,13 @@ SHORT, ALIKE = 64, 2
 """Texts of a batch with a row for each token: all of them short, or the longest no more than so many times as long as
 the shortest, for attention computes padding all the same."""
 BATCH_TOKENS = 4096
-"""Tokens computed together, padding included; a longer row is computed alone."""
+"""Tokens computed at the same time, padding included; a longer row is computed alone."""
 CACHED_TOKENS = 384
-"""The same where there is a row for each token: enough for products to run at a core's full speed, few enough for what
-one operator leaves to be in the cache when the next one reads it."""
+"""Tokens of a pass where there is a row for each token: enough for products to run at a core's full speed, few enough
+for what one operator leaves to be in the cache when the next one reads it."""
+SHARED_TOKENS = 64
+"""Fewest of a pass that is cut off for another thread: where there are fewer, to read the weights takes longest, and
+each pass does."""
 
 
 class GraphVectors(NamedTuple):
@@ -55,13 +60,14 @@ class Embedder:
         token_vectors: Callable[[NDArray, NDArray], Any],
         where: str = "model",
         graph: GraphVectors | None = None,
+        passes: Passes = ONE_AT_A_TIME,
         **options: Any,
     ) -> None:
-        """where: the model's name in messages. graph: used where it gives just the vectors asked for. options: fields
-        of `EmbedOptions`. `UserError` for a model that is no encoder, one that doesn't say how a vector is made where
-        no `pooling` does either, and for wrong options."""
+        """where: the model's name in messages. graph: used where it gives just the vectors asked for. passes: how they
+        are computed. options: fields of `EmbedOptions`. `UserError` for a model that is no encoder, one that doesn't
+        say how a vector is made where no `pooling` does either, and for wrong options."""
         self.config, self.where, self.token_vectors = config, where, token_vectors
-        self._tokenizer = tokenizer
+        self._tokenizer, self._passes = tokenizer, passes
         settings = EmbedOptions(**options)
         self.kind = settings.kind
         if settings.kind != "dense" and (embedding is None or settings.kind not in embedding.kinds):
@@ -153,15 +159,20 @@ class Embedder:
         sources = Sources.of(self.config, "rows", ids=rows)
         if (longest := int(sources.lengths.max())) > self.config.max_positions:
             raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
-        computed = 0
         by_token = graph is not None and graph.by_token
-        batches = _mixed(sources.lengths) if by_token else _batches(sources.lengths, self.config.max_positions)
-        for part in batches:
+        run = self.token_vectors if graph is None else graph.compute
+
+        def compute(part: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]:
             arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
-            compute = self.token_vectors if graph is None else graph.compute
-            outputs = np.asarray(compute(arrays[SOURCE_IDS.name], mask), np.float32)
+            outputs = np.asarray(run(arrays[SOURCE_IDS.name], mask), np.float32)
             if not np.isfinite(outputs).all():
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
+            return part, outputs, mask
+
+        at_once, most = self._passes.at_once, self.config.max_positions
+        batches = _mixed(sources.lengths, at_once) if by_token else _batches(sources.lengths, most, at_once)
+        computed = 0
+        for part, outputs, mask in self._passes.in_parallel(compute, batches):
             yield part, outputs, mask
             computed += len(part)
             done(computed / len(rows))
@@ -177,22 +188,36 @@ def prepared(text: str, embedding: TextEmbedding) -> str:
     return text.lower() if embedding.lower_case else text
 
 
-def _batches(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
-    """Return which rows are computed together: of one padded length, the longest first."""
+def _batches(lengths: NDArray, most: int, at_once: int = 1) -> list[NDArray[np.intp]]:
+    """Return which rows are computed together: of one padded length, the longest first. at_once: of these parts."""
     padded = np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, most)
     order = np.argsort(-padded, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(padded[order])) + 1)
-    sizes = [max(1, BATCH_TOKENS // int(padded[group[0]])) for group in groups]
+    sizes = [max(1, BATCH_TOKENS // at_once // int(padded[group[0]])) for group in groups]
     return [group[i : i + size] for group, size in zip(groups, sizes, strict=True) for i in range(0, len(group), size)]
 
 
-def _mixed(lengths: NDArray) -> list[NDArray[np.intp]]:
-    """Return the same where padding costs little and batches gain nothing: of lengths alike, the longest first."""
+def _mixed(lengths: NDArray, at_once: int = 1) -> list[NDArray[np.intp]]:
+    """Return the same where padding costs little and batches gain nothing: of lengths alike, the longest first, and as
+    many parts of about one size as run at once, or so many times as many."""
+    if at_once == 1:
+        return _alike(lengths, CACHED_TOKENS)
+    total = int(lengths.sum())
+    rounds = math.ceil(total / (at_once * CACHED_TOKENS))
+    count = max(1, min(rounds * at_once, total // SHARED_TOKENS))
+    most = min(math.ceil(total / count), CACHED_TOKENS)
+    while len(parts := _alike(lengths, most)) > count and most < CACHED_TOKENS:
+        most = min(most + 2 * MULTIPLE, CACHED_TOKENS)
+    return parts
+
+
+def _alike(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
+    """Return parts of lengths alike, of at most so many tokens, the longest first."""
     order = np.argsort(-lengths, kind="stable")
     parts, first, tokens = [], 0, 0
     for i, length in enumerate(lengths[order].tolist()):
         tokens += length
-        if i > first and (tokens > CACHED_TOKENS or lengths[order[first]] > max(SHORT, ALIKE * length)):
+        if i > first and (tokens > most or lengths[order[first]] > max(SHORT, ALIKE * length)):
             parts.append(order[first:i])
             first, tokens = i, length
     return [*parts, order[first:]]

@@ -16,10 +16,11 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .lines import LineReport
+from .passes import Passes
 from .translate import fitting_tokenizer
 
 BATCH_TOKENS = 4096
-"""Tokens computed together; a longer row is computed alone."""
+"""Tokens computed at the same time; a longer row is computed alone."""
 
 
 class EncoderHead:
@@ -33,13 +34,15 @@ class EncoderHead:
         where: str,
         kind: HeadKind,
         verb: str,
+        passes: Passes,
     ) -> None:
-        """where: the model's name in messages. `UserError`, which says that `verb` needs it, for a model without a
-        head of this kind or without a tokenizer that fits it."""
+        """where: the model's name in messages. passes: how they are computed. `UserError`, which says that `verb` needs
+        it, for a model without a head of this kind or without a tokenizer that fits it."""
         if config.architecture == "encoder" and config.head.kind != kind:
             raise UserError(f"{where}: {verb} needs a head of kind {kind!r}; its head is of kind {config.head.kind!r}")
         self.tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", verb, words=False)
         self.config, self.where, self.most, self._logits = config, where, config.max_positions, logits
+        self._passes = passes
 
     def is_overlong(self, length: int, number: int, report: LineReport) -> bool:
         """Return whether a text of so many tokens has to be cut, and report its number; `UserError` if none listens."""
@@ -55,11 +58,16 @@ class EncoderHead:
         nothing is padded."""
         logits: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
         computed = 0
-        for part in _batches([len(row.ids) for row in rows]):
+
+        def compute(part: list[int]) -> tuple[list[int], NDArray[np.float64]]:
             types = {"token_types": [rows[i].token_types for i in part]} if self.config.token_types else {}
             batch = np.asarray(self._logits([rows[i].ids for i in part], **types), np.float64)
             if not np.isfinite(batch).all():
                 raise UserError(f"{self.where}: its logits are not finite; check its weights")
+            return part, batch
+
+        batches = _batches([len(row.ids) for row in rows], BATCH_TOKENS // self._passes.at_once)
+        for part, batch in self._passes.in_parallel(compute, batches):
             for i, each in zip(part, batch, strict=True):
                 logits[i] = each
             computed += len(part)
@@ -73,11 +81,11 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Return which rows are computed together, the longest first."""
+def _batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Return which rows are computed together, at most so many tokens, the longest first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches = []
     for length, group in groupby(order, lambda i: lengths[i]):
-        same, most = list(group), max(1, BATCH_TOKENS // length)
+        same, most = list(group), max(1, tokens // length)
         batches += [same[i : i + most] for i in range(0, len(same), most)]
     return batches

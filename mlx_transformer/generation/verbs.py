@@ -19,6 +19,7 @@ from mlx_transformer.core.inputs import Ids, check_ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
+from .passes import ONE_AT_A_TIME, Passes
 from .settings import (
     LANGUAGES,
     NO_SHORTLIST,
@@ -63,6 +64,8 @@ class TextVerbs:
     """Whether tokens can be had one by one, and the probability of given ones; a search inside a graph has neither."""
     takes_text: bool = False
     """Whether the tokenizer is in the graph, so that it takes no ids."""
+    passes: Passes = ONE_AT_A_TIME
+    """How an encoder's passes over several texts are computed."""
 
     @cached_property
     def generation(self) -> Settings:
@@ -292,7 +295,7 @@ class TextVerbs:
         without a head of that kind."""
         from .encoder_head import EncoderHead
 
-        return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb)
+        return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb, self.passes)
 
     @overload
     def embed(
@@ -325,7 +328,7 @@ class TextVerbs:
         from .embed import Embedder
 
         about = self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, self.graph_vectors
-        return Embedder(*about, **options)
+        return Embedder(*about, self.passes, **options)
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
@@ -335,11 +338,7 @@ class TextVerbs:
         return perplexity(self.config, tokenizer, self.token_logits, texts, done)
 
     def check_lines(
-        self,
-        lines: Sequence[str],
-        overlong: Overlong = "error",
-        first_line: int = 1,
-        task_prefix: str | None = None,
+        self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1, task_prefix: str | None = None
     ) -> None:
         """Raise `UserError` for the first line that can't be translated; first_line: its number in messages.
         task_prefix: text before each, in place of the model's own."""

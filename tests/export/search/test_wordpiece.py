@@ -18,6 +18,7 @@ from word_pieces import MOST, tokenizer, write_bert, write_encoder
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.graph.builder import GraphBuilder
 from export.interface import GRAPHS, TEXT_VECTORS, Request
+from export.runtime.sessions import Session
 from export.search import open_file
 from export.search.wordpiece import OPSETS, WordPieceOps
 from export.serve.opening import warmed
@@ -113,6 +114,19 @@ def test_vectors_are_the_folder_s(checkpoint: Path, file: Path, tmp_path: Path) 
     short = opened.embed(NASTY[3], dimensions=8)
     assert short.shape == (8,)
     assert np.linalg.norm(short) == pytest.approx(1)
+
+
+def test_two_threads_compute_two_parts_side_by_side(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, aside, run_async = [f"{line} {i}" for i in range(3) for line in NASTY * 9], [], Session.run_async
+    monkeypatch.setattr(Session, "run_async", lambda self, *of: (aside.append(of[1]), run_async(self, *of))[1])
+    done: list[float] = []
+    both = open_file(file, threads=2).embed(lines, done=done.append)
+    assert aside
+    assert len(done) > 2
+    assert (done == sorted(done), done[-1]) == (True, 1)
+    aside.clear()
+    np.testing.assert_allclose(open_file(file, threads=1).embed(lines), both, rtol=0, atol=1e-6)
+    assert not aside
 
 
 def test_the_graph_takes_and_returns_what_is_declared(checkpoint: Path, file: Path) -> None:

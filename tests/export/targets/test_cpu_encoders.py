@@ -97,3 +97,22 @@ def test_batches_of_texts_that_are_alike() -> None:
     many = np.full(2000, 50)
     assert next(len(part) for part in _mixed(many)) == CACHED_TOKENS // 50
     assert sorted(np.concatenate(_mixed(many))) == list(range(2000))
+
+
+def test_parts_for_several_threads_are_of_about_one_size() -> None:
+    def sizes(lengths: list[int], threads: int) -> list[int]:
+        array = np.array(lengths)
+        parts = _mixed(array, threads)
+        assert sorted(np.concatenate(parts)) == [*range(len(lengths))]
+        return [int(array[part].sum()) for part in parts]
+
+    assert sizes([128] * 8, 1) == [384, 384, 256]
+    assert sizes([128] * 8, 2) == [256] * 4
+    assert sizes([128] * 8, 3) == [384, 384, 256]
+    assert sizes([128] * 8, 4) == [256] * 4
+    assert sizes([128] * 8, 8) == [128] * 8
+    assert sizes([40, 60, 50, 50], 2) == [110, 90]
+    assert sizes([50] * 2000, 2) == sizes([50] * 2000, 1)
+    assert sizes([500], 2) == [500]
+    assert sizes([40, 41, 42], 2) == [123]  # a part of its own takes as long as it saves
+    assert sizes([500, 40], 2) == [500, 40]

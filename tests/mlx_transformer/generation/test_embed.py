@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mlx_transformer.generation import line_files
 from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder, _batches
 from mlx_transformer.generation.embed_files import embed_stream
 from mlx_transformer.generation.options import EmbedOptions
+from mlx_transformer.generation.passes import ONE_AT_A_TIME
 from mlx_transformer.system.errors import UserError
 
 ENCODER = {"architecture": "encoder", "decoder_layers": 0, "max_positions": 40}
@@ -49,6 +51,16 @@ def test_every_vector_is_the_one_alone(model):
     np.testing.assert_allclose(together, alone, rtol=0, atol=most)
     np.testing.assert_allclose(model.embed(TEXTS[::-1])[::-1], together, rtol=0, atol=most)
     assert model.embed([]).shape == (0, 2 * model.config.d_model)
+
+
+def test_mlx_computes_one_pass_after_the_other(folder):
+    """Its own threads share them; with two calls at a time, last bits could change."""
+    model = Transformer.load(folder / "model")
+    assert model.passes is ONE_AT_A_TIME
+    by, encode = set(), model.token_vectors
+    model.token_vectors = lambda *of: (by.add(threading.get_ident()), encode(*of))[1]
+    model.embed(TEXTS)
+    assert by == {threading.get_ident()}
 
 
 def test_both_runtimes_give_the_same(folder):
@@ -93,6 +105,7 @@ def test_rows_of_one_padded_length_go_together():
     many = _batches(np.full(BATCH_TOKENS, 8), 40)
     assert {len(part) for part in many} == {BATCH_TOKENS // 8}
     assert sorted(np.concatenate(many).tolist()) == list(range(BATCH_TOKENS))
+    assert {len(part) for part in _batches(np.full(BATCH_TOKENS, 8), 40, at_once=4)} == {BATCH_TOKENS // 4 // 8}
 
 
 def test_text_is_lower_cased_and_stripped_where_the_folder_says_so(folder):
