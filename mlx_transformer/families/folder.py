@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,38 @@ from numpy.typing import NDArray
 from mlx_transformer.core.card import Form, kind_of, write_card
 from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
+from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.published_ids import roles_of
-from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
+from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
+from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_object, read_text
+from mlx_transformer.system.manifest import MANIFEST
 from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.system.torch_writing import write_torch_tensors
 
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of
-from .sentence_folder import dense_weights, head_weights, sentence_files
+from .sentence_folder import HEADS, LIMITS, MODULES, PROMPTS, dense_weights, head_weights, sentence_files
 from .text import ADDED, check_tokenizer, read_text_files
-from .weights import open_weights
+from .weights import FORMS, open_weights
 
 GENERATION = "generation_config.json"
+GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
+SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
+SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
+SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
+SMALL += tuple(HEADS.values())
+"""The files that are fetched from the Hub beside the weights, where they are there."""
+PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
+"""And of a folder of sentence-transformers what stands behind the encoder."""
 PIPELINE = """from transformers import pipeline
 pipe = pipeline("{}", "ORG/NAME or FOLDER")
 print(pipe("A sentence."))"""
@@ -189,3 +203,25 @@ def write_folder(
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
         write_card(temporary, model_config, _form(temporary, model_config), card, out)
     return out
+
+
+def needed(files: Iterable[str]) -> list[str]:
+    """Return the files of a repository that a model needs, its config first, [] if there is none; where weights have
+    several forms, the one that `open_weights` takes; with an ONNX folder of ours its graphs."""
+    every = list(files)
+    files = [file for file in every if "/" not in file]
+    graphs = [file for file in every if GRAPH_FILE.fullmatch(file)]
+    if CONFIG not in files:
+        return []
+    parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
+    small = [file for file in SMALL if file in files] + parts
+    if ONNX_CONFIG in files:
+        return [*small, ONNX_CONFIG, *graphs]
+    for form in FORMS:
+        if form.name in files:
+            return [*small, form.name]
+        if form.index in files:
+            stem, _, kind = form.name.partition(".")
+            shard = re.compile(re.escape(stem) + r"-\d+-of-\d+\." + re.escape(kind))
+            return [*small, form.index, *(file for file in files if shard.fullmatch(file))]
+    return small

@@ -7,36 +7,17 @@ HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never cod
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.checkpoint import CONFIG
-from mlx_transformer.core.folders import ONNX_CONFIG
-from mlx_transformer.core.int8_scales import INT8_SCALES
-from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
-from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
-from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.lazy import needs
-from mlx_transformer.system.manifest import MANIFEST
-
-from .folder import GENERATION
-from .sentence_folder import HEADS, LIMITS, MODULES, PROMPTS
-from .weights import FORMS
 
 NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_NAME = re.compile(r"--|\.\.|\.git$")
 """The parts of a name that the Hub refuses that `NAME` fits."""
-GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
-SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
-SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
-SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
-SMALL += tuple(HEADS.values())
-"""The files that are fetched beside the weights, where it is there."""
-PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
-"""And of a folder of sentence-transformers what stands behind the encoder."""
 
 
 class Found(NamedTuple):
@@ -84,6 +65,8 @@ def find_model(name: str | Path, revision: str | None = None) -> Found:
 
 
 def _fetched(hub: Any, name: str, revision: str | None) -> Path:
+    from .folder import needed  # all that reads published models, which few open by name
+
     try:
         info = hub.HfApi().model_info(name, revision=revision)
     except hub.errors.RepositoryNotFoundError as error:
@@ -127,28 +110,6 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
         raise UserError(
             f"{name}: damaged in the cache of the Hugging Face Hub ({one_line(damage)}); delete its folder there"
         ) from damage
-
-
-def needed(files: Iterable[str]) -> list[str]:
-    """Return the files of a repository that a model needs, its config first, [] if there is none; where weights have
-    several forms, the one that `open_weights` takes; with an ONNX folder of ours its graphs."""
-    every = list(files)
-    files = [file for file in every if "/" not in file]
-    graphs = [file for file in every if GRAPH_FILE.fullmatch(file)]
-    if CONFIG not in files:
-        return []
-    parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
-    small = [file for file in SMALL if file in files] + parts
-    if ONNX_CONFIG in files:
-        return [*small, ONNX_CONFIG, *graphs]
-    for form in FORMS:
-        if form.name in files:
-            return [*small, form.name]
-        if form.index in files:
-            stem, _, kind = form.name.partition(".")
-            shard = re.compile(re.escape(stem) + r"-\d+-of-\d+\." + re.escape(kind))
-            return [*small, form.index, *(file for file in files if shard.fullmatch(file))]
-    return small
 
 
 def one_line(error: BaseException) -> str:

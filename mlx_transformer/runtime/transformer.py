@@ -66,12 +66,12 @@ class Transformer(nn.Transformer, TextVerbs):
         so, in MLX's quantised layers, with an adapter beside them if the folder has one. verify: compare the files with
         the digests in their manifest.
         """
-        # Here, as few need them: a published model is read as it is.
-        from mlx_transformer.families.conversion import read_published
         from mlx_transformer.families.hub import find_model
 
         place = find_model(folder, revision)
         if is_published(place.folder):
+            from mlx_transformer.families.conversion import read_published  # few need it: it reads any family
+
             return cls._published(read_published(place.folder), str(folder))
         checkpoint = open_checkpoint(place.folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]

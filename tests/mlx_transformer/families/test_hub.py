@@ -29,7 +29,8 @@ from mlx_transformer.commands import info
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.folders import fingerprint
-from mlx_transformer.families.hub import find_model, is_name, needed
+from mlx_transformer.families.folder import needed
+from mlx_transformer.families.hub import find_model, is_name
 from mlx_transformer.system.errors import UserError
 
 MARIAN = Path(__file__).parent / "golden" / "marian"
