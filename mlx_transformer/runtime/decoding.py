@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.device import tuning
 from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.candidates import Among, Candidates
@@ -21,6 +20,9 @@ from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn import Cache, Transformer
 from mlx_transformer.nn.model import Rows
+
+if TYPE_CHECKING:
+    from mlx_transformer.core.tokenizer import Tokenizer
 
 
 class MlxArrays:

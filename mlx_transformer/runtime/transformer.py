@@ -22,7 +22,6 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.settings import Settings, files_with_weights, read_settings
 from mlx_transformer.generation.steps import Model
@@ -35,6 +34,7 @@ from mlx_transformer.system.errors import UserError
 from .decoding import MlxModel, evaluating
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.families.conversion import Imported
 
 
@@ -83,6 +83,8 @@ class Transformer(nn.Transformer, TextVerbs):
     @classmethod
     def _published(cls, ours: Imported, where: str) -> Transformer:
         """Return a published model, opened without a checkpoint of ours."""
+        from mlx_transformer.core.tokenizer import Tokenizer
+
         weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
         model = cls._filled(ours.config, weights, None)
         model.where, model.__dict__["generation"] = where, ours.settings
@@ -123,6 +125,8 @@ class Transformer(nn.Transformer, TextVerbs):
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
+        from mlx_transformer.core.tokenizer import Tokenizer
+
         path = None if self._folder is None else tokenizer_path(self._folder)
         return None if path is None else Tokenizer.load(path)
 
