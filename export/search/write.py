@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from export.graph.built import built_once
 from export.graph.protos import metadata_of, read_model, write_inside
+from export.interface import SEARCH
 from export.package import export_onnx
 from export.package.fixed_scales import settled
 from export.package.plan import Plan
@@ -96,7 +99,9 @@ def export_search(
     if of_vectors:
         model = vector_model(request, str(inside), _embedding(plan))
     else:
-        model = search_model(request, plan.target.name, inside, generation, precision)
+        digest = None if inside is None else sha256(inside.encode()).digest()
+        key = (SEARCH, plan.target.name, precision, digest, repr(request), repr(generation))
+        model = built_once(key, lambda: search_model(request, plan.target.name, inside, generation, precision))
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})

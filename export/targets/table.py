@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
+from export.graph.built import built_once
 from export.interface import DECODER_MERGED, ENCODER, Request
 from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
 from mlx_transformer.core.config import TransformerConfig
@@ -82,7 +83,9 @@ class Target:
 
     def build(self, name: str, request: Request) -> ir.Model:
         """Build the graph of that name, its parameters named but not filled."""
-        return self.for_model(request.config).builders[request.config.architecture][name](request).model()
+        target = self.for_model(request.config)
+        build = target.builders[request.config.architecture][name]
+        return built_once((target.name, name, repr(request)), lambda: build(request).model())
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
         """Return the fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets

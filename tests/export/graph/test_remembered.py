@@ -11,7 +11,7 @@ import onnxscript
 import pytest
 from small_models import encoder_decoder
 
-from export.graph import builder, remembered
+from export.graph import builder, built, remembered
 from export.interface import Request
 from export.search.graph import search_model
 from export.targets.table import TARGETS
@@ -60,6 +60,7 @@ class Compared(remembered.RememberingBuilder):
 @pytest.fixture
 def compared(monkeypatch):
     monkeypatch.setattr(builder, "RememberingBuilder", Compared)
+    built.forget()
     monkeypatch.setattr(remembered, "_inferred", {})
     monkeypatch.setattr(Compared, "asked", Counter())
     return Compared.asked
