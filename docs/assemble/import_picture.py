@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -88,6 +89,7 @@ def _arrow(svg: Svg, points: list[tuple[float, float]]) -> None:
     svg.path(way, "arrow")
 
 
+@cache
 def imports(root: Path) -> dict[str, set[str]]:
     """Folder -> folders that its modules import as they are loaded."""
     found: dict[str, set[str]] = {}

@@ -67,7 +67,7 @@ def _validation(log: Path, step: int) -> dict[str, Any]:
 
 def _index(recipe: Recipe, scores: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the Hub's form of scores: those of translations, and the one that the objective has beside its loss."""
-    signatures = score(["text"], ["text"])
+    signatures = score(["text"], ["text"]) if SCORES.keys() & scores.keys() else {}
     metrics: list[dict[str, Any]] = [
         {"type": key, "name": name, "value": scores[key], "args": {"signature": signatures[f"{key}_signature"]}}
         for key, name in SCORES.items()
