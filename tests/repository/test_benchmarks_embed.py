@@ -6,10 +6,12 @@ import json
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from small_models import SIZES, random_weights
 
 from benchmarks import embed as benchmark
@@ -57,6 +59,25 @@ def test_engines_take_turns() -> None:
     found = benchmark.measure({"ours": engine("a"), "plain": engine("b")}, ["x"] * 3, 2, 2, time.perf_counter)
     assert calls == ["a2", "b2", *["a2", "a1", "b2", "b1"] * 2]
     assert [len(each) for each in found.values()] == [2, 2]
+
+
+def test_a_clock_of_coarse_steps_is_read_until_it_has_moved() -> None:
+    """Else a small model would take no time at all, and no speed could be told."""
+    milliseconds = 0
+
+    def engine(took: int) -> benchmark.Here:
+        def embed(texts: Sequence[str]) -> NDArray:
+            nonlocal milliseconds
+            milliseconds += took
+            return np.zeros(1)
+
+        return benchmark.Here(embed)
+
+    clock = lambda: milliseconds // 10 / 100  # noqa: E731
+    found = benchmark.measure({"ours": engine(1), "plain": engine(2)}, ["x"] * 4, 4, 40, clock)
+    assert all(taken > 0 for each in found.values() for taken in each)
+    assert np.mean(found["plain"]) > 1.5 * np.mean(found["ours"])
+    assert benchmark.row("float32", 4, 1, 4, found)[1] > 1
 
 
 PEER = """
