@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import pytest
 from ending_models import POST_NORM, made, rows
+from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
 
 from export import OnnxTransformer, export_onnx
 from export.runtime import sessions as opening
@@ -85,6 +88,18 @@ def test_a_session_may_outlive_its_model(checkpoint, tmp_path):
     gc.collect()
     assert (session.run(None, feeds)[0] == before).all()
     assert (session.weights is not None) == opening.SHARES_FILES
+
+
+def test_a_second_thread_does_not_keep_a_core_busy_while_a_model_is_opened(checkpoint, tmp_path, monkeypatch):
+    """It would for as long as that takes: two to three times the processor's time."""
+    monkeypatch.setattr(onnxruntime, "SessionOptions", SessionOptions)  # as tests have them, they never keep one busy
+    folder = export_onnx(checkpoint, tmp_path / "onnx")
+    seconds = {1: [], 2: []}
+    for threads in (1, 2) * 9:
+        began = time.process_time()
+        OnnxTransformer(folder, threads=threads, verify=False)
+        seconds[threads].append(time.process_time() - began)
+    assert min(seconds[2]) < 1.8 * min(seconds[1])
 
 
 @pytest.mark.parametrize("threads", [0, -1, 2**14, 2**32, 2.0, True])
