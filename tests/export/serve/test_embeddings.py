@@ -26,7 +26,7 @@ MADE = TextEmbedding(normalize=True, max_length=30, prompts={"query": "one: "})
 def encoder(tmp_path_factory):
     folder = write_text_model(tmp_path_factory.mktemp("encoder"), architecture="encoder", decoder_layers=0)
     (folder / "onnx" / EMBEDDING).write_text(MADE.json())
-    return OnnxTransformer(folder / "onnx", threads=1)
+    return OnnxTransformer(folder / "onnx", threads=2)
 
 
 @pytest.fixture(scope="module")
