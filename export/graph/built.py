@@ -12,20 +12,22 @@ import onnx_ir as ir
 
 from export.nn.marks import ROWS_OF
 
-KEPT = 24
-"""The number of graphs that are kept, those asked for last; a package has up to four."""
-_BUILT: dict[Hashable, ir.Model] = {}
+KEPT = 20_000
+"""The nodes of the graphs that are kept, those asked for last: some 100 MB. A graph of six layers has a few hundred."""
+_BUILT: dict[Hashable, tuple[ir.Model, int]] = {}
+"""Graphs with the numbers of their nodes, what was asked for last at the end."""
 
 
 def built_once(key: Hashable, build: Callable[[], ir.Model]) -> ir.Model:
     """Return what `build` makes, a copy that is the caller's own; `key` tells one graph from every other."""
-    model = _BUILT.pop(key, None)
-    if model is None:
+    entry = _BUILT.pop(key, None)
+    if entry is None:
         model = build()
-    _BUILT[key] = model
-    while len(_BUILT) > KEPT:
+        entry = model, sum(1 for _ in model.graph.all_nodes())
+    _BUILT[key] = entry
+    while len(_BUILT) > 1 and sum(nodes for _, nodes in _BUILT.values()) > KEPT:
         _BUILT.pop(next(iter(_BUILT)), None)
-    return _copied(model)
+    return _copied(entry[0])
 
 
 def forget() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,8 @@ RUNS_WHAT_IT_READS = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib"
 OF_THE_ORIGINAL = ("export.validate.origin.hugging_face", "torch")
 """`validate --against transformers` runs that package by wish; it reads safetensors there and nothing else."""
 BUILTINS = {"eval", "exec", "compile", "__import__"}
+KEYWORDS = {"allow_pickle", "trust_remote_code", "shell"}
+WORDS = re.compile(rf"\b({'|'.join(sorted(BUILTINS | KEYWORDS | RUNS_WHAT_IT_READS))})\b")
 
 
 def calls(source: str) -> set[str]:
@@ -21,7 +24,7 @@ def calls(source: str) -> set[str]:
     tree = ast.parse(source)
     found = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code", "shell"):
+        if isinstance(node, ast.keyword) and node.arg in KEYWORDS:
             found |= {node.arg} if not (isinstance(node.value, ast.Constant) and node.value.value is False) else set()
     return found
 
@@ -30,7 +33,9 @@ def test_no_module_runs_what_it_reads():
     found = []
     for name, path in modules().items():
         source = path.read_text(encoding="utf-8")
-        found += [(name, call) for call in calls(source) & (BUILTINS | {"allow_pickle", "trust_remote_code", "shell"})]
+        if not WORDS.search(source):  # to read it takes long
+            continue
+        found += [(name, call) for call in calls(source) & (BUILTINS | KEYWORDS)]
         tops = {entry.target.partition(".")[0] for entry in imports_of(source, name)}
         found += [(name, top) for top in tops & RUNS_WHAT_IT_READS]
     assert found == [OF_THE_ORIGINAL]

@@ -65,19 +65,23 @@ def test_a_change_of_one_copy_is_none_of_the_next():
     assert contents(TARGETS["cpu"].build(DECODER_CPU, request)) == before
 
 
-def test_what_was_asked_for_last_is_kept():
+def test_what_was_asked_for_last_is_kept(monkeypatch):
+    monkeypatch.setattr(built, "KEPT", 12)
     asked: list[int] = []
 
-    def made(number: int) -> ir.Model:
+    def made(number: int, nodes: int = 4) -> ir.Model:
         def build() -> ir.Model:
             asked.append(number)
-            return ir.Model(ir.Graph([], [], nodes=[], name=str(number)), ir_version=9)
+            return ir.Model(ir.Graph([], [], nodes=[ir.node("X", []) for _ in range(nodes)]), ir_version=9)
 
         return built_once(number, build)
 
-    for number in (*range(built.KEPT), 0, built.KEPT, 0, 1):
-        assert made(number).graph.name == str(number)
-    assert asked == [*range(built.KEPT), built.KEPT, 1], "1 was the first that nobody had asked for again"
+    for number in (0, 1, 2, 0, 3, 0, 1):
+        assert len(made(number).graph) == 4
+    assert asked == [0, 1, 2, 3, 1], "1 was the first that nobody had asked for again"
+    for number in (4, 4, 5):
+        made(number, 99)
+    assert asked[5:] == [4, 5], "the last one stays, however large"
 
 
 def test_requests_that_differ_in_anything_are_others():
