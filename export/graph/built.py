@@ -25,7 +25,7 @@ def built_once(key: Hashable, build: Callable[[], ir.Model]) -> ir.Model:
         model = build()
         entry = model, sum(1 for _ in model.graph.all_nodes())
     _BUILT[key] = entry
-    while len(_BUILT) > 1 and sum(nodes for _, nodes in _BUILT.values()) > KEPT:
+    while len(_BUILT) > 1 and sum(nodes for _, nodes in list(_BUILT.values())) > KEPT:
         _BUILT.pop(next(iter(_BUILT)), None)
     return _copied(entry[0])
 
