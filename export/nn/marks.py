@@ -20,6 +20,7 @@ class Role(Enum):
     UNBOUNDED = "the same, and results may be beyond float16's range"
     CLASSIFIER = "multiplied with the last activations"
     EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
+    LOOKED_UP = "rows that an encoder alone looks up by tokens, and no classifier multiplies with"
     ADDED = "rows or numbers looked up by positions or kinds of tokens: few, added to what has a meaning already"
 
 

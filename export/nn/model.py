@@ -44,13 +44,15 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
+        looked_up = config.architecture == "encoder" and (config.own_classifier or not config.head.classifies)
+        role = Role.LOOKED_UP if looked_up else Role.EMBEDDING
         if config.one_embedding:
-            self.embedding = Embedding(config.vocab_size, config.d_model)
+            self.embedding = Embedding(config.vocab_size, config.d_model, role)
         else:
             if config.has_encoder:
-                self.source_embedding = Embedding(config.source_vocab_size, config.d_model)
+                self.source_embedding = Embedding(config.source_vocab_size, config.d_model, role)
             if config.has_decoder:
-                self.target_embedding = Embedding(config.vocab_size, config.d_model)
+                self.target_embedding = Embedding(config.vocab_size, config.d_model, role)
         if config.token_types:
             self.token_type_embedding = Embedding(config.token_types, config.d_model, Role.ADDED)
         if config.has_encoder:

@@ -104,7 +104,7 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Rows of a table; the same table transposed is a classifier."""
 
-    def __init__(self, vocab_size: int, width: int, role: Role = Role.EMBEDDING):
+    def __init__(self, vocab_size: int, width: int, role: Role):
         super().__init__()
         self.weight = Parameter([vocab_size, width], role)
 

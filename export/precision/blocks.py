@@ -32,7 +32,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from export.graph.edit import Nodes
 from export.nn.marks import extent
 
-from .int8 import CONTRIB, to_int8, unpack_rows
+from .int8 import CONTRIB, join_blocks, stored_blocks, to_int8, unpack_blocks, unpack_rows
 from .late_weights import derived, late_initializer
 from .products import Linear, Lookup, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, packed
@@ -106,37 +106,16 @@ def _multiply_unpacked(model: ir.Model, products: Sequence[Linear], unpack: Unpa
 def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str) -> None:
     out, width = _sizes(linear)
     add = Nodes(model, linear.node)
-    q, scale = _blocks(add, linear, bits)
+    q, scale = stored_blocks(add, linear.weight, linear.rows, bits)
     sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACTIVATIONS[activations]}
     put_product(add, linear, add("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes))
 
 
 def _unpack(add: Nodes, linear: Linear) -> ir.Value:
-    """Unpack a weight from blocks of 8 bits, for a product in float32, without what fills the last block."""
+    """Unpack a weight from blocks of 8 bits, for a product in float32."""
     out, width = _sizes(linear)
-    q, scale = _blocks(add, linear, 8)
-    signed = add("Sub", add("Cast", q, to=ir.DataType.FLOAT), add.constant(np.float32(128)))
-    rows = add("Mul", signed, add("Unsqueeze", scale, add.constant([2])))
-    rows = add("Reshape", rows, add.constant([out, -1]))
-    if width % BLOCK == 0:
-        return rows
-    return add("Slice", rows, *(add.constant([k]) for k in (0, width, 1)))
-
-
-def _blocks(add: Nodes, linear: Linear, bits: int) -> tuple[ir.Value, ir.Value]:
-    """Return (O, G, b * bits / 8) uint8, and scales (O, G)."""
-    out, width = _sizes(linear)
-    groups = -(-width // BLOCK)
-
-    def make(w: NDArray) -> tuple[NDArray, NDArray]:
-        q, scale = block_rows(w if linear.rows else w.T, bits, BLOCK)
-        return packed(q, bits), scale
-
-    late = derived(linear.weight, make, f"blocks{bits}")
-    name = f"{linear.weight.name}.uint{bits}"
-    q = late_initializer(name, late, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8)
-    scale = late_initializer(f"{name}_scale", late, 1, (out, groups), ir.DataType.FLOAT)
-    return add.initializer(q), add.initializer(scale)
+    rows = unpack_blocks(add, *stored_blocks(add, linear.weight, linear.rows, 8), axis=2)
+    return join_blocks(add, rows, add.constant([out, -1]), width, axis=1)
 
 
 def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
@@ -163,7 +142,7 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
     size, width = extent(lookup.table, 0), extent(lookup.table, 1)
     groups = width // BLOCK
     late = derived(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
-    # The bytes of `_blocks` in another shape; the file holds them once.
+    # The bytes of `stored_blocks` in another shape; the file holds them once.
     q = late_initializer(f"{lookup.table.name}.uint8_rows", late, 0, (size, width), ir.DataType.UINT8)
     scale = late_initializer(f"{lookup.table.name}.uint8_scale", late, 1, (size, groups), ir.DataType.FLOAT)
     add = Nodes(model, lookup.node)

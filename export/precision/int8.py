@@ -22,10 +22,16 @@ with one scale a tensor, in which it adds the bias before it multiplies. Target 
 Cast, Mul, Mul: it takes a scale a row as well, but for the same reason no bias. With fixed scales it takes the bias
 too, and gives the bits of Cast, Mul, Add.
 
-An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers. The matrices that
-`Int8Scales` leaves in float32 stay as they were built.
+An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers. Where an encoder
+alone reads a table, nothing asks for one scale a row: each 32 of its numbers have one, in steps half as large. (What
+that takes more of operators, a decoder's single step would feel.)
 
-Shapes: D width in, O width out, V entries of a table.
+    ids --+--> Gather(q uint8 (V, G, 32)) --> Cast --> Sub 128 --> Mul --> Reshape [--> Slice] --> rows
+          +--> Gather(scale (V, G)) --> Unsqueeze -----------------^
+
+The matrices that `Int8Scales` leaves in float32 stay as they were built.
+
+Shapes: D width in, O width out, V entries of a table, G blocks of a row.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ from mlx_transformer.system.errors import UserError
 
 from .late_weights import LateWeight, derived, late_initializer
 from .products import Linear, Lookup, is_positive, is_vector, linears, lookups, put_product
-from .rounding import int8_matrix, int8_rows
+from .rounding import BLOCK, block_rows, int8_matrix, int8_rows, packed
 
 CONTRIB = "com.microsoft"
 IN_STEPS = "scale_"
@@ -283,9 +289,44 @@ def _scales_shape(fixed: ProductScales, *each: int) -> tuple[int, ...]:
 
 def _look_up(model: ir.Model, lookup: Lookup, fixed: ProductScales) -> None:
     add = Nodes(model, lookup.node)
+    if lookup.table.meta[ROLE] is Role.LOOKED_UP and fixed.weight is None:
+        q, scale = (add("Gather", values, lookup.ids, axis=0) for values in stored_blocks(add, lookup.table, True, 8))
+        shape = add("Concat", add("Shape", lookup.ids), add.constant([-1]), axis=0)
+        add.replace(join_blocks(add, unpack_blocks(add, q, scale), shape, extent(lookup.table, 1)))
+        return
     q, scale = _rows(add, lookup.table, True, fixed)
     row = add("Cast", add("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
     add.replace(add("Mul", row, scale if fixed.weight is not None else add("Gather", scale, lookup.ids, axis=0)))
+
+
+def stored_blocks(add: Nodes, weight: ir.Value, rows: bool, bits: int) -> tuple[ir.Value, ir.Value]:
+    """Return (O, G, 32 * bits / 8) uint8, and scales (O, G). `rows`: the matrix is (O, D)."""
+    out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
+    groups = -(-width // BLOCK)
+
+    def make(w: NDArray) -> tuple[NDArray, NDArray]:
+        q, scale = block_rows(w if rows else w.T, bits, BLOCK)
+        return packed(q, bits), scale
+
+    late = derived(weight, make, f"blocks{bits}")
+    name = f"{weight.name}.uint{bits}"
+    q = late_initializer(name, late, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8)
+    scale = late_initializer(f"{name}_scale", late, 1, (out, groups), ir.DataType.FLOAT)
+    return add.initializer(q), add.initializer(scale)
+
+
+def unpack_blocks(add: Nodes, q: ir.Value, scale: ir.Value, axis: int = -1) -> ir.Value:
+    """Return float32 of blocks of 8 bits (..., G, 32) and scales (..., G). axis: that of the 32."""
+    signed = add("Sub", add("Cast", q, to=ir.DataType.FLOAT), add.constant(np.float32(ZERO)))
+    return add("Mul", signed, add("Unsqueeze", scale, add.constant([axis])))
+
+
+def join_blocks(add: Nodes, rows: ir.Value, shape: ir.Value, width: int, axis: int = -1) -> ir.Value:
+    """Return (..., D) of blocks (..., G, 32), without what fills the last one. shape: (..., -1); axis: that of D."""
+    rows = add("Reshape", rows, shape)
+    if width % BLOCK == 0:
+        return rows
+    return add("Slice", rows, *(add.constant([k]) for k in (0, width, axis)))
 
 
 def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:

@@ -4,7 +4,7 @@
     Gather(W, ids)                                                               rows of a table
 
 W is an initializer of the outermost graph that isn't filled yet. Its role, which `nn/` has said, tells whether it is
-one that is multiplied, or a table of tokens: what is looked up by positions or kinds of tokens is neither.
+one that is multiplied, a table of tokens or both: what is looked up by positions or kinds of tokens is neither.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from export.graph.edit import Nodes
 from export.nn.marks import ROLE, ROWS_OF, Role
 
 MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
+LOOKED_UP = (Role.EMBEDDING, Role.LOOKED_UP)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _lookups(model: ir.Model) -> Iterator[Lookup]:
             table, ids = node.inputs
             if any(ROWS_OF in user.node.outputs[0].meta for user in node.outputs[0].uses()):
                 continue
-            if table is not None and ids is not None and _is_matrix(table, Role.EMBEDDING):
+            if table is not None and ids is not None and _is_matrix(table, *LOOKED_UP):
                 yield Lookup(node, table, ids)
 
 

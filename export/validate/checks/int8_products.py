@@ -52,7 +52,7 @@ def left_in_float32(files: Mapping[str, Path], scales: Int8Scales, config: Trans
     for name, path in files.items():
         names = {tensor.name for tensor in initializers(onnx.load(path, load_external_data=False).graph)}
         for matrix in quantizable_shapes(config):
-            integers = {f"{matrix}.int8", f"{matrix}.int8_rows"} & names
+            integers = {f"{matrix}.{kind}" for kind in ("int8", "int8_rows", "uint8")} & names
             if integers and scales.of(matrix).float32:
                 yield f"{name}: {matrix}: integers, {INT8_SCALES} has it in float32"
             if matrix in names and not scales.of(matrix).float32:

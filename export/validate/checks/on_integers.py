@@ -26,6 +26,7 @@ from export.validate.reference import Reference
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Measurement, Truth
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales, multiplied_names
+from mlx_transformer.core.parameters import embedding_names
 
 from .second_look import DRAWS, WORTH_A_SECOND_LOOK, Reordered
 
@@ -36,7 +37,8 @@ INTEGERS = " (integers)"
 
 
 class IntegerReference(Reference):
-    """The network whose products are those of given integers. `seen`: what came to each product."""
+    """The network whose products are those of given integers. weights: of tables that are only looked up, those that
+    a package holds (`with_tables`). `seen`: what came to each product."""
 
     def __init__(
         self,
@@ -46,7 +48,8 @@ class IntegerReference(Reference):
         integers: Mapping[str, Array],
         dtype: DTypeLike,
     ) -> None:
-        rounded = (name for name, entry in scales.products.items() if not entry.float32)
+        multiplied = multiplied_names(config)
+        rounded = (name for name in scales.products if name in multiplied and not scales.of(name).float32)
         quantised = {name: quantiser(name, scales.of(name).weight)(weights[name]) for name in rounded}
         tables = {name: from_int8_rows(*parts) for name, parts in quantised.items()}
         super().__init__(config, {**weights, **tables}, dtype)
@@ -75,6 +78,7 @@ def on_its_integers(
     names = {name for name in multiplied_names(engine.config) if not engine.int8_scales.of(name).float32}
     if any(engine.int8_scales.of(name).activation is None for name in names):
         return
+    stored = with_tables(engine, stored)
     deviations: list[tuple[Case, str, Deviation, ErrorScale]] = []
     for case in cases:
         taps, integers = engine.taps_with_integers(case, searching)
@@ -102,6 +106,16 @@ def on_its_integers(
         point = Point(engine.name, ON_INTEGERS, tap, worst, case.name, 1, failures)
         points[tap] = worse(points[tap], point) if tap in points else point
     yield from points.values()
+
+
+def with_tables(engine: Any, stored: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the parameters with the tables that are only looked up as an engine's files have to hold them: how these
+    were rounded, their names say."""
+    tables = embedding_names(engine.config) - multiplied_names(engine.config)
+    values = {
+        name: engine.as_stored(where, name, stored[name]) for where, name, _ in engine.parameters() if name in tables
+    }
+    return {**stored, **values}
 
 
 def _values(reference: IntegerReference, case: Case) -> dict[str, Array]:

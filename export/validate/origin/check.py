@@ -18,7 +18,7 @@ import numpy as np
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.validate.cases import Case, reference_logits, reference_taps
 from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of
-from export.validate.checks.on_integers import IntegerReference, on_its_integers
+from export.validate.checks.on_integers import IntegerReference, on_its_integers, with_tables
 from export.validate.checks.second_look import SecondLook
 from export.validate.engines.onnx_engine import OnnxEngine
 from export.validate.engines.protocol import Engine
@@ -213,7 +213,7 @@ def certified_flip(
     points = list(on_its_integers(engine, stored, [case], searching=True))
     if not points or not all(point.passed for point in points):
         return None
-    what = c, stored, engine.int8_scales, engine.taps_with_integers(case, searching=True)[1]
+    what = c, with_tables(engine, stored), engine.int8_scales, engine.taps_with_integers(case, searching=True)[1]
     logits, single = (reference_logits(IntegerReference(*what, kind), case)[0] for kind in (np.float64, np.float32))
     tie = 2 * BUDGETS["float32", "cpu"].max * max(np.abs(single - logits).max(), UNIT * np.sqrt(np.mean(logits**2)))
     before = [c.bos_id]

@@ -1,25 +1,37 @@
 """What a lower precision does with a matrix or an operator follows from what was said where the graph was built, not
 from names or kinds of operators."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from combined import combined
 from random_models import random_weights
-from small_models import encoder_decoder
+from small_models import alone, encoder_decoder
 
 from export import export_onnx
 from export.graph.builder import GraphBuilder
+from export.graph.built import forget
 from export.nn.marks import FULL_PRECISION, Role
 from export.nn.norms import RMSNorm
 from export.nn.primitives import Embedding, Linear, Parameter, full_precision, name_parameters
 from export.precision.blocks import weight_only
 from export.precision.half import half
 from export.precision.products import linears, lookups
-from export.precision.table import ONNXRUNTIME
+from export.precision.rounding import BLOCK, block_rows
+from export.precision.table import ONNXRUNTIME, PRECISIONS
+from export.validate import compare
+from export.validate.findings import ON_INTEGERS
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Head
+from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductScales, multiplied_names
+from mlx_transformer.core.parameters import quantizable_shapes
+from mlx_transformer.system.manifest import write_manifest
 
 FLOAT16 = ir.DataType.FLOAT16
 
@@ -82,7 +94,7 @@ def of_tables() -> ir.Model:
     """Tables whose names say the opposite of what they are."""
     g = GraphBuilder("tables")
     ids = g.input("ids", "batch_size", dtype="int64")
-    words, scores = Embedding(32, 32), Parameter([32, 32], Role.ADDED)
+    words, scores = Embedding(32, 32, Role.EMBEDDING), Parameter([32, 32], Role.ADDED)
     inner, classifier = Linear(32, 32, bias=False), Linear(32, 40, bias=False, role=Role.CLASSIFIER)
     words.weight.name, scores.name = "positions.words.weight", "embedding.weight"
     inner.weight.name, classifier.weight.name = "output_proj.weight", "last.weight"
@@ -120,3 +132,84 @@ def test_numbers_by_relative_position_stay_as_they_are(target, tmp_path) -> None
                 found += 1
             assert not tensor.name.startswith(("encoder.positions.weight.", "decoder.positions.weight."))
     assert found >= 4
+
+
+TIED = alone("paper", "encoder")
+ENCODER = dataclasses.replace(TIED, head=Head(kind="hidden"))
+ENCODERS = {"whole blocks": ENCODER, "a part of one": dataclasses.replace(ENCODER, d_model=40)}
+
+
+def table_of(folder, suffix="_quantized"):
+    """The initializers of the table, and those that products read."""
+    graph = onnx.load(folder / "onnx" / f"model{suffix}.onnx").graph
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    return {name: array for name, array in tensors.items() if name.startswith("embedding.weight")}
+
+
+def exported(config, folder, as_before=False, **options):
+    """as_before: by a table that has one scale a row in any case, as packages of earlier versions have."""
+    checkpoint = save_checkpoint(folder / "model", config, random_weights(config, 3), texts=options.pop("texts", {}))
+    with pytest.MonkeyPatch.context() as patch:
+        if as_before:
+            roles = {role.name: role for role in Role} | {"LOOKED_UP": Role.EMBEDDING}
+            patch.setattr("export.nn.model.Role", SimpleNamespace(**roles))
+            forget()
+        package = export_onnx(checkpoint, folder / "onnx", **options)
+    if as_before:
+        forget()
+    return checkpoint, package
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "precision"),
+    combined(ENCODERS, ["portable", "cpu", "web"], ["int8", "int8-weights", "int4"]),
+)
+def test_an_encoder_s_own_table_is_in_blocks(name, target, precision, tmp_path):
+    checkpoint, folder = exported(ENCODERS[name], tmp_path, target=target, precision=precision)
+    table, w = table_of(folder, PRECISIONS[precision].suffix), random_weights(ENCODERS[name], 3)["embedding.weight"]
+    q, scale = block_rows(w, 8, BLOCK)
+    stored = {key: array for key, array in table.items() if array.size == q.size or array.size == w.size}
+    assert len(stored) == 1
+    assert next(iter(stored.values())).tobytes() == q.tobytes()
+    np.testing.assert_array_equal(table["embedding.weight.uint8_scale"], scale)
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=9, threads=1)
+    assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("config", [TIED, alone("untied", "decoder")], ids=["tied", "decoder"])
+def test_others_have_a_scale_a_row(config, tmp_path):
+    _, folder = exported(config, tmp_path, precision="int8")
+    names = onnx.load(folder / "onnx" / "model_quantized.onnx").graph.initializer
+    assert any(tensor.name.endswith("embedding.weight.int8_rows") for tensor in names)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_package_from_before_is_what_it_says(fixed, tmp_path):
+    """A scale a row; with fixed scales the reference between the integers reads that table."""
+    entry = {name: ProductScales(np.float32(20)) for name in multiplied_names(ENCODER)}
+    texts = {INT8_SCALES: Int8Scales({n: entry.get(n, ProductScales()) for n in quantizable_shapes(ENCODER)}).json()}
+    options = {"precision": "int8", **({"texts": texts} if fixed else {})}
+    checkpoint, folder = exported(ENCODER, tmp_path, as_before=True, **options)
+    assert "embedding.weight.int8_rows" in table_of(folder)
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=9, threads=1)
+    assert report.equal, report.failures()
+    assert any(point.path == ON_INTEGERS for point in report.points) == fixed
+    now = export_onnx(checkpoint, tmp_path / "now", precision="int8")
+    assert "embedding.weight.uint8" in table_of(now)
+    report = compare(checkpoint, now, ["onnxruntime"], seed=5, longest=9, threads=1)
+    assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("changed", ["uint8", "uint8_scale"])
+def test_another_number_in_a_table_is_noticed(changed, tmp_path):
+    checkpoint, folder = exported(ENCODER, tmp_path, precision="int8")
+    path = folder / "onnx" / "model_quantized.onnx"
+    model = onnx.load(path)
+    tensor = next(each for each in model.graph.initializer if each.name == f"embedding.weight.{changed}")
+    array = onnx.numpy_helper.to_array(tensor).copy()
+    array[7].flat[0] = array[7].flat[0] + 1 if changed == "uint8" else array[7].flat[0] * np.float32(1.001)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, path)
+    write_manifest(folder / "onnx")
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=5, threads=1)
+    assert any("embedding.weight: " in problem for check in report.weights for problem in check.problems)
