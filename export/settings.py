@@ -46,7 +46,7 @@ class ExportSettings:
     """Layer of an encoder that int8 leaves in float32: embedding, encoder.layers.0, encoder.layers.0.feed_forward; for
     several give it again."""
     least_neighbours: float | None = None
-    """Share of each text's ten nearest neighbours on gate_source, such as 0.99, for which int8 leaves layers of an
+    """Share of each text's ten nearest neighbours on gate_source, such as 0.99, for which int8 leaves matrices of an
     encoder in float32, as few as it takes; unset: none."""
     fixed_shape: str | None = None
     """ROWSxSOURCExTARGET, such as 1x64x64, which target coreml needs."""

@@ -3,18 +3,20 @@
     each layer in int8, all others in float32 --> share of each text's ten nearest neighbours that stay among them,
     all of them in int8                           and how far a vector of length 1 moves
 
-    a share is asked for --> layers go back to float32, first what moves vectors most for the multiplications that it
-                             saves, until on the whole text so many neighbours are kept
+    a share is asked for --> each matrix alone, on fewer texts: how far it moves vectors
+                             matrices go back to float32, first what moves them most for the multiplications that it
+                             saves, until on the whole text so many neighbours are kept, and by more than chance
 
-A layer here is one's attention, one's feed-forward net or the table of tokens. Errors of layers add up nearly as those
-of chance do, by their squares, so that each by itself tells what leaving it in float32 gains. Vectors are made as the
-model's folder says, else as the mean of the last layer.
+A layer here is one's attention, one's feed-forward net or the table of tokens; its matrices differ (an attention's
+values may move vectors ten times as far as its queries). Errors add up nearly as those of chance do, by their squares,
+so that each by itself tells what leaving it in float32 gains. Vectors are made as the model's folder says, else as the
+mean of the last layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +32,6 @@ from export.precision.passes import lower
 from export.precision.table import Lowering
 from export.targets.portable.runtime import EncoderGraphs
 from export.targets.table import target_of
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.int8_scales import layers_of
 from mlx_transformer.core.parameters import quantizable_shapes
@@ -40,11 +41,15 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.watch import Progress, no_progress
 
 from .plan import Plan
-from .quality import Text, nearest, shared_neighbours
+from .quality import NEIGHBOURS, Text, nearest, shared_neighbours
 from .weights import fill
 
 MEASURED = 200
 """Most texts on which layers are measured one by one, from all parts of what is given."""
+EACH = 4
+"""One in so many of them is for the matrices: how far vectors move shows on few, which neighbours stay on many."""
+WEIGHT = ".weight"
+"""Ends the name of a matrix's parameter."""
 SHOWN = 3
 """Layers that a line names, the costliest."""
 
@@ -57,6 +62,10 @@ class Moved:
     neighbours: float
     distance: float
 
+    def error(self, texts: int) -> float:
+        """Return the standard error of the share of neighbours on so many texts."""
+        return math.sqrt(self.neighbours * (1 - self.neighbours) / (NEIGHBOURS * texts))
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -67,12 +76,6 @@ class Layers:
     sentences: int
     each: dict[str, Moved]
     all: Moved
-
-    def order(self, config: TransformerConfig) -> list[str]:
-        """Return the layers, that first which moves vectors most for the numbers that its integers save."""
-        shapes = quantizable_shapes(config)
-        size = {layer: sum(math.prod(shapes[name]) for name in names) for layer, names in layers_of(shapes).items()}
-        return sorted(self.each, key=lambda layer: -(self.each[layer].distance ** 2) / size[layer])
 
     def to_dict(self) -> dict[str, Any]:
         each = {layer: vars(moved) for layer, moved in self.each.items()}
@@ -106,33 +109,57 @@ def measured(
     log: Callable[[str], None] = lambda _: None,
     watch: Progress = no_progress,
 ) -> tuple[Plan, Layers | None]:
-    """Return what each layer costs that the plan has in int8, and the plan with those left in float32 that `least`, a
-    share of neighbours, asks for. None where there is no int8, no encoder alone or no text. `log` is called with a
-    line on either, `watch` with the share that is done. `UserError` where no layer can be int8."""
+    """Return what each layer costs that the plan has in int8, and the plan with those matrices left in float32 that
+    `least`, a share of neighbours, asks for. None where there is no int8, no encoder alone or no text. `log` is called
+    with a line on either, `watch` with the share that is done. `UserError` where no layer can be int8."""
     if "int8" not in plan.precisions or plan.config.architecture != "encoder" or text is None:
         return plan, None
     ours = [layer for layer in layers_of(quantizable_shapes(plan.config)) if _makes_vectors(layer)]
     ours = [layer for layer in ours if layer not in plan.int8_scales.float32]
     lines = text.source[:: math.ceil(len(text.source) / MEASURED)]
-    steps = len(ours) + 2 + (0 if least is None else len(ours).bit_length())
+    matrices = [] if least is None else matrices_of(plan, ours)
+    steps = len(ours) + 2 + (0 if least is None else len(matrices) + 1 + len(matrices).bit_length())
 
     def done(finished: int) -> None:
         watch(finished / steps, "int8 layers")
 
     done(0)
-    others = [[other for other in ours if other != layer] for layer in ours]
     encoders = Encoders(plan, lines, ours)
-    *alone, together = encoders.moved([*others, []], done)
+    *alone, together = encoders.moved([*_each_alone(ours), []], done)
     layers = Layers(text.origin, len(lines), dict(zip(ours, alone, strict=True)), together)
     log(str(layers))
     if least is None:
         return plan, layers
+    order = costliest(plan, lines[::EACH], matrices, lambda finished: done(len(ours) + 2 + finished))
     if len(lines) < len(text.source):
         encoders = Encoders(plan, text.source, ours)
-    left, moved = _left(encoders, layers.order(plan.config), least, lambda tried: done(len(ours) + 2 + tried))
-    names = ", ".join(left) if left else "no layer"
+    left, moved = fewest(encoders, order, least, lambda tried: done(len(ours) + len(matrices) + 3 + tried))
+    chosen = replace(plan, int8_scales=plan.int8_scales.leaving(left, plan.config))
+    names = ", ".join(chosen.int8_scales.float32) if left else "no layer"
     log(f"int8: float32 stays in {names}: {moved.neighbours:.2%} of the ten nearest neighbours are kept")
-    return replace(plan, int8_scales=plan.int8_scales.leaving(left, plan.config)), layers
+    return chosen, layers
+
+
+def matrices_of(plan: Plan, layers: Iterable[str]) -> list[str]:
+    """Return the matrices of these layers that the plan has in int8."""
+    named = layers_of(quantizable_shapes(plan.config))
+    return [m.removesuffix(WEIGHT) for layer in layers for m in named[layer] if not plan.int8_scales.of(m).float32]
+
+
+def costliest(
+    plan: Plan, texts: Sequence[str], matrices: Sequence[str], done: Callable[[int], None] = lambda finished: None
+) -> list[str]:
+    """Return the matrices, that first which moves the vectors of these texts most for the numbers that its integers
+    save."""
+    shapes = quantizable_shapes(plan.config)
+    moved = Encoders(plan, texts, matrices).moved(_each_alone(matrices), done)
+    cost = {m: each.distance**2 / math.prod(shapes[m + WEIGHT]) for m, each in zip(matrices, moved, strict=True)}
+    return sorted(matrices, key=lambda matrix: -cost[matrix])
+
+
+def _each_alone(names: Sequence[str]) -> list[list[str]]:
+    """Return for each of them all others."""
+    return [[other for other in names if other != name] for name in names]
 
 
 def _makes_vectors(layer: str) -> bool:
@@ -140,16 +167,17 @@ def _makes_vectors(layer: str) -> bool:
     return layer.startswith(("encoder.", "embedding", "source_embedding"))
 
 
-def _left(
-    encoders: Encoders, order: Sequence[str], least: float, done: Callable[[int], None]
+def fewest(
+    encoders: Encoders, order: Sequence[str], least: float, done: Callable[[int], None] = lambda tried: None
 ) -> tuple[list[str], Moved]:
-    """Return the fewest layers, the first ones of this order, with which in float32 so many neighbours are kept."""
+    """Return the fewest of these, the first ones of the order, with which in float32 so many neighbours are kept, and a
+    standard error more, so that other texts of the kind keep as many."""
     too_few, enough, best, tried = -1, len(order), None, 0
     while enough - too_few > 1:
         done(tried := tried + 1)
         count = (too_few + enough) // 2
         (moved,) = encoders.moved([order[:count]])
-        if moved.neighbours >= least:
+        if moved.neighbours - moved.error(len(encoders.texts)) >= least:
             enough, best = count, moved
         else:
             too_few = count

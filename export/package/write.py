@@ -125,7 +125,7 @@ def export_onnx(
             if problems and not settings.accept_loss:
                 hint = "accept_loss=True writes it all the same"
                 if layers is not None:
-                    hint += "; least_neighbours leaves layers in float32 for as many neighbours as you name"
+                    hint += "; least_neighbours leaves matrices in float32 for as many neighbours as you name"
                 hint += "; force=True only replaces a model" * settings.force
                 raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); {hint}")
             record(folder, qualities, None if layers is None else layers.to_dict())

@@ -108,41 +108,44 @@ def test_the_layer_that_suffers_stays_in_float32(name: str, target: str, text: P
     options = {**ACCEPTED, "target": target, "gate_source": text}
     folder = export_onnx(model, tmp_path / "onnx", least_neighbours=0.8, log=told.append, **options)
     entry, config = int8_entry(folder), open_checkpoint(model).config
-    assert entry["float32"] == [SENSITIVE]
+    assert entry["float32"] == [f"{SENSITIVE}.up_proj"]
     each = {layer: moved["distance"] for layer, moved in entry["layers"]["each"].items()}
     assert each.pop(SENSITIVE) > 3 * max(each.values())
     assert entry["layers"]["all"]["neighbours"] < 0.8
-    assert any(line.startswith(f"int8: float32 stays in {SENSITIVE}: ") for line in told)
+    assert any(line.startswith(f"int8: float32 stays in {SENSITIVE}.up_proj: ") for line in told)
     # All who say which they are say the same.
-    matrices = set(layers_of(quantizable_shapes(config))[SENSITIVE])
+    matrices = {f"{SENSITIVE}.up_proj.weight"}
     assert in_float32(folder) == matrices
     scales = read_int8_scales(folder, config)
     assert scales is not None
     assert {key for key, product in scales.products.items() if product.float32} == matrices
-    assert f"float32 stays in `{SENSITIVE}`; all other layers are int8." in (folder / "README.md").read_text("utf-8")
+    assert f"float32 stays in `{SENSITIVE}.up_proj`; all other layers are int8." in (folder / "README.md").read_text(
+        "utf-8"
+    )
     report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1)
     assert report.equal, report.failures()
-    assert report.runtimes[0].arithmetic == f"int8; float32 in {SENSITIVE}"
+    assert report.runtimes[0].arithmetic == f"int8; float32 in {SENSITIVE}.up_proj"
     if MODELS[name]:
         (quality,) = recorded(folder)
         assert quality.agreement >= 0.8
         assert report.notes == [f"onnxruntime: when it was exported, {quality}"]
 
 
-def test_as_few_layers_as_it_takes_stay(text: Path, tmp_path: Path) -> None:
+def test_as_few_matrices_as_it_takes_stay(text: Path, tmp_path: Path) -> None:
     model = checkpoint("roberta", tmp_path)
     found = int8_entry(export_onnx(model, tmp_path / "onnx", gate_source=text, **ACCEPTED))["layers"]
     none, best = found["all"]["neighbours"], max(moved["neighbours"] for moved in found["each"].values())
     assert none < best
 
-    def left(least: float) -> list[str]:
+    def left(least: float) -> set[str]:
         folder = export_onnx(model, tmp_path / str(least), least_neighbours=least, gate_source=text, **ACCEPTED)
         (quality,) = recorded(folder)
-        assert quality.agreement >= least
-        return int8_entry(folder).get("float32", [])
+        assert quality.agreement > least  # by more than chance
+        return in_float32(folder)
 
-    assert left(none) == []
-    assert 0 < len(left((none + best) / 2)) < len(found["each"])
+    matrices = [name for name in quantizable_shapes(open_checkpoint(model).config) if not name.startswith("head")]
+    assert left(none - 0.05) == set()
+    assert 0 < len(left(none)) <= len(left((none + best) / 2)) < len(matrices)
 
 
 def test_a_file_says_so_too(text: Path, tmp_path: Path) -> None:
