@@ -2,9 +2,10 @@
 
     python benchmarks/int8_layers.py CHECKPOINT --text FILE --folder FOLDER [--lines 400] [--rounds 3]
 
-The first table is `export/package/layers.py`'s measurement. The second takes layers to float32 in its order, the
-costliest for its size first. Neighbours: share of each line's ten nearest that stay among them. Speed: lines a second
-of target cpu's package, one thread, the process's time, in turns with float32's; the median of the rounds.
+The first table is `export/package/layers.py`'s measurement. The second has what is left in float32 so that so many
+neighbours stay, as `--least-neighbours` chooses it. Neighbours: share of each line's ten nearest that stay among them,
+on those lines and on as many that nobody has chosen by. Speed: of target cpu's package, one thread, the process's time,
+in turns with float32's and with that of all in int8; the least of the rounds of each.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from statistics import median
 
 from export import OnnxTransformer, export_onnx
-from export.package.layers import Encoders, measured
+from export.package.layers import EACH, Encoders, costliest, fewest, matrices_of, measured
 from export.package.plan import Plan
 from export.package.quality import Text
 from export.settings import ExportSettings
 from mlx_transformer.data.corpus import read_lines
 
 BATCHES = (8, 64)
+SHARES = (0.96, 0.97, 0.98, 0.99, 0.995)
 
 
 def seconds(model: OnnxTransformer, lines: list[str], batch: int) -> float:
@@ -31,19 +32,16 @@ def seconds(model: OnnxTransformer, lines: list[str], batch: int) -> float:
     return time.process_time() - began
 
 
-def ratios(folder: Path, texts: list[str], rounds: int, precisions: dict[str, Path]) -> dict[str, list[float]]:
+def speeds(folder: Path, texts: list[str], rounds: int, packages: dict[str, Path]) -> dict[str, list[float]]:
     """Return for each package how many times as fast as float32 it is, by the size of batches."""
+    models = {name: OnnxTransformer(place, threads=1, precision="int8") for name, place in packages.items()}
     wide = OnnxTransformer(folder, threads=1)
-    models = {name: OnnxTransformer(place, threads=1, precision="int8") for name, place in precisions.items()}
     found: dict[str, list[float]] = {name: [] for name in models}
     for batch in BATCHES:
-        each: dict[str, list[float]] = {name: [] for name in models}
-        for _ in range(rounds):
-            before = seconds(wide, texts, batch)
-            for name, model in models.items():
-                each[name].append(before / seconds(model, texts, batch))
-        for name, values in each.items():
-            found[name].append(median(values))
+        rows = [[seconds(model, texts, batch) for model in (wide, *models.values())] for _ in range(rounds)]
+        before, *after = map(min, zip(*rows, strict=True))
+        for name, least in zip(models, after, strict=True):
+            found[name].append(before / least)
     return found
 
 
@@ -56,27 +54,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timed", type=int, default=200, help="lines that are timed")
     options = parser.parse_args()
-    lines = [line for line in read_lines(options.text) if line.strip()][: options.lines]
+    every = [line for line in read_lines(options.text) if line.strip()]
+    lines, others = every[: options.lines], every[options.lines : 2 * options.lines]
     plan = Plan.of(options.checkpoint, ExportSettings(precision=["int8"]))
     _, found = measured(plan, None, Text(lines, None, options.text.name))
     assert found is not None
     print("\n".join(found.lines()), flush=True)
-    order = found.order(plan.config)
-    mixes = [order[:count] for count in range(len(order))]
-    moved = list(Encoders(plan, lines, list(found.each)).moved(mixes))
+    matrices = matrices_of(plan, found.each)
+    order = costliest(plan, lines[::EACH], matrices)
+    print(f"\ncostliest first: {', '.join(order)}", flush=True)
+    encoders = Encoders(plan, lines, matrices)
+    mixes = {"all int8": []} | {f"{share:g}": fewest(encoders, order, share)[0] for share in SHARES}
+    moved = dict(zip(mixes, encoders.moved(list(mixes.values())), strict=True))
+    unseen = dict(zip(mixes, Encoders(plan, others, matrices).moved(list(mixes.values())), strict=True))
     wide = export_onnx(options.checkpoint, options.folder / "float32", target="cpu")
-    places = {
-        str(count): export_onnx(
-            options.checkpoint, options.folder / str(count), target="cpu", precision="int8", float32_layers=mix
-        )
-        for count, mix in enumerate(mixes)
+    packages = {
+        name: export_onnx(options.checkpoint, options.folder / name, target="cpu", precision="int8", float32_layers=mix)
+        for name, mix in mixes.items()
     }
-    speeds = ratios(wide, lines[: options.timed], options.rounds, places)
-    print("\n| in float32 besides | neighbours | moved | MB | speed, batches of 8, of 64 |\n|-|-|-|-|-|")
-    for count, (mix, each) in enumerate(zip(mixes, moved, strict=True)):
-        size = sum(file.stat().st_size for file in (places[str(count)] / "onnx").iterdir()) / 1e6
-        speed = ", ".join(f"{ratio:.2f}" for ratio in speeds[str(count)])
-        print(f"| {mix[-1] if mix else 'none'} | {each.neighbours:.2%} | {each.distance:.4f} | {size:.1f} | {speed} |")
+    fast = speeds(wide, lines[: options.timed], options.rounds, packages)
+    print("\n| asked for | in float32 | neighbours | of unseen lines | moved | MB | speed, batches of 8, of 64 |")
+    print("|-|-|-|-|-|-|-|")
+    for name, mix in mixes.items():
+        size = sum(file.stat().st_size for file in (packages[name] / "onnx").iterdir()) / 1e6
+        speed = ", ".join(f"{ratio:.2f}" for ratio in fast[name])
+        kept = f"{moved[name].neighbours:.2%} | {unseen[name].neighbours:.2%} | {moved[name].distance:.4f}"
+        print(f"| {name} | {len(mix)} of {len(matrices)} | {kept} | {size:.1f} | {speed} |")
 
 
 if __name__ == "__main__":
