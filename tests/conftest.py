@@ -100,12 +100,14 @@ def one_stream():
 
 @pytest.fixture(scope="session", autouse=True)
 def sessions_that_wait_asleep():
-    """The same for ONNX Runtime, whose idle threads look for work without a pause while a session is opened and run:
-    half of the processor's time that sessions took. As many threads compute the same."""
+    """The same for ONNX Runtime: one thread for a session that isn't told how many, a fifteenth of the processor's time
+    less; tests of several name them. And idle threads look for no work while a session is opened and run, without a
+    pause: half of the time that sessions took."""
 
     class Asleep(onnxruntime.SessionOptions):
         def __init__(self) -> None:
             super().__init__()
+            self.intra_op_num_threads = 1
             self.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
     with pytest.MonkeyPatch.context() as patch:
