@@ -50,8 +50,8 @@ TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
 """The graphs of this project that do so, in standard operators."""
 
 SPIN_MICROSECONDS = 200
-"""Between two steps the search needs less: threads that wait for the next one save a tenth of a small
-model's time."""
+"""Between two steps the search needs less, as do calls for one text after the other of a model with one session:
+threads that wait for the next one save a tenth of a small model's time."""
 
 WITHIN_MICROSECONDS = 1000
 """The same between the operators of a run, after which they rest at once, and while a session is opened. By ONNX
@@ -298,7 +298,8 @@ class Opener:
         return sessions
 
     def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
-        patience = SPIN_MICROSECONDS if name in (ENCODER_CPU, DECODER_CPU, LISTED_CPU) else 0
+        in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
+        patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations)
         if weights is not None and self.folder.weights is not None:
             share(options, self.folder.weights.name, weights)

@@ -159,9 +159,7 @@ class OnnxTransformer(TextVerbs):
 
         if (made := self.folder.request.embedding) is None:
             return None
-        graphs = self._of(EncoderGraphs)
-        compute = lambda ids, mask: graphs.vectors(*self._source(ids, mask))  # noqa: E731
-        return GraphVectors(made, compute, self.folder.request.by_token)
+        return GraphVectors(made, self._of(EncoderGraphs).vectors, self.folder.request.by_token)
 
     @property
     def place(self) -> Path:

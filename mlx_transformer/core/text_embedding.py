@@ -23,6 +23,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -115,7 +116,7 @@ class TextEmbedding:
         """The kinds of vectors that it makes of a text."""
         return ("dense", *(["sparse"] if self.sparse else []), *(["multi"] if self.multi else []))
 
-    @property
+    @cached_property
     def arithmetic(self) -> TextEmbedding:
         """The part of it behind the encoder, without the treatment of a text before: two of them are equal if they make
         the same of the same output."""

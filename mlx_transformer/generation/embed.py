@@ -41,10 +41,11 @@ each pass does."""
 
 
 class GraphVectors(NamedTuple):
-    """A runtime that has vectors of its own: `compute(ids, mask)` gives what `embedding` says, whole."""
+    """A runtime that has vectors of its own: `compute(inputs, mask)`, inputs as `Sources.padded` gives them, gives what
+    `embedding` says, whole."""
 
     embedding: TextEmbedding
-    compute: Callable[[NDArray, NDArray], NDArray]
+    compute: Callable[[dict[str, NDArray], NDArray], NDArray]
     by_token: bool = False
     """It has a row for each token: texts of several lengths are computed together for less than in turn."""
 
@@ -160,11 +161,12 @@ class Embedder:
         if (longest := int(sources.lengths.max())) > self.config.max_positions:
             raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
         by_token = graph is not None and graph.by_token
-        run = self.token_vectors if graph is None else graph.compute
 
         def compute(part: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]:
             arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
-            outputs = np.asarray(run(arrays[SOURCE_IDS.name], mask), np.float32)
+            ids = arrays[SOURCE_IDS.name]
+            outputs = self.token_vectors(ids, mask) if graph is None else graph.compute(arrays, mask)
+            outputs = np.asarray(outputs, np.float32)
             if not np.isfinite(outputs).all():
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
             return part, outputs, mask

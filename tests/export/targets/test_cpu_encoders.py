@@ -16,6 +16,7 @@ from export import OnnxTransformer
 from export.interface import DECODER_CPU, ENCODER_CPU, MODEL
 from export.validate import compare
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import SOURCE_IDS
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation.embed import CACHED_TOKENS, _mixed
 from mlx_transformer.system.errors import UserError
@@ -68,8 +69,8 @@ def test_padding_and_neighbours_change_nothing(tmp_path: Path) -> None:
     graph = model.graph_vectors
     assert graph is not None
     assert graph.by_token
-    np.testing.assert_array_equal(graph.compute(ids[0], mask[0]), together)
-    np.testing.assert_allclose(graph.compute(ids[1], mask[1]), together, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(graph.compute({SOURCE_IDS.name: ids[0]}, mask[0]), together)
+    np.testing.assert_allclose(graph.compute({SOURCE_IDS.name: ids[1]}, mask[1]), together, rtol=0, atol=1e-6)
 
 
 def test_a_wrong_number_is_found(tmp_path: Path) -> None:
