@@ -40,6 +40,9 @@ class SideBySide(Passes):
     def in_parallel(self, compute: Callable[[W], T], work: Sequence[W]) -> Iterator[T]:
         """Run `compute` on all work, the longest first in the list, in any order. If one fails, no other begins, and
         its exception is raised when those that run are over."""
+        if len(work) < 2:
+            yield from map(compute, work)
+            return
         left, lock, results = deque(work), threading.Lock(), SimpleQueue[T]()
         begun = perf_counter()  # the caller's pass that runs
 
