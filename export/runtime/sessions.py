@@ -225,10 +225,9 @@ def check_providers(providers: Sequence[Any] | None) -> list[str]:
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
     for name in names:
         find_plugin(name)
-    available = ort.get_available_providers()
     for name in names:
-        if name not in available:
-            there = ", ".join(available)
+        if not is_available(name):
+            there = ", ".join(ort.get_available_providers())
             raise UserError(f"provider {name} is not in this onnxruntime; it has {there}{missing(name)}")
     return names
 
