@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,15 +35,22 @@ class Nodes:
 
     def __call__(self, operator: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
         """Add a node and return its output."""
+        return self.several(1, operator, *inputs, domain=domain, **attributes)[0]
+
+    def several(
+        self, outputs: int, operator: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """Add a node and return its outputs, of which there are so many."""
         count = self._made.total() if self.numbered else self._made[operator]
         name = f"{self.name}/{operator}" + (f"_{count}" if count or self.numbered else "")
         self._made[operator] += 1
-        node = ir.node(operator, inputs, attributes, domain=domain, name=name)
-        node.outputs[0].name = f"{name}{self.output}"
+        node = ir.node(operator, inputs, attributes, domain=domain, num_outputs=outputs, name=name)
+        for i, value in enumerate(node.outputs):
+            value.name = f"{name}{self.output}" + (f"_{i}" if i else "")
         self.nodes.append(node)
         if domain:
             self.model.graph.opset_imports.setdefault(domain, 1)
-        return node.outputs[0]
+        return node.outputs
 
     def constant(self, array: ArrayLike) -> ir.Value:
         """Return an initializer of this value, the same one for all values that are equal."""

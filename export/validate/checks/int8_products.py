@@ -41,9 +41,9 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
         graph = _Graph(onnx.load(path, load_external_data=False).graph, path.parent, rows)
         for node in graph.nodes:
             if node.op_type in PRODUCTS:
-                count += 1
-                parameter = graph.origin(node.input[1]).rpartition(".")[0]
-                wrong += [f"{name}: {parameter}: {each}" for each in graph.problems(node, parameter, scales)]
+                for parameter in graph.parameters(node):
+                    count += 1
+                    wrong += [f"{name}: {parameter}: {each}" for each in graph.problems(node, parameter, scales)]
     return count, wrong
 
 
@@ -69,7 +69,7 @@ def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]
         for node in owner.node:
             if node.op_type in PRODUCTS:
                 name = f"{node.input[0]}{SHOWN}" if node.input[0] in inside else node.input[0]
-                yield reader.origin(node.input[1]).rpartition(".")[0], name
+                yield from ((parameter, name) for parameter in reader.parameters(node))
 
 
 def show_integers(graph: onnx.GraphProto) -> None:
@@ -150,6 +150,12 @@ class _Graph:
                 if multiply.op_type == "Mul" and maker is not None and maker.op_type == "Mul":
                     return maker.input[0], maker.input[1]
         return "", ""
+
+    def parameters(self, node: onnx.NodeProto) -> list[str]:
+        """Return the parameters that a product multiplies with, several where their matrices lie side by side."""
+        maker = self.makers.get(node.input[1])
+        matrices = [node.input[1]] if maker is None or maker.op_type != "Concat" else maker.input
+        return [self.origin(matrix).rpartition(".")[0] for matrix in matrices]
 
     def origin(self, value: str) -> str:
         """Return the value that this one is another shape of."""

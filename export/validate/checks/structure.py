@@ -180,7 +180,7 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
         graph = onnx.load(files[name], load_external_data=False).graph
         nodes = [node for node in _network_nodes(graph) if AMONG_CANDIDATES not in f"/{node.name}"]
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
-        total[0] -= _further_parts(nodes) + _of_adapters(nodes)
+        total[0] += _beside_others(nodes) - _further_parts(nodes) - _of_adapters(nodes)
         read = reached([output.name for output in graph.output], edges_of(graph))
         used |= read | {name.rpartition(".")[0] for name in read}  # embedding.weight.int8
     if searches:
@@ -225,6 +225,12 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
     counts = Counter(operations)
     products, softmaxes = (sum(counts[name] * each[k] for name, each in table.items()) for k in (0, 1))
     return products, softmaxes
+
+
+def _beside_others(nodes: list[onnx.NodeProto]) -> int:
+    """Count the products that are computed in another one, as their integers lie beside its own."""
+    joined = {node.output[0]: len(node.input) - 1 for node in nodes if node.op_type == "Concat"}
+    return sum(joined.get(node.input[1], 0) for node in nodes if node.op_type in QUANTISED)
 
 
 def _further_parts(nodes: list[onnx.NodeProto]) -> int:

@@ -1,0 +1,67 @@
+"""Products of the same integers in one: target cpu's encoder alone in int8, whose matrices lie side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from random_models import write_model
+from small_models import alone
+
+from export import OnnxTransformer
+from export.interface import MODEL
+from export.precision import int8
+from export.precision.table import PRECISIONS
+from export.validate import compare
+from mlx_transformer.core.config import TransformerConfig
+
+PLAIN = alone("paper", "encoder")
+GATED = replace(PLAIN, activation="silu", gated=True, feed_forward_bias=False)
+OPTIONS = {"target": "cpu", "precision": "int8", "accept_loss": True}
+FILE = f"onnx/{MODEL}{PRECISIONS['int8'].suffix}.onnx"
+
+
+def together(folder: Path) -> list[list[str]]:
+    """Return the matrices of each product that has several."""
+    graph = onnx.load(folder / FILE, load_external_data=False).graph
+    joined = {node.output[0]: [*node.input] for node in graph.node if node.op_type == "Concat"}
+    products = [node for node in graph.node if node.op_type == "MatMulIntegerToFloat"]
+    return [joined[node.input[1]] for node in products if node.input[1] in joined]
+
+
+@pytest.mark.parametrize("config", [PLAIN, GATED])
+def test_all_that_read_the_same_integers(config: TransformerConfig, tmp_path: Path) -> None:
+    checkpoint, cpu = write_model(config, tmp_path, 1, **OPTIONS)
+    expected = []
+    for layer in range(config.encoder_layers):
+        place = f"encoder.layers.{layer}"
+        expected.append({f"{place}.self_attention.{name}_proj.weight.int8" for name in ("query", "key", "value")})
+        if config.gated:
+            expected.append({f"{place}.feed_forward.{name}_proj.weight.int8" for name in ("gate", "up")})
+    assert [set(each) for each in together(cpu)] == expected
+    report = compare(checkpoint, cpu, ["onnxruntime:cpu:all:int8", "onnxruntime:cpu:none:int8"], seed=1, threads=1)
+    assert report.equal, report.failures()
+
+
+def test_vectors_are_those_of_products_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [np.random.default_rng(n).integers(3, 50, n).tolist() for n in (1, 5, 12, 30)]
+    vectors = []
+    for name in ("together", "apart"):
+        _, cpu = write_model(GATED, tmp_path / name, 1, **OPTIONS)
+        assert bool(together(cpu)) is (name == "together")
+        vectors.append(OnnxTransformer(cpu, threads=1).embedder(pooling="mean").vectors(rows, of_text=False))
+        monkeypatch.setattr(int8, "MODEL", "no graph")
+    assert np.array_equal(*vectors)
+
+
+def test_matrices_in_another_order_are_found(tmp_path: Path) -> None:
+    checkpoint, cpu = write_model(PLAIN, tmp_path, 1, **OPTIONS)
+    model = onnx.load(cpu / FILE, load_external_data=False)
+    first = next(node for node in model.graph.node if node.op_type == "Concat" and "int8" in node.input[0])
+    first.input[0], first.input[1] = first.input[1], first.input[0]
+    onnx.save(model, cpu / FILE)
+    report = compare(checkpoint, cpu, ["onnxruntime:cpu:all:int8"], seed=1, threads=1)
+    assert not report.equal
