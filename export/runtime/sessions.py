@@ -49,7 +49,7 @@ it. Without it the product takes in the Transpose and packs the matrix as it is 
 TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
 """The graphs of this project that do so, in standard operators."""
 
-SPIN_MICROSECONDS = 200
+SPIN_MICROSECONDS = 500
 """Between two steps the search needs less, as do calls for one text after the other of a model with one session:
 threads that wait for the next one save a tenth of a small model's time."""
 

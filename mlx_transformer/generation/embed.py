@@ -158,12 +158,12 @@ class Embedder:
         if not len(rows):
             return
         sources = Sources.of(self.config, "rows", ids=rows)
-        if (longest := int(sources.lengths.max())) > self.config.max_positions:
-            raise UserError(f"rows: {longest} tokens, the model takes at most {self.config.max_positions}")
-        by_token = graph is not None and graph.by_token
+        alone, most = len(rows) == 1, self.config.max_positions
+        if (longest := int(sources.lengths.max())) > most:
+            raise UserError(f"rows: {longest} tokens, the model takes at most {most}")
 
         def compute(part: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]:
-            arrays, mask = sources[part].padded(MULTIPLE, self.config.max_positions)
+            arrays, mask = (sources if alone else sources[part]).padded(MULTIPLE, most)
             ids = arrays[SOURCE_IDS.name]
             outputs = self.token_vectors(ids, mask) if graph is None else graph.compute(arrays, mask)
             outputs = np.asarray(outputs, np.float32)
@@ -171,8 +171,13 @@ class Embedder:
                 raise UserError(f"{self.where}: its output is not finite; check its weights")
             return part, outputs, mask
 
-        at_once, most = self._passes.at_once, self.config.max_positions
-        batches = _mixed(sources.lengths, at_once) if by_token else _batches(sources.lengths, most, at_once)
+        at_once = self._passes.at_once
+        if alone:  # a hundredth of a small model's time
+            batches = [np.zeros(1, np.intp)]
+        elif graph is not None and graph.by_token:
+            batches = _mixed(sources.lengths, at_once)
+        else:
+            batches = _batches(sources.lengths, most, at_once)
         computed = 0
         for part, outputs, mask in self._passes.in_parallel(compute, batches):
             yield part, outputs, mask
