@@ -94,7 +94,19 @@ def to_int8(
     """Change these products and lookups alone. chosen: the scales (C,) of chosen rows, integers by now."""
     tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str, ProductScales], Activations] = {}
-    together: dict[tuple[Activations, Linear | None], list[Linear]] = {}
+    groups: dict[Activations, list[Linear]] = {}
+
+    def multiply(linear: Linear, x: Activations) -> None:
+        add, fixed = Nodes(model, linear.node, "int8"), scales.of(str(linear.weight.name))
+        if linear.chosen is None:
+            shared = linear.weight.name in tables
+            weight, scale = _integers(add, linear.weight, linear.rows, shared, x.steps, fixed)
+            if shared:
+                weight = add("Transpose", weight, perm=[1, 0])
+        else:
+            weight, scale = linear.chosen, chosen[linear.chosen]
+        _multiply(add, linear, x, fused, (weight, scale), fixed)
+
     for lookup in looked_up:
         _look_up(model, lookup, scales.of(str(lookup.table.name)))
     for linear in products:
@@ -106,22 +118,15 @@ def to_int8(
             quantised[key] = _by_row(add, linear.x, many) if fixed.activation is None else _fixed(add, linear.x, fixed)
             add.before()
         alone = fixed.activation is not None or linear.chosen is not None or linear.weight.name in tables
-        joined = fused and model.graph.name == MODEL and not alone
-        together.setdefault((quantised[key], None if joined else linear), []).append(linear)
-    for (x, _), each in together.items():
-        if len(each) > 1:
-            _multiply_together(model, each, x, scales)
-            continue
-        (linear,) = each
-        add, fixed = Nodes(model, linear.node, "int8"), scales.of(str(linear.weight.name))
-        if linear.chosen is None:
-            shared = linear.weight.name in tables
-            weight, scale = _integers(add, linear.weight, linear.rows, shared, x.steps, fixed)
-            if shared:
-                weight = add("Transpose", weight, perm=[1, 0])
+        if fused and model.graph.name == MODEL and not alone:
+            groups.setdefault(quantised[key], []).append(linear)
         else:
-            weight, scale = linear.chosen, chosen[linear.chosen]
-        _multiply(add, linear, x, fused, (weight, scale), fixed)
+            multiply(linear, quantised[key])
+    for x, together in groups.items():
+        if len(together) > 1:
+            _multiply_together(model, together, x, scales)
+        else:
+            multiply(together[0], x)
 
 
 @dataclass(frozen=True)
