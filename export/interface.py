@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS, Request
-from export.search_inputs import SETTINGS, TEXT_SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
-from mlx_transformer.core.pooling import Kind
+
+if TYPE_CHECKING:
+    from mlx_transformer.core.pooling import Kind
 
 Axis = str | int
 """A name: any extent, equal wherever it stands; a number: this one."""
@@ -329,6 +330,8 @@ def decoder_coreml(r: Request) -> Ports:
 
 
 def search(r: Request) -> Ports:
+    from export.search_inputs import SETTINGS, TEXT_SETTINGS  # no other graph has them
+
     rows = (BATCH, "n_best")
     known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS
     settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items()]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.pooling import Kind
-from mlx_transformer.core.text_embedding import Dense, TextEmbedding
+
+if TYPE_CHECKING:
+    from mlx_transformer.core.pooling import Kind
+    from mlx_transformer.core.text_embedding import TextEmbedding
 
 CROSS_ATTENTION = "cross_attention"
 """The name of the decoders' optional output `attention` (rows, T, S): from where in the source one layer read each
@@ -85,4 +87,6 @@ class Request:
 
 
 def _embedding(pooling: list[Any], dense: list[dict[str, Any]], **more: Any) -> TextEmbedding:
+    from mlx_transformer.core.text_embedding import Dense, TextEmbedding  # of few models
+
     return TextEmbedding(pooling=tuple(pooling), dense=tuple(Dense(**layer) for layer in dense), **more)

@@ -15,8 +15,9 @@ from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
+from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.shortlist import open_shortlist
-from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding, read_embedding
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 

@@ -42,7 +42,7 @@ from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
+from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError

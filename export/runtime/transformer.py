@@ -21,13 +21,10 @@ from numpy.typing import NDArray
 
 from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU, Request
 from export.precision.table import PRECISIONS
-from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
-from export.targets.cpu.runtime import CpuModel
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
@@ -41,7 +38,10 @@ from .passes import passes_of
 from .sessions import Opener
 
 if TYPE_CHECKING:
+    from export.targets.cpu.runtime import CpuModel
+
     # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
+    from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.embed import GraphVectors
     from mlx_transformer.generation.translate import Translator
@@ -151,6 +151,8 @@ class OnnxTransformer(TextVerbs):
 
     @cached_property
     def text_embedding(self) -> TextEmbedding | None:
+        from mlx_transformer.core.text_embedding import read_embedding
+
         return read_embedding(self.folder.path, self.config.d_model)
 
     @property
@@ -178,8 +180,7 @@ class OnnxTransformer(TextVerbs):
     def encode(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
         """Return the encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a
         folder whose encoder reads them. mask (B, S): true on tokens, default everywhere."""
-        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CpuModel, CoreMLModel)
-        return graphs.encode(*self._source(ids, mask, others))
+        return self._if(self.config.has_encoder).encode(*self._source(ids, mask, others))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
         """Return teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
@@ -228,7 +229,10 @@ class OnnxTransformer(TextVerbs):
             raise UserError(f"{self.where}: {NO_ATTENTION}")
 
     def _of(self, *kinds: type) -> Any:
-        if not isinstance(self.graphs, kinds):
+        return self._if(isinstance(self.graphs, kinds))
+
+    def _if(self, has_it: bool) -> Any:
+        if not has_it:
             raise UserError(f"{self.where}: architecture={self.config.architecture!r} has no such pass")
         return self.graphs
 
@@ -248,11 +252,14 @@ class OnnxTransformer(TextVerbs):
 
 def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> Any:
     """Return the graphs of one folder, by their names, as one model; of_cpu: arguments of `CpuModel` alone."""
-    if DECODER_COREML in sessions:
-        return CoreMLModel(request, sessions)
-    if ENCODER_COREML in sessions:
-        return CoreMLEncoder(request, sessions)
+    # Each target's at the place, so that a folder imports what it runs with.
+    if {DECODER_COREML, ENCODER_COREML} & sessions.keys():
+        from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
+
+        return (CoreMLModel if DECODER_COREML in sessions else CoreMLEncoder)(request, sessions)
     if ENCODER_CPU in sessions:
+        from export.targets.cpu.runtime import CpuModel
+
         return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **of_cpu)
     kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
     return kinds[request.config.architecture](request, sessions)

@@ -32,7 +32,8 @@ from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
-from mlx_transformer.core.text_embedding import EMBEDDING, TextEmbedding
+from mlx_transformer.core.pooling import EMBEDDING
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files

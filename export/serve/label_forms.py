@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlx_transformer.generation.classify import Scored, Text
-from mlx_transformer.generation.options import RerankOptions
 from mlx_transformer.generation.rerank import Ranked
+from mlx_transformer.generation.text_options import RerankOptions
 from mlx_transformer.system.errors import UserError
 
 from .requests import RequestError, texts

@@ -10,7 +10,8 @@ from html import escape
 from typing import Any, get_args
 
 from export.settings import ServeSettings
-from mlx_transformer.generation.options import ID_FIELDS, EmbedOptions, Options, Overlong, RerankOptions
+from mlx_transformer.generation.options import ID_FIELDS, Options
+from mlx_transformer.generation.text_options import EmbedOptions, Overlong, RerankOptions
 from mlx_transformer.page import card, data_table, page
 from mlx_transformer.system.fields import FieldType, field_docs, field_types
 from mlx_transformer.system.version import __version__

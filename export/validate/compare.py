@@ -27,7 +27,8 @@ from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, is_published, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.text_embedding import EMBEDDING, read_embedding
+from mlx_transformer.core.pooling import EMBEDDING
+from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from .origin.protocol import Origin
 
 Array = NDArray
-
 
 BESIDE = (CROSS_ATTENTION, *TEXT_OUTPUTS.values())
 """Outputs that are beside the way to the logits: no operation on that way is to blame for them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mlx_transformer.generation.options import AnswerOptions, ClassifyOptions, RerankOptions
+from mlx_transformer.generation.text_options import AnswerOptions, ClassifyOptions, RerankOptions
 
 from .models import facts_of, open_folder
 from .settings import Folder, Input, JsonLines, Resume, RuntimeSettings, Shown, Texts

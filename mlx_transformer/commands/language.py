@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from mlx_transformer.generation.options import EmbedOptions, Options
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model

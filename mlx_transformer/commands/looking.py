@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from export.settings import ExplainSettings, PrecisionName
-from mlx_transformer.generation.options import Options, Overlong
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.terminal import Console
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 import typer
 
 from export.settings import PrecisionName
-from mlx_transformer.generation.options import Options, Overlong
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import FieldType, field_docs, field_types
 

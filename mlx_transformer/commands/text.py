@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from export.settings import ServeSettings
-from mlx_transformer.generation.options import Options, OverlongPair, TextSettings
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.text_options import OverlongPair, TextSettings
 from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model

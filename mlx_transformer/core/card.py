@@ -17,7 +17,7 @@ from mlx_transformer.system.manifest import CARD
 
 from .config import TransformerConfig
 from .parameters import parameter_count
-from .text_embedding import EMBEDDING
+from .pooling import EMBEDDING
 
 LICENSE = "license: fill in what your text and the model's origin allow (huggingface.co/docs/hub/repositories-licenses)"
 LEGAL = ("license", "license_name", "license_link")

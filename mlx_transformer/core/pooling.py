@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+EMBEDDING, DENSE = "embedding.json", "embedding.safetensors"
+"""The files of a folder that say how a text's vector is made (`text_embedding.py`), and hold the weights for it."""
+
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
 """The first token's row; the largest number of each column; the mean of all rows; their sum divided by the square root
 of how many there are; their mean with weights 1, 2, 3, ... by their places; the last token's row."""

@@ -34,9 +34,8 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
 
-from .pooling import Kind, Pooling, pooled
+from .pooling import DENSE, EMBEDDING, Kind, Pooling, pooled
 
-EMBEDDING, DENSE = "embedding.json", "embedding.safetensors"
 FORMAT = 1
 SMALLEST_NORM = 1e-12
 """A vector is divided by its length, or by this, whichever is larger."""

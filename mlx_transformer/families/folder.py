@@ -17,8 +17,9 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.int8_scales import INT8_SCALES
+from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.published_ids import roles_of
-from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.generation.settings import SETTINGS

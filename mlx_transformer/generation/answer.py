@@ -19,8 +19,8 @@ from mlx_transformer.system.errors import UserError
 
 from .encoder_head import EncoderHead
 from .lines import NO_REPORT, LineReport
-from .options import AnswerOptions
 from .tag import trimmed
+from .text_options import AnswerOptions
 from .translate import as_lines
 
 Places = Sequence[tuple[int, int]]

@@ -21,8 +21,8 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .options import EmbedOptions
 from .passes import ONE_AT_A_TIME, Passes
+from .text_options import EmbedOptions
 from .translate import as_lines, fitting_tokenizer
 
 MULTIPLE = 4

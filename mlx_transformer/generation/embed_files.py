@@ -19,7 +19,7 @@ from mlx_transformer.system.errors import UserError
 
 from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
 from .lines import LineReport
-from .options import EmbedOptions
+from .text_options import EmbedOptions
 from .verbs import TextVerbs
 
 ARRAY = ".npy"

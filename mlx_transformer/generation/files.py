@@ -17,8 +17,9 @@ from mlx_transformer.system.fields import changed
 from .alignment import CrossWeights
 from .line_files import LineWork, write_lines
 from .lines import Layout, LineReport, one_line
-from .options import Options, TextSettings
+from .options import Options
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
+from .text_options import TextSettings
 from .verbs import TextVerbs
 
 DONE_WITH = {

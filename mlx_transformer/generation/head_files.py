@@ -13,9 +13,9 @@ from .classify import Text, classify
 from .fill import fill, filling_tokenizer, masked_rows
 from .line_files import JSON, LineWork, cut_at, json_lines
 from .lines import LineReport
-from .options import AnswerOptions, ClassifyOptions, RerankOptions
 from .rerank import check_reranker, rerank
 from .tag import tag
+from .text_options import AnswerOptions, ClassifyOptions, RerankOptions
 from .verbs import TextVerbs
 
 SEPARATOR = "\t"

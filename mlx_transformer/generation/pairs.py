@@ -17,8 +17,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import quiet_progress
 
 from .lines import PART_LINES
-from .options import OverlongPair
 from .output import writer
+from .text_options import OverlongPair
 from .verbs import TextVerbs
 
 

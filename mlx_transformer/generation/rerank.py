@@ -12,7 +12,7 @@ from mlx_transformer.system.errors import UserError
 from .classify import classify
 from .encoder_head import EncoderHead
 from .lines import NO_REPORT, LineReport
-from .options import RerankOptions
+from .text_options import RerankOptions
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,12 @@ Where `source_language_last`, as in mBART, the source's stands behind the end of
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.text_embedding import embedding_files
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
@@ -100,7 +98,9 @@ def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict
     """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
     these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
     and origin."""
-    from mlx_transformer.core.card import carried  # who only searches needs nothing of what writes
+    # Who only searches needs nothing of what writes.
+    from mlx_transformer.core.card import carried
+    from mlx_transformer.core.text_embedding import embedding_files
 
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
     vectors = {} if folder is None else dict(embedding_files(folder))
@@ -114,6 +114,8 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
         raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
     if code not in languages:
         folded = {name.lower(): name for name in languages}  # ENG_latn is nearest to eng_Latn
+        import difflib
+
         near = [folded[name] for name in difflib.get_close_matches(str(code).lower(), folded, n=3, cutoff=0.4)]
         hint = f"near it are {', '.join(near)}" if near else f"it has {len(languages)}"
         raise UserError(f"{shortened(str(code))!r} is none of the model's languages: {hint}")

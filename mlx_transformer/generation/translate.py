@@ -16,7 +16,8 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .alignment import Alignment, CrossWeights, align
-from .options import Hypothesis, Overlong
+from .options import Hypothesis
+from .text_options import Overlong
 
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
 """The command that a model of each architecture is for."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, check_ids
 
-from . import search as searches
 from .options import Hypothesis, check_single
 from .passes import ONE_AT_A_TIME, Passes
 from .settings import (
@@ -69,8 +68,7 @@ class TextVerbs:
 
     @cached_property
     def generation(self) -> Settings:
-        """How the model generates unless told otherwise: fields of `Options`, in whose place those count that a call
-        gives."""
+        """How the model generates unless told otherwise: fields of `Options`; those of a call come first."""
         return {}
 
     @property
@@ -138,12 +136,16 @@ class TextVerbs:
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
         model of several languages `source_language` and `target_language`, codes of its own (`generation.json`)."""
+        from . import search as searches
+
         ids, options = self._shortlisted(*with_source_language(self.generation, ids, options))
         with self.decoding() as model:
             return searches.generate(model, ids, prefix, **resolved(self.generation, options))
 
     def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
+        from . import search as searches
+
         ids, options = self._shortlisted(*with_source_language(self.generation, ids, options))
         with self.decoding() as model:
             return searches.search(model, ids, prefix, **resolved(self.generation, options))
@@ -272,9 +274,9 @@ class TextVerbs:
         self, question: str | list[str], context: str | list[str], **options: Any
     ) -> Answer | list[Answer | None] | None:
         """Return the part of a context that answers a question, or None of an empty one, by an encoder whose head has
-        spans; lists of either give a list. options: the fields of `generation.options.AnswerOptions`."""
+        spans; lists of either give a list. options: the fields of `generation.text_options.AnswerOptions`."""
         from .answer import answer, paired
-        from .options import AnswerOptions
+        from .text_options import AnswerOptions
 
         settings = AnswerOptions(**options)
         answers = answer(self.encoder_head("spans", "answer"), paired(question, context), settings)
@@ -283,8 +285,8 @@ class TextVerbs:
     def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[Ranked]:
         """Return the documents by their relevance to a query, the best first, by an encoder that reads pairs and has
         one class; top_n: so many of them."""
-        from .options import RerankOptions
         from .rerank import check_reranker, rerank
+        from .text_options import RerankOptions
 
         encoder = self.encoder_head("classes", "rerank")
         check_reranker(self.config, self.where)
@@ -315,7 +317,7 @@ class TextVerbs:
         self, texts: str | Sequence[str], *, done: Callable[[float], None] = lambda share: None, **options: Any
     ) -> Any:
         """Return the vector (W,) of a text, or those (N, W) of several, by an encoder alone; options: the fields of
-        `generation.options.EmbedOptions`. With kind="sparse" {id: weight} of a text, with "multi" the vectors
+        `generation.text_options.EmbedOptions`. With kind="sparse" {id: weight} of a text, with "multi" the vectors
         (L - 1, W) of its tokens, or a list of these. The end of a text is left out that is longer than the model
         takes."""
         embedder = self.embedder(**options)
@@ -350,10 +352,9 @@ class TextVerbs:
         from .translate import Translator
 
         reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may begin with its language
-        shows = self.shows_attention
         return Translator(
             *(self.config, self.tokenizer, self.search, self.where, self.generate),
-            shows_attention=shows,
+            shows_attention=self.shows_attention,
             reserved=reserved,
             prefix=self.generation.get(TASK_PREFIX, ""),
         )

@@ -15,7 +15,6 @@ import numpy as np
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.device import tuning
 from mlx_transformer.generation.arrays import Arrays
-from mlx_transformer.generation.candidates import Among, Candidates
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn import Cache, Transformer
@@ -23,6 +22,7 @@ from mlx_transformer.nn.model import Rows
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.generation.candidates import Among, Candidates
 
 
 class MlxArrays:
@@ -94,6 +94,8 @@ class MlxModel(Model):
 
     def among(self, candidates: Candidates) -> Among:
         """Return the model with the vocabulary of a batch, whose rows of the classifier are taken here."""
+        from mlx_transformer.generation.candidates import Among  # few searches have any
+
         rows = self.model.output_rows(mx.array(candidates.ids.astype(np.int32)))
         return Among(MlxModel(self.model, rows), candidates, columns=False)
 

@@ -20,8 +20,8 @@ from mlx_transformer import nn
 from mlx_transformer.core.checkpoint import is_published, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
+from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.quantization import Quantization
-from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.settings import Settings, files_with_weights, read_settings
 from mlx_transformer.generation.steps import Model
@@ -34,6 +34,7 @@ from mlx_transformer.system.errors import UserError
 from .decoding import MlxModel, evaluating
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.families.conversion import Imported
 
@@ -140,6 +141,8 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @cached_property
     def text_embedding(self) -> TextEmbedding | None:
+        from mlx_transformer.core.text_embedding import read_embedding  # few models have one
+
         return None if self._folder is None else read_embedding(self._folder, self.config.d_model)
 
     @contextmanager

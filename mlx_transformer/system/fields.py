@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import itertools
 import math
@@ -147,6 +146,8 @@ def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}
     problems = []
     for key in keys:
         if key not in known:
+            import difflib  # for none, as a rule
+
             called = ELSEWHERE.get(str(key))
             near = [called] if called in known else difflib.get_close_matches(str(key), known, n=1)
             problems.append(spelled.format(key) + (f" (did you mean {near[0]!r}?)" if near else ""))

@@ -21,8 +21,8 @@ from export.request import SENTENCE_EMBEDDING, TEXT_OUTPUTS, Request
 from export.validate import compare
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.pooling import Kind, Pooling
-from mlx_transformer.core.text_embedding import EMBEDDING, Dense, TextEmbedding
+from mlx_transformer.core.pooling import EMBEDDING, Kind, Pooling
+from mlx_transformer.core.text_embedding import Dense, TextEmbedding
 from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.system.errors import UserError

@@ -39,13 +39,11 @@ from mlx_transformer.commands.text import OtherText
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.presets import PRESETS
-from mlx_transformer.generation.options import (
-    PENALTY_OFFSETS,
+from mlx_transformer.generation.options import PENALTY_OFFSETS, Options, PenaltyForm
+from mlx_transformer.generation.text_options import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,
-    Options,
-    PenaltyForm,
     RerankOptions,
     TextSettings,
 )

@@ -23,7 +23,8 @@ from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, read_embedding
+from mlx_transformer.core.pooling import DENSE, EMBEDDING
+from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.families.folder import needed
 from mlx_transformer.families.sentence_folder import HEADS
 from mlx_transformer.system.errors import UserError
