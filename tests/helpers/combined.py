@@ -1,7 +1,7 @@
 """Which combinations of several choices `make test` tries: each choice with some other; `make test-slow` tries all,
 and so does `make test-cuda`, on whose machine nothing else does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, product
 from typing import Any
 
@@ -40,6 +40,20 @@ def each_value(choices: Iterable[tuple[int, ...]]) -> list[Any]:
         kept.add(best)
         missing -= {*enumerate(best)}
     return [pytest.param(row, marks=[] if row in kept else SLOW) for row in rows]
+
+
+def one_of_each(values: Iterable[Any], *kinds: Callable[[Any], Any]) -> list[Any]:
+    """Parameters of one list: those that are of no new kind, whichever function tells the kind, marked slow.
+
+    >>> [p.values for p in one_of_each(["a1", "a2", "b1", "b2"], lambda s: s[0], lambda s: s[1]) if not p.marks]
+    [('a1',), ('a2',), ('b1',)]
+    """
+    seen, rows = set(), []
+    for value in values:
+        found = {(place, kind(value)) for place, kind in enumerate(kinds)}
+        rows.append(pytest.param(value, marks=SLOW if found <= seen else []))
+        seen |= found
+    return rows
 
 
 def shared_out(values: Sequence[Any], runtimes: Sequence[Any]) -> list[Any]:

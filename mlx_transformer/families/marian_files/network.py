@@ -97,8 +97,9 @@ def read_weights(
     """Return our parameters of a model's tensors, none of them read yet, and everything that is wrong with these.
     sizes: of both vocabularies."""
     weights, problems, used = {}, [], set()
-    for name, shape in parameter_shapes(config).items():
-        place = places(config)[name]
+    shapes = parameter_shapes(config)
+    for name, place in places(config).items():
+        shape = shapes[name]
         expected = _stored_shape(name, place, shape, sizes)
         stored = next((each for each in (place.name, *place.others) if each in items), None)
         if stored is None:
@@ -123,8 +124,9 @@ def written(config: TransformerConfig, sizes: tuple[int, int], weights: Mapping[
     """Return Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies; each
     is made where its numbers are asked for."""
     items = {}
-    for name, shape in parameter_shapes(config).items():
-        place = places(config)[name]
+    shapes = parameter_shapes(config)
+    for name, place in places(config).items():
+        shape = shapes[name]
         expected = _stored_shape(name, place, shape, sizes)
         read = partial(_theirs, weights[name], place.transposed, expected)
         items[place.name] = Stored(expected, np.dtype(np.float32), read)

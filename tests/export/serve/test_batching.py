@@ -197,7 +197,7 @@ def test_neighbours_change_no_answer(text_folder, tmp_path, precision):
     export_onnx(text_folder / "model", tmp_path / "onnx", precision=precision, target="cpu", force=True)
     model = OnnxTransformer(tmp_path / "onnx", threads=1)
     assert model.depends_on_batch == (precision == "int4")
-    check_mixed_requests(model, count=48, clients=8)
+    check_mixed_requests(model, count=24, clients=8)
 
 
 @pytest.mark.slow

@@ -159,6 +159,13 @@ def test_an_upgrade_is_answered_and_not_waited_for(port):
         assert ended(link)
 
 
+@pytest.fixture
+def brief_lingering(monkeypatch):
+    """Whoever is refused has read it at once."""
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("brief_lingering")
 def test_slow_clients_are_closed(text_model):
     """They have sent all that they will before the server looks: what is late isn't this test."""
     whole, links = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n", []
@@ -182,6 +189,7 @@ def test_slow_clients_are_closed(text_model):
         assert 'refused_heads_total{status="408"} 2.0' in app.metrics.text().decode()
 
 
+@pytest.mark.usefixtures("brief_lingering")
 def test_a_slow_body_is_not_waited_for(text_model):
     half = HEAD + b"Content-Length: 50\r\n\r\n{"
     with served(text_model, body_seconds=0.3) as (port, _), opened(port, half) as slow:

@@ -102,9 +102,20 @@ def check_damage(folder, name, data, damaged):
     path.write_bytes(data)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_without_a_manifest_damage_is_an_error_or_harmless(folder, data):
+    assert_error_or_harmless(folder, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_without_a_manifest_no_damage_of_many_is_harmful(folder, data):
+    assert_error_or_harmless(folder, data)
+
+
+def assert_error_or_harmless(folder, data):
     """Another tool's folder: whatever the bytes are, nothing but `UserError` comes out."""
     (folder / "manifest.json").unlink(missing_ok=True)
     name = data.draw(st.sampled_from(["config.json", "model.safetensors"]))

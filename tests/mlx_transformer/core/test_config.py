@@ -85,8 +85,20 @@ def configs(draw):
     return drawn({**draw(options()), **draw(numbers), "d_k": 4, "d_v": 6})
 
 
+@settings(max_examples=30)
 @given(configs())
 def test_json_round_trip(config):
+    assert_comes_back(config)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(configs())
+def test_json_round_trip_many_times(config):
+    assert_comes_back(config)
+
+
+def assert_comes_back(config):
     assert TransformerConfig.from_json(config.to_json()) == config
     assert TransformerConfig.from_dict(config.to_dict()) == config
     assert json.loads(config.to_json())["d_v"] == 6

@@ -46,7 +46,7 @@ def test_no_family_forgets_a_field_that_all_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_there_and_back(name: str, data: st.DataObject) -> None:
     assert_back(name, data)
@@ -77,8 +77,20 @@ def assert_back(name: str, data: st.DataObject) -> None:
     assert len(set(map(id, tensors.values()))) == len(parameter_shapes(full)) - packed
 
 
+@settings(max_examples=30)
 @given(config=configs())
 def test_a_model_is_written_by_a_family_that_has_it_or_refused_with_reasons(config: TransformerConfig) -> None:
+    assert_written_or_refused(config)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(config=configs())
+def test_many_models_are_written_by_a_family_that_has_them_or_refused(config: TransformerConfig) -> None:
+    assert_written_or_refused(config)
+
+
+def assert_written_or_refused(config: TransformerConfig) -> None:
     able = [family for family in FAMILIES.values() if not differences(family, config)]
     chosen = family_of(config)
     if able:

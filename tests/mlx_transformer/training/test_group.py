@@ -43,15 +43,15 @@ def recipe_of(folder, **training):
 
 
 def test_two_processes_are_one_with_twice_the_batches(tmp_path, call):
-    """Over 30 steps whose batches have unequal numbers of tokens: losses and weights to float32's rounding."""
-    given = recipe_of(tmp_path, steps=30, learning_rate=1e-3, keep=1)
+    """Over two epochs whose batches have unequal numbers of tokens: losses and weights to float32's rounding."""
+    given = recipe_of(tmp_path, steps=8, learning_rate=1e-3, keep=1)
     status, out, error = ended(launched(given, "--out", tmp_path / "two"))
     assert status == 0, error
-    assert re.match(r".*two/model: [\d,]+ parameters, 30 steps", out)
+    assert re.match(r".*two/model: [\d,]+ parameters, 8 steps", out)
     status, _, error = call("train", given, "--accumulate", RANKS, "--out", tmp_path / "one")
     assert status == 0, error
     two, one = (metrics(tmp_path / name, "train") for name in ("two", "one"))
-    assert [entry["step"] for entry in two] == list(range(1, 31))
+    assert [entry["step"] for entry in two] == list(range(1, 9))
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose([e[name] for e in two], [e[name] for e in one], rtol=2e-4)
     assert [e["epoch"] for e in two] == [e["epoch"] for e in one]
@@ -100,11 +100,16 @@ def running(folder, process):
     until(lambda: len(metrics(folder, "train")) > 2, process)
 
 
+BRIEF = "from mlx_transformer.commands import launching\nlaunching.BY_THEMSELVES = 0.2\n"
+"""A launcher that gives the others little time to end by themselves."""
+
+
 @needs_proc
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), *range(1, RANKS)])
 def test_a_killed_process_ends_the_others_in_seconds(rank, tmp_path):
     out = tmp_path / "run"
-    with launched(write_recipe(tmp_path, steps=100_000, checkpoint_steps=2), "--out", out) as process:
+    given, brief = write_recipe(tmp_path, steps=100_000, checkpoint_steps=2), [*COMMAND[:2], BRIEF + COMMAND[2]]
+    with launched(given, "--out", out, command=brief) as process:
         running(out, process)
         os.kill(children(process)[rank], signal.SIGKILL)
         until(lambda: process.poll() is not None, seconds=30)
@@ -174,11 +179,11 @@ import time
 from mlx_transformer.commands import launching
 from mlx_transformer.training.trainer import Trainer
 
-launching.BY_THEMSELVES = 0.2
+launching.BY_THEMSELVES = 0.1
 finish = Trainer._finish
 
 def slowly(trainer):
-    time.sleep(1)
+    time.sleep(0.5)
     finish(trainer)
 
 Trainer._finish = slowly
