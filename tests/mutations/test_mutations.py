@@ -32,7 +32,15 @@ ALL = all_mutations()
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
+    """Each made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("models")
+
+    class Made(Models):
+        def __missing__(self, name: str) -> tuple[Path, Path]:
+            self.update(make_models(folder, [name]))
+            return self[name]
+
+    return Made()
 
 
 @pytest.mark.parametrize(

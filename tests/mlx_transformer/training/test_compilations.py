@@ -11,7 +11,7 @@ from tiny_run import metrics
 from mlx_transformer.device import deciding_as
 from mlx_transformer.training.trainer import Trainer
 
-EPOCHS = 4
+EPOCHS = 3
 
 
 @pytest.mark.parametrize(("objective", "accumulate"), combined(["translation", *tiny_text.LAYERS], [1, 2], step=2))

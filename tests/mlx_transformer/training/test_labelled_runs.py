@@ -70,7 +70,7 @@ def test_every_form_is_learned(form, tmp_path):
 
 @pytest.mark.parametrize("form", ["label", "entities"])
 def test_what_was_learned_is_said(form, tmp_path):
-    result = Trainer(recipe(tmp_path, form, steps=60, learning_rate=5e-3), tmp_path / "run").run()
+    result = Trainer(recipe(tmp_path, form, steps=40, learning_rate=5e-3), tmp_path / "run").run()
     model, _ = load(result.model)
     if form == "label":
         found = model.classify(["one three six two one", "one two six two one"])

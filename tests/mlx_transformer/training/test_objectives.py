@@ -35,7 +35,7 @@ def weights(folder):
 
 @every_objective
 def test_perplexity_falls_and_the_record_says_what_was_learned(objective, tmp_path):
-    result = train(tmp_path, objective, steps=80, valid_every=20)
+    result = train(tmp_path, objective, steps=40, valid_every=10)
     found = [entry["perplexity"] for entry in metrics(tmp_path / "run", "valid")]
     assert len(found) == 4
     assert found[-1] < 0.6 * found[0]

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import combined
 from marian_checks import SOURCES, TARGETS, model_file, network
 from marian_models import KINDS, SIZES, STUDENT, bin_bytes, model_items, npz_bytes, shortlist, vocabulary, write_model
 
@@ -59,8 +60,7 @@ def difference(checkpoint: Path, judge: MarianNetwork, **changes: Any) -> float:
 
 
 @pytest.mark.usefixtures("exact_positions")
-@pytest.mark.parametrize("integers", [False, True], ids=["npz", "bin"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "integers"), combined(KINDS, [False, True]))
 def test_the_network_is_marians(kind: str, integers: bool, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind], integers=integers)
     assert import_marian(folder, tmp_path / "ours") == []
