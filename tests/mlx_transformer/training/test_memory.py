@@ -17,7 +17,7 @@ from mlx_transformer.training.trainer import Trainer
 
 pytestmark = [*both_choices, pytest.mark.usefixtures("all_cores")]
 TOKENS = 1200
-MODEL = {"d_model": 64, "d_ff": 512, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.0}
+MODEL = {"d_model": 32, "d_ff": 256, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_a_step_is_cut_until_it_fits(tmp_path, capsys):
 @gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path):
-    trainer(tmp_path, "parts", memory=0.05).run()
+    trainer(tmp_path, "parts", memory=0.027).run()
     chosen = load_recipe(None, {"training": {"steps": 4}}, run=tmp_path / "parts")
     assert chosen.training.accumulate > 1 or chosen.training.gradient_checkpointing
     parts = Trainer(chosen, tmp_path / "parts", resume=True).run()
