@@ -57,7 +57,7 @@ STARTING = 90  # seconds until the page speaks
 ANSWERING = 600  # seconds for one request: opening a model, or one run of it
 POLL = 20  # seconds that the page waits for a request before it asks again
 ENDING = 5  # seconds for the browser to end by itself
-POLL_SECONDS = 0.1  # seconds between two looks whether it still runs
+POLL_SECONDS = 0.1  # seconds between two looks whether it still runs, and whether the server shall end
 
 
 def find_package(runtime: str, *files: str) -> Path:
@@ -136,7 +136,7 @@ class Host:
         which is removed at its end. `RuntimeError` where it doesn't start."""
         self.exchange, self.why = _Exchange(package), ""
         self.server = _Server(("127.0.0.1", 0), _handler(self.exchange))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=[POLL_SECONDS], daemon=True).start()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block it
         self.process = subprocess.Popen(
             command(f"http://127.0.0.1:{self.server.server_port}/{self.exchange.secret}/"),
