@@ -210,6 +210,7 @@ class Encoders:
         from export.runtime.sessions import open_session  # writing a package needs no ONNX Runtime
 
         plan, request = self.plan, Request(config=self.plan.config)
+        rows: list[list[int]] = []  # the same for each mix
         with TemporaryDirectory() as name:
             models = [self._graph(request, mix) for mix in mixes]
             fill(models, plan.checkpoint, Path(name, f"{MODEL}.onnx_data"), 1024)
@@ -223,7 +224,8 @@ class Encoders:
 
                 how: dict[str, Any] = {} if plan.embedding is not None else {"pooling": "mean"}
                 made = Embedder(plan.config, self.tokenizer, plan.embedding, encode, str(plan.checkpoint.folder), **how)
-                vectors = made.vectors(made.rows(self.texts)).astype(np.float64)
+                rows = rows or made.rows(self.texts)
+                vectors = made.vectors(rows).astype(np.float64)
                 yield vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float64).tiny)
 
     def _graph(self, request: Request, left: Sequence[str]) -> ir.Model:
