@@ -48,6 +48,7 @@ def test_positions_become_one_without_residuals_and_with_them_do_not(on_cpu) -> 
             assert claimed(22, SHARE.format(name)).holds([share]), (name, seed)
 
 
+@pytest.mark.slow  # row 22 of test_table.py is the same numbers
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
 def test_gradients_of_all_four() -> None:
     """Only both keep them: the residual alone makes them explode, neither makes them vanish."""
