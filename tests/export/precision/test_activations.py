@@ -87,14 +87,14 @@ def test_int8_activations_keep_their_own_budget(tmp_path):
     """And wouldn't keep to float32's: the two arithmetics are told apart by a factor of thousands."""
     checkpoint = saved(tmp_path)
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8-weights")
-    report = judged(checkpoint, folder, "int8-weights")
+    report = judged(checkpoint, folder, "int8-weights", searches=False)
     assert report.equal, report.failures()
     assert report.runtimes[0].budget.unit == 2**-8
     assert report.runtimes[0].arithmetic == "weights of 8 bits in blocks; int8 activations"
     values = json.loads((folder / ONNX_CONFIG).read_text(encoding="utf-8"))
     values["precisions"]["int8-weights"]["activations"] = "float32"
     (folder / ONNX_CONFIG).write_text(json.dumps(values))
-    report = judged(checkpoint, folder, "int8-weights")
+    report = judged(checkpoint, folder, "int8-weights", searches=False)
     assert not report.equal
     assert max(point.worst.rms_ratio for point in report.points if point.tap == "logits") > 1000
 
@@ -103,9 +103,9 @@ def test_a_session_that_rounds_activations_is_found_out(tmp_path, monkeypatch):
     """What ONNX Runtime does by itself with the blocks of a portable package."""
     checkpoint = saved(tmp_path)
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int4", activations="float32")
-    assert judged(checkpoint, folder, "int4").equal
+    assert judged(checkpoint, folder, "int4", searches=False).equal
     monkeypatch.setitem(ACTIVATIONS, "float32", ACTIVATIONS["int8"])
-    assert not judged(checkpoint, folder, "int4").equal
+    assert not judged(checkpoint, folder, "int4", searches=False).equal
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied,
         folder = export_onnx(
             checkpoint, tmp_path / activations, target="web", precision=precision, activations=activations
         )
-        assert judged(checkpoint, folder, precision).equal
+        assert judged(checkpoint, folder, precision, searches=False).equal
         assert "GatherBlockQuantized" not in {node.op_type for node in nodes(folder)}
 
 
