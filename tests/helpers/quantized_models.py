@@ -1,6 +1,8 @@
 """Small checkpoints quantised by MLX, in every number of bits and size of group."""
 
 import numpy as np
+import pytest
+from combined import combined
 from runtimes import mlx_gpu
 from small_models import random_weights
 
@@ -11,6 +13,11 @@ from mlx_transformer.core.quantization import BITS, GROUP_SIZES, Packed, Scheme
 
 SCHEMES = [Scheme(group, bits) for bits in BITS for group in GROUP_SIZES]
 NAMES = [f"{s.bits} bits, groups of {s.group_size}" for s in SCHEMES]
+EACH = [
+    pytest.param(Scheme(group, bits), marks=marks, id=f"{bits} bits, groups of {group}")
+    for (bits, group), marks in ((p.values, p.marks) for p in combined(BITS, GROUP_SIZES))
+]
+"""Parameters: the same, of which `make test` tries each number of bits and each size."""
 ENCODER = dict(architecture="encoder", decoder_layers=0)
 
 

@@ -108,7 +108,7 @@ def test_encoder_decoder(models, name):
         np.testing.assert_allclose(past[key], value, **CLOSE)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", thinned(CHOICES, 2))
 def test_merged_decoder(models, name):
     model = models(name)
     (ids, mask), target_ids = source(model.config), target(model.config)

@@ -34,7 +34,7 @@ def built_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_student(tmp_path_factory.mktemp("student") / "run", steps=100)
+    return train_student(tmp_path_factory.mktemp("student") / "run", steps=40)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from quantized_models import ENCODER, NAMES, SCHEMES, quantized_models, wide
+from quantized_models import EACH, ENCODER, quantized_models, wide
 from runtimes import unasked
 from small_models import random_weights
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu_path
 model = pytest.fixture(scope="module")(quantized_models)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=NAMES)
+@pytest.mark.parametrize("scheme", EACH)
 def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path):
     """What ONNX Runtime computes under a parameter's name, folded or operator by operator, is `mx.dequantize`'s."""
     checkpoint = open_checkpoint(model(scheme, **ENCODER))
@@ -50,7 +50,7 @@ def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path
 
 
 @pytest.mark.usefixtures("on_cpu")  # MLX 0.32's kernel for groups as long as a row is wrong on NVIDIA's Hopper
-@pytest.mark.parametrize("scheme", SCHEMES, ids=NAMES)
+@pytest.mark.parametrize("scheme", EACH)
 def test_packed_operators_read_the_same_matrices(scheme, model, tmp_path):
     """With float32 activations (accuracy_level 1 in place of 4) only the rounding of sums is left between the two."""
     folder = model(scheme, **ENCODER)

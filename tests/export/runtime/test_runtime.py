@@ -12,6 +12,7 @@ import ending_models
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import combined
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
@@ -61,8 +62,7 @@ def same(results, expected):
     np.testing.assert_allclose(*scores, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", REQUESTS, ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "options"), combined(CONFIGS, REQUESTS), ids=str)
 def test_the_tokens_of_mlx(models, name, options):
     model, folder = models[name]
     prefix = [[7, 9][: i % 3] for i in range(14)]

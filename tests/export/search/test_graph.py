@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import onnx
 import pytest
-from combined import combined, in_pairs
+from combined import SLOW, combined, in_pairs
 from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
@@ -158,13 +158,14 @@ def test_draws_what_mlx_draws(both, options):
     equal(graph.search(rows(30), sample=True, **options), model.search(rows(30), sample=True, **options))
 
 
-def test_draws_what_mlx_and_the_exported_package_draw(tmp_path):
+@pytest.mark.parametrize("sampling", [SAMPLING[1::2], pytest.param(SAMPLING[::2], marks=SLOW)], ids=["some", "others"])
+def test_draws_what_mlx_and_the_exported_package_draw(sampling, tmp_path):
     """With more than one block of tokens, the last of them not whole."""
     model, checkpoint = made(tmp_path, **PRE_NORM, vocab_size=700)
     graph = SearchModel(export_search(checkpoint, tmp_path / "search.onnx"), threads=1)
     portable = OnnxTransformer(export_onnx(checkpoint, tmp_path / "portable"), threads=1)
     source = rows(20, 700)
-    for options in SAMPLING:
+    for options in sampling:
         drawn = model.generate(source, sample=True, **options)
         assert graph.generate(source, sample=True, **options) == drawn
         assert portable.generate(source, sample=True, **options) == drawn

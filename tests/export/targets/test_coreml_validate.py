@@ -28,7 +28,7 @@ def written(folder: Path, name: str, architecture: str) -> tuple[Path, Path]:
     return folder / "model", export_onnx(folder / "model", folder / "fixed", target="coreml", fixed_shape=shape)
 
 
-@pytest.mark.parametrize(("name", "architecture"), combined(CHOICES, ARCHITECTURES, step=3))
+@pytest.mark.parametrize(("name", "architecture"), combined(CHOICES, ARCHITECTURES, step=5))
 def test_every_kind_of_model(name, architecture, tmp_path):
     """Beside MLX, on inputs as long as the graphs: every tap, all weights, every kind of search."""
     report = compare(*written(tmp_path, name, architecture), ["mlx", "onnxruntime"], threads=1)
