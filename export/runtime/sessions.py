@@ -55,7 +55,8 @@ threads that wait for the next one save a tenth of a small model's time."""
 
 WITHIN_MICROSECONDS = 1000
 """The same between the operators of a run, after which they rest at once, and while a session is opened. By ONNX
-Runtime's default they stay awake all that time, and opening takes the processor twice as long."""
+Runtime's default, and always before 1.26, they stay awake all that time, and opening takes the processor twice as
+long."""
 
 MOST_THREADS = max(16, 4 * usable_cores())
 """Most threads of one operator. More threads than cores are slower, and far more never end: 300 on two cores took forty
