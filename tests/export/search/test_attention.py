@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combined import combined, thinned
+from combined import thinned
 from command_line import caller, refused
 from copying_model import write_copying_model
 from ending_models import POST_NORM, PRE_NORM, made, rows
@@ -26,10 +26,7 @@ REQUESTS = [
 call = pytest.fixture(caller)
 
 
-FORMS = [("post-norm", "portable"), ("pre-norm", "cpu")]
-
-
-@pytest.fixture(scope="module", params=FORMS, ids=str)
+@pytest.fixture(scope="module", params=[("post-norm", "portable"), ("pre-norm", "cpu")], ids=str)
 def models(request, tmp_path_factory):
     """The reference in float64 and in float32; what runs the file, and the folder step by step; the file without."""
     name, target = request.param
@@ -50,7 +47,7 @@ def weights_of(reference, source, ids):
     return points["decoder.layers.0.cross_attention.weights"].mean(axis=1)[0]
 
 
-@pytest.mark.parametrize(("models", "options"), combined(FORMS, REQUESTS), indirect=["models"], ids=str)
+@pytest.mark.parametrize("options", REQUESTS, ids=str)
 def test_it_is_that_of_the_hypotheses_step_by_step(models, options):
     references, *runners, _ = models
     found = [

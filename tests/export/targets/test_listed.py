@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combined import combined
 from listed_models import listed_inputs, write_listed
 from marian_models import KINDS
 from small_models import SIZES, encoder_decoder, random_weights
@@ -30,7 +29,6 @@ MODELS = {
     "two vocabularies": encoder_decoder("two vocabularies"),
     "student": KINDS["student"],
 }
-PRECISIONS = ["float32", "int8"]
 CHOICES: dict[str, dict[str, Any]] = {
     "greedy": dict(beam=1),
     "scored": dict(beam=1, n_best=1, min_new_tokens=2),
@@ -53,19 +51,17 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write_listed(MODELS[request.param], tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=PRECISIONS)
+@pytest.fixture(scope="module", params=["float32", "int8"])
 def model(request: pytest.FixtureRequest, checkpoint: Path) -> OnnxTransformer:
     out = checkpoint.parent / request.param
     export_onnx(checkpoint, out, target="cpu", precision=request.param, accept_loss=True)
     return OnnxTransformer(out, threads=1)
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "model", "choice"), combined(MODELS, PRECISIONS, CHOICES), indirect=["checkpoint", "model"]
-)
-def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, choice: str) -> None:
+@pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
+def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, options: dict[str, Any]) -> None:
     rows, own = listed_inputs(model.config)
-    options = {**CHOICES[choice], "max_new_tokens": 12}
+    options = {**options, "max_new_tokens": 12}
     found = search(model.graphs, rows, candidates=own, **options)
     expected = search(Columns(model.graphs), rows, candidates=own, **options)
     assert [[h.ids for h in best] for best in found] == [[h.ids for h in best] for best in expected]
