@@ -20,8 +20,6 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.families.marian_files.conversion import import_marian
 
-pytestmark = pytest.mark.usefixtures("only_new_garbage")
-
 LIMIT = 1.2
 # No tensor has more than a fifth of the weights.
 LARGE: dict[str, Any] = dict(vocab_size=3000, d_model=256, heads=4, d_ff=4096, encoder_layers=1, decoder_layers=1)

@@ -80,7 +80,6 @@ def test_two_sets_of_sessions_map_the_weights_once(checkpoint, tmp_path):
     assert MAPS.read_text(encoding="utf-8").count(str(folder / "onnx" / "model.onnx_data")) == 1
 
 
-@pytest.mark.usefixtures("only_new_garbage")
 def test_a_session_may_outlive_its_model(checkpoint, tmp_path):
     model = OnnxTransformer(export_onnx(checkpoint, tmp_path / "onnx"), threads=1)
     session, feeds = model.sessions["encoder_model"], {"input_ids": [[5, 9, 2]], "attention_mask": [[1, 1, 1]]}

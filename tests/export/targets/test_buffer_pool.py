@@ -103,7 +103,6 @@ def test_given_back_by_a_finalizer_in_the_middle_of_taking(monkeypatch):
     assert lent(pool) == 10
 
 
-@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("beam", thinned([4, 1], 2))
 def test_a_decoder_gives_its_memory_back(tmp_path, beam):
     """Also one that grows, drops rows, or is left in the middle by an error."""

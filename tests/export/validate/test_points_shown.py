@@ -100,7 +100,7 @@ def test_looking_shows_what_is_asked_for_and_changes_nothing(tmp_path):
 
 
 def test_without_a_checkpoint_a_runtime_that_reads_one_says_so(tmp_path):
+    _, onnx = write_model(CONFIGS["paper"], tmp_path)
     for runtime in ("mlx", "reference", "evaluator", "wasm", "webgpu"):
-        _, onnx = write_model(CONFIGS["paper"], tmp_path / runtime)
         with pytest.raises(UserError, match="needs a checkpoint"):
             open_engine(runtime, None, onnx)
