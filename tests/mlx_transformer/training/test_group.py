@@ -100,8 +100,8 @@ def running(folder, process):
     until(lambda: len(metrics(folder, "train")) > 2, process)
 
 
-BRIEF = "from mlx_transformer.commands import launching\nlaunching.BY_THEMSELVES = 0.2\n"
-"""A launcher that gives the others little time to end by themselves."""
+BRIEF = "from mlx_transformer.commands import launching\nlaunching.BY_THEMSELVES, launching.ONCE_TOLD = 0.2, 1.0\n"
+"""A launcher that gives the others little time to end."""
 
 
 @needs_proc
