@@ -8,9 +8,10 @@
     x --> QuantizeLinear [--> Clip] --> MatMulInteger --> Cast --> Mul --> [Add] --> y
               ^ 1/a                        ^ W int8                 ^ scale(W) / a
 
-In target cpu's graphs of many rows Div is Reciprocal and Mul: an operator more on m, a fifth less time in all. In its
-encoder alone the products with one x, those of query, key and value, are one product with the matrices side by side,
-which a runtime joins as it loads the graph: a text by itself takes a thirtieth less time.
+In target cpu's graphs of many rows Div is Reciprocal and Mul: an operator more on m, a fifth less time in all. A row
+of zeros has 0 * infinity there, which becomes some integer, and that times m is 0. In its encoder alone the products
+with one x, those of query, key and value, are one product with the matrices side by side, which a runtime joins as it
+loads the graph: a text by itself takes a twentieth less time.
 
 A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
 batch. m is its largest magnitude; x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
@@ -148,7 +149,8 @@ def _by_row(add: Nodes, x: ir.Value, many: bool) -> Activations:
     positive = is_positive(x)
     zero, steps = (0, UNSIGNED) if positive else (ZERO, ROUNDED)
     largest = add("ReduceMax", x if positive else add("Abs", x), add.constant([-1]), keepdims=1)
-    largest = add("Max", largest, add.constant(np.float32(LEAST)))
+    if not many:
+        largest = add("Max", largest, add.constant(np.float32(LEAST)))
     unit, zero = add.constant(np.float32(1 / steps)), add.constant(np.uint8(zero))
     share = add("Mul", x, add("Reciprocal", largest)) if many else add("Div", x, largest)
     return Activations(add("QuantizeLinear", share, unit, zero), zero, largest, steps)
@@ -211,11 +213,18 @@ def _multiply_together(model: ir.Model, products: Sequence[Linear], x: Activatio
     weights, each_scale = zip(*parts, strict=True)
     weight, scale = add("Concat", *weights, axis=1), add("Concat", *each_scale, axis=0)
     y = add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, domain=CONTRIB)
+    biases = [linear.addend for linear in products if is_vector(linear.addend)]
+    joined = len(biases) == len(products)
+    y = add("Add", y, add("Concat", *biases, axis=0)) if joined else y
     widths = add.constant(np.array([extent(linear.weight, 0 if linear.rows else 1) for linear in products]))
     results = add.several(len(products), "Split", y, widths, axis=-1)
     add.before()
     for linear, result in zip(products, results, strict=True):
-        put_product(Nodes(model, linear.node, "int8"), linear, result)
+        each = Nodes(model, linear.node, "int8")
+        if joined:
+            each.replace(result)
+        else:
+            put_product(each, linear, result)
 
 
 def quantiser(name: str, multiplier: np.float32 | None) -> Callable[[NDArray], tuple[NDArray, NDArray]]:

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from random_models import write_model
+from random_models import random_weights, write_model
 from small_models import alone
 
-from export import OnnxTransformer
+from export import OnnxTransformer, export_onnx
 from export.interface import MODEL
 from export.precision import int8
 from export.precision.table import PRECISIONS
 from export.validate import compare
+from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 
 PLAIN = alone("paper", "encoder")
@@ -55,6 +56,18 @@ def test_vectors_are_those_of_products_apart(tmp_path: Path, monkeypatch: pytest
         vectors.append(OnnxTransformer(cpu, threads=1).embedder(pooling="mean").vectors(rows, of_text=False))
         monkeypatch.setattr(int8, "MODEL", "no graph")
     assert np.array_equal(*vectors)
+
+
+def test_a_row_of_zeros_is_multiplied_to_zeros(tmp_path: Path) -> None:
+    """Behind a Relu that lets nothing through: its largest number is 0, whose reciprocal isn't finite."""
+    weights = random_weights(PLAIN, 1)
+    for name in weights:
+        if name.endswith("up_proj.bias"):
+            weights[name][:] = -100
+    checkpoint = save_checkpoint(tmp_path / "model", PLAIN, weights)
+    folder = export_onnx(checkpoint, tmp_path / "onnx", **OPTIONS)
+    report = compare(checkpoint, folder, ["onnxruntime:cpu:all:int8", "onnxruntime:cpu:none:int8"], seed=1, threads=1)
+    assert report.equal, report.failures()
 
 
 def test_matrices_in_another_order_are_found(tmp_path: Path) -> None:
