@@ -9,7 +9,7 @@
               ^ 1/a                        ^ W int8                 ^ scale(W) / a
 
 In target cpu's graphs of many rows Div is Reciprocal and Mul: an operator more on m, a fifth less time in all. A row
-of zeros has 0 * infinity there, which becomes some integer, and that times m is 0. In its encoder alone the products
+of zeros has 0 * infinity there, which becomes some integer, and that times m is 0. In a model of one graph the products
 with one x, those of query, key and value, are one product with the matrices side by side, which a runtime joins as it
 loads the graph: a text by itself takes a twentieth less time.
 
