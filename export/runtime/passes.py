@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from math import inf
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_transformer.generation.passes import ONE_AT_A_TIME, Passes
 from mlx_transformer.system.machine import fast_cores
 
 from .sessions import CPU, check_providers, run_aside
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -43,6 +45,8 @@ class SideBySide(Passes):
         if len(work) < 2:
             yield from map(compute, work)
             return
+        from concurrent.futures import wait  # with `logging`: who has one pass at a time does without
+
         left, lock, results = deque(work), threading.Lock(), SimpleQueue[T]()
         begun = perf_counter()  # the caller's pass that runs
 
@@ -91,6 +95,8 @@ class SideBySide(Passes):
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
         """The threads that wait for those of the session; kept, as it takes time to begin one."""
+        from concurrent.futures import ThreadPoolExecutor
+
         return ThreadPoolExecutor(self.at_once - 1, initializer=run_aside)
 
 

@@ -7,8 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any
@@ -33,6 +32,7 @@ from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_value
 from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.threads import side_by_side
 
 from .folder import OnnxFolder
 from .plugins import chosen, find_plugin, missing
@@ -287,12 +287,12 @@ class Opener:
         """Open all sessions at the same time: each takes one core and releases Python's lock meanwhile. So does reading
         the data once more for its digest, for which only the end waits."""
         graphs, weights = self.folder.graphs, self.weights
-        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(max(1, threads or usable_cores())) as pool:
-            damage_check = reader.submit(self.folder.verify_data) if self.verify else None
-            futures = [pool.submit(self._open, name, threads, weights) for name in graphs]
-            if damage_check is not None:
-                damage_check.result()  # first: damage tells more than what a session makes of it
-            sessions = {name: session.result() for name, session in zip(graphs, futures, strict=True)}
+        each = [partial(self._open, name, threads, weights) for name in graphs]
+        work: list[Callable[[], Any]] = [partial(side_by_side, each, threads or usable_cores())]
+        if self.verify:
+            work.insert(0, self.folder.verify_data)  # first: damage tells more than what a session makes of it
+        *_, opened = side_by_side(work, len(work))
+        sessions = dict(zip(graphs, opened, strict=True))
         if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
             weights.madvise(mmap.MADV_DONTNEED)  # read for packing; what is used as it is stored comes back when it is
         return sessions

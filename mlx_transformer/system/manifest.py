@@ -7,12 +7,13 @@ import json
 import os
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from .errors import UserError
 from .files import open_file, read_json
 from .machine import usable_cores
+from .threads import side_by_side
 
 MANIFEST = "manifest.json"
 CARD = "README.md"
@@ -87,13 +88,10 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
         if (actual := file.stat().st_size) != size:
             raise _damaged(file, f"{actual} bytes, expected {size}")
     names = list(entries) if used is None else list(used)
-    checks = [(folder / name, entries[name][0]) for name in names]
-    if sum(entries[name][1] > LARGE for name in names) > 1:
-        with ThreadPoolExecutor(usable_cores()) as pool:  # hashing leaves Python's lock alone
-            whole = list(pool.map(_is_whole, *zip(*checks, strict=True)))
-    else:
-        whole = [_is_whole(*check) for check in checks]
-    if damaged := [file for (file, _), same in zip(checks, whole, strict=True) if not same]:
+    large = sum(entries[name][1] > LARGE for name in names)
+    checks = (partial(_is_whole, folder / name, entries[name][0]) for name in names)
+    whole = side_by_side(checks, usable_cores() if large > 1 else 1)  # hashing leaves Python's lock alone
+    if damaged := [folder / name for name, same in zip(names, whole, strict=True) if not same]:
         raise _damaged(damaged[0], "its SHA-256 differs")
 
 

@@ -272,7 +272,8 @@ def test_running_on_ids_needs_neither_onnx_nor_a_tokenizer() -> None:
 def test_a_folder_runs_without_onnx(target: str, shape: str | None, tmp_path: Path) -> None:
     _, folder = write_model(encoder_decoder("paper"), tmp_path, target=target, fixed_shape=shape)
     run = f"from export import OnnxTransformer\nprint(OnnxTransformer({str(folder)!r}, threads=1).generate([[5, 2]]))"
-    assert run_python(BLOCK.format(blocked={*MLX, *ONNX, "tokenizers", "safetensors"}) + run).startswith("[[")
+    blocked = {*MLX, *ONNX, "tokenizers", "safetensors", "concurrent"}  # the last is of several passes at a time
+    assert run_python(BLOCK.format(blocked=blocked) + run).startswith("[[")
 
 
 def test_no_graph_needs_sympy(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -36,6 +35,9 @@ from mlx_transformer.generation.steps import EXCLUDED, Batch, Model, Strategy
 from .buffer_pool import BufferPool
 from .search import strategy
 from .step_graph import ListedGraphs, StepGraph
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -83,6 +85,8 @@ class CpuModel(Model):
     @functools.cached_property
     def pool(self) -> ThreadPoolExecutor:
         """The threads for batches at the same time; kept, as a new thread begins with no memory of its own."""
+        from concurrent.futures import ThreadPoolExecutor  # with `logging`
+
         return ThreadPoolExecutor(self.threads)
 
     @functools.cached_property
