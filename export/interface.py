@@ -14,7 +14,6 @@ they have there.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS, Request
@@ -60,8 +59,7 @@ PARTS, STATE = ("key", "value"), "state"
 """The arrays in a layer of a cache: keys and values, or the state of an SSRU."""
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """One input or output of a graph. `axes`: empty for a scalar."""
 
     value: str
@@ -77,8 +75,7 @@ class Port:
         return rows, int(heads), 0, int(width)
 
 
-@dataclass(frozen=True)
-class Ports:
+class Ports(NamedTuple):
     """The inputs and the outputs of one graph, in its order."""
 
     inputs: tuple[Port, ...]

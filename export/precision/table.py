@@ -9,8 +9,7 @@ Nothing here imports onnx: `runtime/folder.py`, which runs models, needs the suf
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlx_transformer.system.errors import UserError
 
@@ -21,8 +20,7 @@ UNPACKED = "unpacked"
 """In their place: weights that are made float32 when the graph is loaded."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """The limits of the quality gate (`package/quality.py`).
 
     `agreement`: the least share of equal tokens. `bleu`, `exact`: the most points below float32 on 1000 sentences; on n
@@ -34,8 +32,7 @@ class Limits:
     exact: float
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(NamedTuple):
     """One precision: how it is called, what its files hold and how far it may be off.
 
     `dtype`: the word of transformers.js for it. `label`: what it is, for people. `form`, `bits`: the kind of what is
@@ -60,8 +57,7 @@ class Precision:
     ir_version: int = IR_VERSION
 
 
-@dataclass(frozen=True)
-class Lowering:
+class Lowering(NamedTuple):
     """How a target's runtime takes lower precisions: a fact of each row of `targets/table.py`.
 
     `operators`: the set that graphs, and int8's products, are made of. `blocks`: the set of the operator that reads

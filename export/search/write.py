@@ -104,7 +104,7 @@ def export_search(
         key = (SEARCH, plan.target.name, precision, digest, repr(request), repr(generation))
         model = built_once(key, lambda: search_model(request, plan.target.name, inside, generation, precision))
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
+    lower(model, precision, plan.target.lowering._replace(computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if layer is not None:
         model.metadata_props[ATTENTION] = str(layer)

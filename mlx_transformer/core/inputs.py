@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ Vectors = Sequence[Any]
 Rows = TypeVar("Rows", bound=Sequence[Any])
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """One input of a model's first stack. `name`: the argument of `Transformer.encode`, and the value of a graph's port
     (`export/interface.py`); `argument`: as a search takes it; `published`: what graphs and published models call it;
     `size`: how many ids there are, or the width of vectors; 0 in a model that doesn't read it.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,8 +129,7 @@ def _scheme(values: Any) -> Scheme:
     return Scheme(values["group_size"], values["bits"])
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """One quantised matrix (O, D) as it is stored: words (O, D * bits / 32) uint32, scales and biases (O, G)."""
 
     words: NDArray[np.uint32]

@@ -16,19 +16,17 @@ import itertools
 import math
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import UserError
 
 Settings = TypeVar("Settings")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
+class Bounds(NamedTuple):
     """All four hold; nothing but a finite number is within any."""
 
     at_least: float = -math.inf
@@ -41,13 +39,12 @@ class Bounds:
 
     @property
     def words(self) -> str:
-        limits = dataclasses.asdict(self).items()
+        limits = self._asdict().items()
         text = " and ".join(f"{name.replace('_', ' ')} {limit:,}" for name, limit in limits if math.isfinite(limit))
         return f" of {text}" if text.startswith("at") else f" {text}" if text else ""
 
 
-@dataclass(frozen=True)
-class FieldType:
+class FieldType(NamedTuple):
     """The values that one field takes. `choices`: the only values, where there are few (those of a Literal, both of a
     bool)."""
 

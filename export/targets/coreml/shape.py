@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ HIDDEN = -3e4
 """Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
 
 
-@dataclass(frozen=True)
-class FixedShape:
+class FixedShape(NamedTuple):
     """Rows, source positions and target positions. An encoder alone has no target, a decoder alone no source: 0."""
 
     rows: int
