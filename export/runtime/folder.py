@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from export.interface import (
     DECODER_COREML,
@@ -65,8 +63,7 @@ READ = (ONNX_CONFIG, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
 """The files that are read beside the graphs' folder."""
 
 
-@dataclass(frozen=True)
-class OnnxFolder:
+class OnnxFolder(NamedTuple):
     """`graphs`: name -> file, those that are needed to run the model and no others."""
 
     path: Path
@@ -92,7 +89,7 @@ class OnnxFolder:
         if not (self.standard and activations == "int8"):
             made = f"with {self.activations} activations" if self.activations else "elsewhere"
             raise UserError(f"{self.path}: was exported {made}; export it with activations {activations}")
-        return dataclasses.replace(self, activations=activations)
+        return self._replace(activations=activations)
 
     @property
     def config(self) -> TransformerConfig:
@@ -159,6 +156,8 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     if path.is_file():
         raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --embed-tokenizer")
     if not is_onnx_folder(path):
+        from shlex import quote
+
         build = f"python -m export build {quote(str(path))} OUT"
         raise UserError(f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: {build}")
     place = _place(path)

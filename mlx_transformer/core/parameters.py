@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from mlx_transformer.system.errors import UserError, first_of
 
 from .config import RELATIVE, TransformerConfig
-from .quantization import Quantization, stored_shapes
+
+if TYPE_CHECKING:
+    from .quantization import Quantization
 
 Shape = tuple[int, ...]
 
@@ -89,7 +92,11 @@ def check_parameters(
 
     With `quantization` the tensors stored of its matrices (`stored_shapes`) are expected in their place.
     """
-    expected = stored_shapes(parameter_shapes(config), quantization or {})
+    expected = parameter_shapes(config)
+    if quantization:
+        from .quantization import stored_shapes  # of few models
+
+        expected = stored_shapes(expected, quantization)
     problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in shapes]
     problems += [f"unknown {name} {tuple(shape)}" for name, shape in shapes.items() if name not in expected]
     problems += [

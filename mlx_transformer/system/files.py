@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from .errors import UserError, shortened
@@ -139,6 +138,8 @@ def without_mark(data: bytes, name: str) -> bytes:
     """Strip UTF-8's mark from the start of a file; `UserError` for the mark of another encoding. name: the file's."""
     for mark, encoding in WIDE_MARKS.items():
         if data.startswith(mark):
+            from shlex import quote
+
             raise UserError(f"{name}: is {encoding}; convert it: iconv -f {encoding} -t UTF-8 {quote(name)} > NEW")
     return data.removeprefix(UTF8_MARK)
 
