@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 _GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
@@ -61,12 +62,13 @@ def set_blas_threads(threads: int) -> None:
 
 @cache
 def _openblas() -> ctypes.CDLL | None:
+    # The package is found, not imported: it looks up its own version, which takes as long as to open a small model.
+    package = find_spec("scipy_openblas32")
+    folders = (package.submodule_search_locations or ()) if package else ()
+    files = [file for folder in folders for file in Path(folder, "lib").glob("libscipy_openblas*")]
     try:
-        import scipy_openblas32
-
-        folder = Path(scipy_openblas32.get_lib_dir())
-        return ctypes.CDLL(str(folder / scipy_openblas32.get_library(fullname=True)))
-    except (ImportError, OSError, IndexError):
+        return ctypes.CDLL(str(files[0])) if files else None
+    except OSError:
         return None
 
 

@@ -13,8 +13,8 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -25,8 +25,7 @@ DEVICE = "MLX_TRANSFORMER_DEVICE"
 VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """How to use one kind of device."""
 
     compiles: bool

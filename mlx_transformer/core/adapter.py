@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,8 +85,7 @@ class AdapterConfig:
         return shapes
 
 
-@dataclass(frozen=True)
-class WeightDelta:
+class WeightDelta(NamedTuple):
     """The change of an adapter to one matrix W (O, D), computed in float64."""
 
     factor: float

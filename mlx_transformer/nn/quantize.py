@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, cast
 
-import ml_dtypes  # noqa: F401 - with it NumPy knows bfloat16
 import mlx.core as mx
 import numpy as np
 from mlx import nn
@@ -57,6 +56,9 @@ def values(layer: Quantized) -> NDArray[Any]:
     numbers = cast(tuple[mx.array, mx.array], (layer.scales, layer.biases))  # the mode "affine" has both
     scales, biases = (np.array(part.astype(mx.float32)) for part in numbers)
     kind = str(layer.scales.dtype).removeprefix("mlx.core.")
+    if kind == "bfloat16":
+        import ml_dtypes  # noqa: F401 - with it NumPy knows the type
+
     scheme = Scheme(layer.group_size, layer.bits)
     return Packed(np.array(layer.weight), scales.astype(kind), biases.astype(kind), scheme).dequantised()
 

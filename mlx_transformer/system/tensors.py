@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from safetensors import SafetensorError, safe_open
 from .errors import UserError
 from .files import open_file
 from .stored import BFLOAT16, Kind, Stored, read_piece
-
-with suppress(ModuleNotFoundError):  # what only runs models does without
-    import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 
 TYPES = {"U64": np.uint64, "I64": np.int64, "F64": np.float64, "F32": np.float32, "U32": np.uint32, "I32": np.int32}
 TYPES |= {"BF16": "bfloat16", "F16": np.float16, "U16": np.uint16, "I16": np.int16, "I8": np.int8}

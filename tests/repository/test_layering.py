@@ -276,6 +276,13 @@ def test_a_folder_runs_without_onnx(target: str, shape: str | None, tmp_path: Pa
     assert run_python(BLOCK.format(blocked=blocked) + run).startswith("[[")
 
 
+def test_a_checkpoint_opens_without_what_takes_long_to_import(tmp_path: Path) -> None:
+    checkpoint, _ = write_model(encoder_decoder("paper"), tmp_path)
+    opened = f"import sys; from mlx_transformer import Transformer; Transformer.load({str(checkpoint)!r})"
+    loaded = run_python(f"{opened}; print(*sys.modules)").split()
+    assert not {"concurrent", "ml_dtypes", "safetensors.numpy", "scipy_openblas32", "tokenizers"} & {*loaded}
+
+
 def test_no_graph_needs_sympy(tmp_path: Path) -> None:
     """onnx_ir has it for dimensions that are expressions. Who makes one, or imports sympy as such, gets it."""
     checkpoint, _ = write_model(encoder_decoder("paper"), tmp_path)
