@@ -37,8 +37,10 @@ DOMAIN = "com.microsoft"
 class Sources:
     """Where the tokens of padded sources (B, S) are among the rows (N,), and back."""
 
+    real: ir.Value
+    """(B, S) int64, 1 on tokens."""
     mask: ir.Value
-    """(B, S) int32, 1 on tokens."""
+    """The same as int32."""
     tokens: ir.Value
     """(N,) place of each token in the flattened (B, S)."""
     slots: ir.Value
@@ -59,7 +61,7 @@ class Sources:
         mask = op.Cast(attention_mask, to=ir.DataType.INT32)
         hidden = padding_mask(op, attention_mask)
         by_head = _by_head(op, attention_mask, tokens, slots, table(op, "heads", lambda: np.arange(heads)[None]))
-        return cls(mask, tokens, slots, hidden, heads, *by_head)
+        return cls(attention_mask, mask, tokens, slots, hidden, heads, *by_head)
 
     def with_heads(self, op: Op, heads: int) -> Sources:
         """Return the same, where rows are split into so many heads."""
@@ -89,9 +91,8 @@ class Sources:
     def positions(self, op: Op) -> PositionIds:
         """Return the position of each row: the tokens before it in its own sentence; padding on either side takes no
         position."""
-        mask = op.Cast(self.mask, to=ir.DataType.INT64)
-        places = op.Range(0, op.Squeeze(op.Shape(mask, start=1), [0]), 1)
-        return PositionIds(self.rows(op, op.Sub(op.CumSum(mask, 1), 1)), distances(op, places, places))
+        places = op.Range(0, op.Squeeze(op.Shape(self.real, start=1), [0]), 1)
+        return PositionIds(self.rows(op, op.CumSum(self.real, 1, exclusive=1)), distances(op, places, places))
 
 
 def _by_head(op: Op, mask: ir.Value, tokens: ir.Value, slots: ir.Value, head: ir.Value) -> tuple[ir.Value, ir.Value]:
