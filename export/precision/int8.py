@@ -10,8 +10,8 @@
 
 In target cpu's graphs of many rows Div is Reciprocal and Mul: an operator more on m, a fifth less time in all. A row
 of zeros has 0 * infinity there, which becomes some integer, and that times m is 0. In a model of one graph the products
-with one x, those of query, key and value, are one product with the matrices side by side, which a runtime joins as it
-loads the graph: a text by itself takes a twentieth less time.
+with one x, those of query, key and value, are one product with the matrices side by side (`side_by_side.py`), which a
+runtime joins as it loads the graph: a text by itself takes a twentieth less time.
 
 A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
 batch. m is its largest magnitude; x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
@@ -57,6 +57,7 @@ from mlx_transformer.system.errors import UserError
 from .late_weights import LateWeight, derived, late_initializer
 from .products import Linear, Lookup, is_positive, is_vector, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, int8_matrix, int8_rows, packed
+from .side_by_side import Rows, put_parts
 
 CONTRIB = "com.microsoft"
 IN_STEPS = "scale_"
@@ -96,6 +97,7 @@ def to_int8(
     tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str, ProductScales], Activations] = {}
     groups: dict[Activations, list[Linear]] = {}
+    rows: Rows = {}
 
     def multiply(linear: Linear, x: Activations) -> None:
         add, fixed = Nodes(model, linear.node, "int8"), scales.of(str(linear.weight.name))
@@ -125,7 +127,7 @@ def to_int8(
             multiply(linear, quantised[key])
     for x, together in groups.items():
         if len(together) > 1:
-            _multiply_together(model, together, x, scales)
+            _multiply_together(model, together, x, scales, rows)
         else:
             multiply(together[0], x)
 
@@ -204,7 +206,9 @@ def _multiply(
     put_product(add, linear, y)
 
 
-def _multiply_together(model: ir.Model, products: Sequence[Linear], x: Activations, scales: Int8Scales) -> None:
+def _multiply_together(
+    model: ir.Model, products: Sequence[Linear], x: Activations, scales: Int8Scales, rows: Rows
+) -> None:
     """Multiply the same rows with several matrices in one product: integers (D, O) and scales (O,) of each."""
     add, parts = Nodes(model, products[0].node, "int8"), []
     for linear in products:
@@ -216,15 +220,8 @@ def _multiply_together(model: ir.Model, products: Sequence[Linear], x: Activatio
     biases = [linear.addend for linear in products if is_vector(linear.addend)]
     joined = len(biases) == len(products)
     y = add("Add", y, add("Concat", *biases, axis=0)) if joined else y
-    widths = add.constant(np.array([extent(linear.weight, 0 if linear.rows else 1) for linear in products]))
-    results = add.several(len(products), "Split", y, widths, axis=-1)
     add.before()
-    for linear, result in zip(products, results, strict=True):
-        each = Nodes(model, linear.node, "int8")
-        if joined:
-            each.replace(result)
-        else:
-            put_product(each, linear, result)
+    put_parts(model, products, y, joined, rows)
 
 
 def quantiser(name: str, multiplier: np.float32 | None) -> Callable[[NDArray], tuple[NDArray, NDArray]]:

@@ -47,11 +47,38 @@ def test_all_that_read_the_same_integers(config: TransformerConfig, tmp_path: Pa
     assert report.equal, report.failures()
 
 
-def test_vectors_are_those_of_products_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "splits"),
+    [
+        (PLAIN, 0),
+        (replace(PLAIN, key_value_heads=2), 1),
+        (replace(PLAIN, attention_bias=True), 0),
+        (replace(PLAIN, d_v=6), 1),
+        (replace(PLAIN, positions="rotary"), 1),
+        (GATED, 1),
+    ],
+)
+def test_heads_are_gathered_from_the_rows_of_all(config: TransformerConfig, splits: int, tmp_path: Path) -> None:
+    """Where heads have one width, and nothing else becomes of what a product gives: keys of fewer heads are
+    repeated first, rotary ones turned."""
+    checkpoint, cpu = write_model(config, tmp_path, 1, **OPTIONS)
+    graph = onnx.load(cpu / FILE, load_external_data=False).graph
+    assert (
+        sum(node.op_type == "Split" and "_proj" in node.input[0] for node in graph.node)
+        == splits * config.encoder_layers
+    )
+    report = compare(checkpoint, cpu, ["onnxruntime:cpu:all:int8", "onnxruntime:cpu:none:int8"], seed=1, threads=1)
+    assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("config", [GATED, PLAIN, replace(PLAIN, attention_bias=True)])
+def test_vectors_are_those_of_products_apart(
+    config: TransformerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [np.random.default_rng(n).integers(3, 50, n).tolist() for n in (1, 5, 12, 30)]
     vectors = []
     for name in ("together", "apart"):
-        _, cpu = write_model(GATED, tmp_path / name, 1, **OPTIONS)
+        _, cpu = write_model(config, tmp_path / name, 1, **OPTIONS)
         assert bool(together(cpu)) is (name == "together")
         vectors.append(OnnxTransformer(cpu, threads=1).embedder(pooling="mean").vectors(rows, of_text=False))
         monkeypatch.setattr(int8, "MODEL", "no graph")
