@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
     from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
-    from mlx_transformer.generation.embed import GraphVectors
+    from mlx_transformer.generation.embed import Embedder, GraphVectors
     from mlx_transformer.generation.translate import Translator
 
 
@@ -162,6 +163,16 @@ class OnnxTransformer(TextVerbs):
         if (made := self.folder.request.embedding) is None:
             return None
         return GraphVectors(made, self._of(EncoderGraphs).vectors, self.folder.request.by_token)
+
+    def embedder(self, **options: Any) -> Embedder:
+        return super().embedder(**options) if options else self._plain_embedder
+
+    @cached_property
+    def _plain_embedder(self) -> Embedder:
+        """The one without options, kept: to make it takes a hundredth of what a small model takes for a text. It holds
+        a copy of this object: one that held this object itself would keep the sessions open after it is gone."""
+        _ = self.tokenizer, self.text_embedding  # once for both
+        return TextVerbs.embedder(copy(self))
 
     @property
     def place(self) -> Path:

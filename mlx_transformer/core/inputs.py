@@ -122,15 +122,18 @@ class Sources:
         longest = int(self.lengths.max(initial=0))
         rounded = -(-longest // multiple) * multiple
         length = max(longest, rounded if most is None else min(rounded, most))
-        arrays = {name: self._array(name, rows, length, left) for name, rows in self.rows.items()}
-        places, missing = np.arange(length), (length - self.lengths)[:, None]
-        mask = places >= missing if left else places < self.lengths[:, None]
-        return arrays, mask.astype(np.int64)
+        spans = [slice(length - count, length) if left else slice(count) for count in self.lengths.tolist()]
+        arrays = {name: self._array(name, rows, length, spans) for name, rows in self.rows.items()}
+        mask = np.zeros((len(self), length), np.int64)
+        for row, span in zip(mask, spans, strict=True):
+            row[span] = 1
+        return arrays, mask
 
-    def _array(self, name: str, rows: list[NDArray], length: int, left: bool) -> NDArray:
-        array = np.full((len(rows), length, *rows[0].shape[1:]), INPUTS[name].fill(self.config), rows[0].dtype)
-        for i, row in enumerate(rows):
-            array[i, length - len(row) if left else 0 :][: len(row)] = row
+    def _array(self, name: str, rows: list[NDArray], length: int, spans: list[slice]) -> NDArray:
+        array = np.empty((len(rows), length, *rows[0].shape[1:]), rows[0].dtype)
+        array.fill(INPUTS[name].fill(self.config))
+        for own, row, span in zip(array, rows, spans, strict=True):
+            own[span] = row
         return array
 
     def stacked(self) -> dict[str, NDArray]:

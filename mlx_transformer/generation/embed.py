@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +98,7 @@ class Embedder:
         self.prompt = embedding.prompt(settings.prompt_name) if settings.prompt is None else settings.prompt
         self.most = min(embedding.max_length or config.max_positions, config.max_positions)
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; `UserError` for a model that takes ids alone."""
         what = "a text's vector"
@@ -157,32 +158,32 @@ class Embedder:
         the graph's vectors (B, W)."""
         if not len(rows):
             return
-        sources = Sources.of(self.config, "rows", ids=rows)
-        alone, most = len(rows) == 1, self.config.max_positions
+        sources, most = Sources.of(self.config, "rows", ids=rows), self.config.max_positions
         if (longest := int(sources.lengths.max())) > most:
             raise UserError(f"rows: {longest} tokens, the model takes at most {most}")
-
-        def compute(part: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]:
-            arrays, mask = (sources if alone else sources[part]).padded(MULTIPLE, most)
-            ids = arrays[SOURCE_IDS.name]
-            outputs = self.token_vectors(ids, mask) if graph is None else graph.compute(arrays, mask)
-            outputs = np.asarray(outputs, np.float32)
-            if not np.isfinite(outputs).all():
-                raise UserError(f"{self.where}: its output is not finite; check its weights")
-            return part, outputs, mask
-
+        if len(rows) == 1:  # without lists of parts and passes: a hundredth of a small model's time
+            yield np.zeros(1, np.intp), *self._compute(sources, graph)
+            done(1.0)
+            return
         at_once = self._passes.at_once
-        if alone:  # a hundredth of a small model's time
-            batches = [np.zeros(1, np.intp)]
-        elif graph is not None and graph.by_token:
-            batches = _mixed(sources.lengths, at_once)
-        else:
-            batches = _batches(sources.lengths, most, at_once)
+        by_token = graph is not None and graph.by_token
+        batches = _mixed(sources.lengths, at_once) if by_token else _batches(sources.lengths, most, at_once)
         computed = 0
-        for part, outputs, mask in self._passes.in_parallel(compute, batches):
+        for part, (outputs, mask) in self._passes.in_parallel(
+            lambda part: (part, self._compute(sources[part], graph)), batches
+        ):
             yield part, outputs, mask
             computed += len(part)
             done(computed / len(rows))
+
+    def _compute(self, sources: Sources, graph: GraphVectors | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the encoder's output (B, L, D) or the graph's vectors (B, W), and the mask (B, L)."""
+        inputs, mask = sources.padded(MULTIPLE, self.config.max_positions)
+        made = self.token_vectors(inputs[SOURCE_IDS.name], mask) if graph is None else graph.compute(inputs, mask)
+        outputs = np.asarray(made, np.float32)
+        if np.count_nonzero(np.isfinite(outputs)) < outputs.size:
+            raise UserError(f"{self.where}: its output is not finite; check its weights")
+        return outputs, mask
 
     def _prompt_tokens(self) -> int:
         """Return tokens of the prompt, with the one before it and without the one behind it."""
