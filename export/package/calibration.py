@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from export.graph.edit import Nodes
 from export.interface import DECODER_FIRST, DECODER_NEXT, ENCODER, MODEL, Request
-from export.precision.int8 import ROUNDED
+from export.precision.activations import ROUNDED
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.products import is_positive, linears
 from export.precision.rounding import one_multiplier

@@ -8,14 +8,10 @@
     x --> QuantizeLinear [--> Clip] --> MatMulInteger --> Cast --> Mul --> [Add] --> y
               ^ 1/a                        ^ W int8                 ^ scale(W) / a
 
-In target cpu's graphs of many rows Div is Reciprocal and Mul: an operator more on m, a fifth less time in all. A row
-of zeros has 0 * infinity there, which becomes some integer, and that times m is 0. In a model of one graph the products
-with one x, those of query, key and value, are one product with the matrices side by side (`side_by_side.py`), which a
-runtime joins as it loads the graph: a text by itself takes a twentieth less time.
-
 A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
-batch. m is its largest magnitude; x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
-Relu to 255 on one (zero point 0). One quantised x serves all products with it.
+batch. How its numbers become integers is told in `activations.py`; one quantised x serves all products with it. In a
+model of one graph these are one product, with the matrices side by side (`side_by_side.py`), which a runtime joins as
+it loads the graph: a text by itself takes a twentieth less time.
 
 Where `Int8Scales` tells a, nothing is computed from x, and q, k and v share one quantised x as they share a. Where it
 tells the multiplier of W, the integers are those.
@@ -40,7 +36,7 @@ Shapes: D width in, O width out, V entries of a table, G blocks of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -51,27 +47,22 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from export.graph.edit import Nodes
 from export.interface import ENCODER_CPU, LISTED, MODEL, SCALES
 from export.nn.marks import IS_BIAS, ROLE, ROWS_OF, Role, extent
-from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
+from mlx_transformer.core.int8_scales import Int8Scales, ProductScales
 from mlx_transformer.system.errors import UserError
 
+from .activations import ROUNDED, ZERO, Activations, by_row, fixed_steps, in_rows
 from .late_weights import LateWeight, derived, late_initializer
-from .products import Linear, Lookup, is_positive, is_vector, linears, lookups, put_product
+from .products import Linear, Lookup, is_vector, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, int8_matrix, int8_rows, packed
 from .side_by_side import Rows, put_parts
 
 CONTRIB = "com.microsoft"
+OF_MANY_ROWS = (MODEL, ENCODER_CPU)
+"""Graphs of target cpu with a row for each token of the batch."""
 IN_STEPS = "scale_"
 """Names a product's scales: W ~ q * steps * NAME.scale_STEPS, which saves a multiplication of m."""
 WHOLE = "scale"
 """Names those of a product with fixed scales: W ~ q * NAME.scale."""
-LEAST = 1e-30
-"""m of a row of zeros."""
-ROUNDED = 127
-"""Steps of the largest magnitude, on either side of zero."""
-ZERO = 128
-"""The zero point of activations of both signs."""
-OF_MANY_ROWS = (MODEL, ENCODER_CPU)
-"""Graphs of target cpu with a row for each token of the batch."""
 BY_ROW = Int8Scales({})
 """No fixed scales."""
 
@@ -96,6 +87,7 @@ def to_int8(
     """Change these products and lookups alone. chosen: the scales (C,) of chosen rows, integers by now."""
     tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str, ProductScales], Activations] = {}
+    zeros: dict[str, ir.Value] = {}
     groups: dict[Activations, list[Linear]] = {}
     rows: Rows = {}
 
@@ -117,8 +109,12 @@ def to_int8(
         fixed = scales.of(str(linear.weight.name))
         key = linear.node.graph, str(linear.x.name), replace(fixed, weight=None)
         if key not in quantised:
-            many = fused and model.graph.name in OF_MANY_ROWS
-            quantised[key] = _by_row(add, linear.x, many) if fixed.activation is None else _fixed(add, linear.x, fixed)
+            if fixed.activation is not None:
+                quantised[key] = fixed_steps(add, linear.x, fixed)
+            elif fused and model.graph.name in OF_MANY_ROWS:
+                quantised[key] = in_rows(add, linear, zeros)
+            else:
+                quantised[key] = by_row(add, linear.x)
             add.before()
         alone = fixed.activation is not None or linear.chosen is not None or linear.weight.name in tables
         if fused and model.graph.name == MODEL and not alone:
@@ -130,52 +126,6 @@ def to_int8(
             _multiply_together(model, together, x, scales, rows)
         else:
             multiply(together[0], x)
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Activations as integers: x ~ (q - zero) * unit / steps."""
-
-    q: ir.Value
-    """(..., D) uint8"""
-    zero: ir.Value
-    unit: ir.Value
-    """(..., 1), or a scalar where it is fixed."""
-    steps: int = 1
-
-
-def _by_row(add: Nodes, x: ir.Value, many: bool) -> Activations:
-    """Quantise x (..., D) by the largest magnitude of each row. Division and rounding are two operators:
-    QuantizeLinear takes a scale a row, in two dimensions, but then asks its threads row by row. many: in
-    one of `OF_MANY_ROWS`."""
-    positive = is_positive(x)
-    zero, steps = (0, UNSIGNED) if positive else (ZERO, ROUNDED)
-    largest = add("ReduceMax", x if positive else add("Abs", x), add.constant([-1]), keepdims=1)
-    if not many:
-        largest = add("Max", largest, add.constant(np.float32(LEAST)))
-    unit, zero = add.constant(np.float32(1 / steps)), add.constant(np.uint8(zero))
-    share = add("Mul", x, add("Reciprocal", largest)) if many else add("Div", x, largest)
-    return Activations(add("QuantizeLinear", share, unit, zero), zero, largest, steps)
-
-
-def _fixed(add: Nodes, x: ir.Value, fixed: ProductScales) -> Activations:
-    """Quantise x (..., D) as `fixed` says."""
-    zero, unit = add.constant(np.uint8(zero_point(fixed))), add.constant(unit_of(fixed))
-    q = add("QuantizeLinear", x, unit, zero)
-    if fixed.steps == SYMMETRIC:  # as bytes, a quarter of the memory
-        q = add("Clip", q, add.constant(np.uint8(ZERO - SYMMETRIC)))
-    return Activations(q, zero, unit)
-
-
-def zero_point(fixed: ProductScales) -> int:
-    """Return the integer that stands for 0."""
-    return 0 if fixed.steps == UNSIGNED else ZERO
-
-
-def unit_of(fixed: ProductScales) -> np.float32:
-    """Return what QuantizeLinear divides by, 1/a."""
-    assert fixed.activation is not None
-    return np.float32(1) / fixed.activation
 
 
 def _multiply(

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 from mlx_transformer.system.errors import UserError
 
 OPSET, IR_VERSION = 20, 9
+BLOCKS_OPSET, BLOCKS_IR_VERSION = 21, 10
+"""The least ones that have a scale for each block of a row."""
 STANDARD, ONNXRUNTIME = "standard", "com.microsoft"
 """Sets of operators: those of ai.onnx alone, or ONNX Runtime's own too."""
 UNPACKED = "unpacked"
@@ -103,8 +105,8 @@ PRECISIONS: dict[str, Precision] = {
         8,
         Limits(0.95, 0.3, 1.0),
         rounds_blocks=True,
-        opset=21,
-        ir_version=10,
+        opset=BLOCKS_OPSET,
+        ir_version=BLOCKS_IR_VERSION,
     ),
     "int4": Precision(
         "_q4",
@@ -115,8 +117,8 @@ PRECISIONS: dict[str, Precision] = {
         Limits(0.85, 0.5, 2.0),
         depends_on_batch=True,
         rounds_blocks=True,
-        opset=21,
-        ir_version=10,
+        opset=BLOCKS_OPSET,
+        ir_version=BLOCKS_IR_VERSION,
     ),
     "packed": Precision(
         "_packed",

@@ -19,7 +19,8 @@ from onnx import numpy_helper
 
 from export.graph.protos import all_nodes, initializers, inner_graphs
 from export.interface import ROWS_CPU
-from export.precision.int8 import WHOLE, ZERO, unit_of, zero_point
+from export.precision.activations import ZERO, unit_of, zero_point
+from export.precision.int8 import WHOLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, SYMMETRIC, Int8Scales, ProductScales
 from mlx_transformer.core.parameters import quantizable_shapes
@@ -116,13 +117,11 @@ class _Graph:
         if quantise is None or quantise.op_type != "QuantizeLinear":
             yield "its activations aren't quantised in front of it"
             return
-        zero, product_zero = self.constant(quantise.input[2]), self.constant(node.input[PRODUCTS[node.op_type]])
+        zero, product_zero = self.zero(quantise), self.constant(node.input[PRODUCTS[node.op_type]])
         if zero is None or zero != product_zero:
             yield f"zero point {product_zero} in the product, {zero} where its activations are quantised"
         if fixed.activation is None:
-            row = self.makers.get(quantise.input[0])
-            reciprocal = None if row is None else self.makers.get(row.input[-1])
-            if row is None or (row.op_type != "Div" and (reciprocal is None or reciprocal.op_type != "Reciprocal")):
+            if not self._by_row(quantise):
                 yield "fixed scales, of which nothing is recorded"
             return
         if zero != zero_point(fixed):
@@ -133,6 +132,14 @@ class _Graph:
         if (unit := self.constant(quantise.input[1])) != unit_of(fixed):
             yield f"activations in units of {unit}, have to be of {unit_of(fixed)}"
         yield from self._result(node, parameter, fixed)
+
+    def _by_row(self, quantise: onnx.NodeProto) -> bool:
+        """Return whether each row has a scale of its own: it is divided by it, or multiplied with its reciprocal."""
+        row = self.makers.get(quantise.input[0])
+        factor = None if row is None else self.makers.get(row.input[-1])
+        if row is not None and (row.op_type == "Div" or (factor is not None and factor.op_type == "Reciprocal")):
+            return True
+        return self.constant(quantise.input[1]) is None
 
     def _result(self, node: onnx.NodeProto, parameter: str, fixed: ProductScales) -> Iterator[str]:
         unit, scale = (node.input[2], node.input[3]) if node.op_type == "MatMulIntegerToFloat" else self._after(node)
@@ -164,6 +171,16 @@ class _Graph:
         if maker is None and self.rows is not None and value in self.rows.makers:
             return self.rows.origin(value)
         return value
+
+    def zero(self, quantise: onnx.NodeProto) -> np.float32 | np.uint8 | None:
+        """Return the zero point of activations, the same one for all rows; None where they aren't one number."""
+        if len(quantise.input) < 3 or not quantise.input[2]:
+            return np.uint8(0)
+        filled = self.makers.get(quantise.input[2])
+        if filled is None or filled.op_type != "ConstantOfShape":
+            return self.constant(quantise.input[2])
+        (value,) = (numpy_helper.to_array(attribute.t) for attribute in filled.attribute)
+        return value[0]
 
     def constant(self, value: str) -> np.float32 | np.uint8 | None:
         """Return a constant number; None for anything else."""

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from export.precision.int8 import ZERO, quantiser, unit_of, zero_point
+from export.precision.activations import ZERO, unit_of, zero_point
+from export.precision.int8 import quantiser
 from export.precision.rounding import from_int8_rows
 from export.validate.cases import Case, reference_taps
 from export.validate.findings import ON_INTEGERS, Point, worse

@@ -43,14 +43,20 @@ def test_every_precision(tmp_path: Path) -> None:
     assert report.equal, report.failures()
 
 
-def test_many_rows_are_multiplied_before_they_become_integers(tmp_path: Path) -> None:
-    """The one row of a decoder's step is divided."""
+def test_many_rows_are_divided_as_they_become_integers(tmp_path: Path) -> None:
+    """The one row of a decoder's step is divided before. All layers of the encoder have one tensor of zero points."""
     _, cpu = write_model(encoder_decoder("paper"), tmp_path, 2, target="cpu", precision="int8", accept_loss=True)
-    for name, divided in ((ENCODER_CPU, False), (DECODER_CPU, True)):
+    for name, by_block in ((ENCODER_CPU, True), (DECODER_CPU, False)):
         graph = onnx.load(cpu / "onnx" / f"{name}_quantized.onnx", load_external_data=False).graph
+        quantised = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+        assert quantised
+        for node in quantised:
+            assert by_block is any(attribute.name == "block_size" for attribute in node.attribute)
         operators = [node.op_type for node in graph.node]
-        assert operators.count("QuantizeLinear") == operators.count("Div" if divided else "Reciprocal") > 0
-        assert operators.count("Reciprocal" if divided else "Div") == 0
+        assert operators.count("Div") == (0 if by_block else len(quantised))
+        assert (
+            operators.count("ConstantOfShape") == 2 * by_block
+        )  # rows of the encoder, and what a decoder reads of them
 
 
 def test_padding_and_neighbours_change_nothing(tmp_path: Path) -> None:
