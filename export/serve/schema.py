@@ -168,7 +168,7 @@ def _schema(kind: FieldType, meaning: str, default: Any) -> dict[str, Any]:
     if kind.choices and kind.type is str:
         schema["enum"] = list(kind.choices)
     words = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
-    bounds = {words[name]: value for name, value in vars(kind.bounds).items() if math.isfinite(value)}
+    bounds = {words[name]: value for name, value in kind.bounds._asdict().items() if math.isfinite(value)}
     return {**schema, **bounds, "default": default, "description": meaning}
 
 

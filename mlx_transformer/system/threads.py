@@ -35,12 +35,32 @@ def side_by_side(calls: Iterable[Callable[[], T]], at_once: int) -> list[T]:
             except BaseException as error:  # whatever it is, it is the caller's to hear of
                 errors[place] = error
 
-    others = [threading.Thread(target=work) for _ in range(min(at_once, len(calls)) - 1)]
-    for thread in others:
-        thread.start()
-    work()
-    for thread in others:
-        thread.join()
+    def work_aside(over: threading.Event) -> None:
+        try:
+            work()
+        finally:
+            over.set()
+
+    others: list[tuple[threading.Thread, threading.Event]] = []
+    try:
+        for _ in range(min(at_once, len(calls)) - 1):
+            over = threading.Event()
+            thread = threading.Thread(target=work_aside, args=(over,))
+            thread.start()
+            others.append((thread, over))
+        work()
+        _wait_for(others)
+    except BaseException:  # Ctrl-C: a library still at work on a thread would end the process by SIGABRT
+        _wait_for(others)
+        raise
     if errors:
         raise errors[min(errors)]
     return [results[place] for place in range(len(calls))]
+
+
+def _wait_for(others: list[tuple[threading.Thread, threading.Event]]) -> None:
+    """Wait for the end of their work first: where Ctrl-C meets `join`, Python before 3.13 takes a thread at work to be
+    over, and doesn't wait for it any more."""
+    for thread, over in others:
+        over.wait()
+        thread.join()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -63,3 +66,28 @@ def test_all_are_made_and_then_the_first_error_in_their_order_is_raised(at_once:
     with pytest.raises(ValueError, match="number 1"):
         side_by_side([partial(call, number) for number in range(6)], at_once)
     assert sorted(made) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_waits_for_what_runs():
+    """What a library computes on a thread can't be left behind by a process that ends."""
+    main, begun, done = threading.main_thread(), threading.Event(), list[bool]()
+    assert threading.current_thread() is main
+
+    def call() -> None:
+        if threading.current_thread() is main:
+            assert begun.wait(PATIENCE)
+            return
+        begun.set()
+        time.sleep(0.05)  # until the caller waits
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+        time.sleep(0.1)
+        done.append(True)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            side_by_side([call, call], 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [True]

@@ -18,7 +18,7 @@ from mlx_transformer.training.trainer import Trainer
 
 pytestmark = [*both_choices, pytest.mark.usefixtures("all_cores")]
 TOKENS = 1200
-WIDTH, LITTLE = (64, 0.05) if mlx_gpu() else (32, 0.027)
+WIDTH, LITTLE = (64, 0.035) if mlx_gpu() else (32, 0.027)
 """d_model, and GB that are too few for a whole step. With a GPU's MLX small arrays take more than their bytes, on its
 CPU too: a model half as wide takes as much and isn't cut."""
 MODEL = {"d_model": WIDTH, "d_ff": 8 * WIDTH, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.0}
