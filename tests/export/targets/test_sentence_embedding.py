@@ -3,7 +3,9 @@ left to whoever runs the package where no graph can make it."""
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,23 @@ def test_embed_takes_the_vectors_of_the_graph(tmp_path: Path, monkeypatch: pytes
     pooled = vectors(model, model.embedder().rows(texts), graph=False)
     monkeypatch.setattr(OnnxTransformer, "token_vectors", None)
     np.testing.assert_allclose(model.embed(texts), pooled, rtol=0, atol=1e-6)
+
+
+def test_a_model_keeps_its_embedder_and_ends_without_the_collector(tmp_path: Path) -> None:
+    """A model whose embedder held it would keep its sessions, which the garbage collector doesn't see the size of."""
+    folder = write_text_model(tmp_path, architecture="encoder", decoder_layers=0)
+    (folder / "model" / EMBEDDING).write_text(MADE["mean"].json())
+    model = OnnxTransformer(export_onnx(folder / "model", tmp_path / "package"))
+    assert model.embedder() is model.embedder()
+    assert model.embedder(normalize=False) is not model.embedder()
+    assert model.embed("one two").shape == model.embed("one two", normalize=False).shape
+    sessions = [weakref.ref(session) for session in model.sessions.values()]
+    gc.disable()
+    try:
+        del model
+        assert [session() for session in sessions] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("told", [{"pooling": ["wide"], "dense": [], "normalize": True}, {"pooling": 3}, "mean", []])
