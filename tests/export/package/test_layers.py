@@ -148,6 +148,7 @@ def test_as_few_matrices_as_it_takes_stay(text: Path, tmp_path: Path) -> None:
     assert 0 < len(left(none)) <= len(left((none + best) / 2)) < len(matrices)
 
 
+@pytest.mark.slow
 def test_a_file_says_so_too(text: Path, tmp_path: Path) -> None:
     model = checkpoint("roberta", tmp_path, sensitive=True)
     options = {**ACCEPTED, "gate_source": text, "least_neighbours": 0.8}
