@@ -23,7 +23,7 @@ from export.graph.edit import Nodes
 from export.interface import DECODER_FIRST, DECODER_NEXT, ENCODER, MODEL, Request
 from export.precision.activations import ROUNDED
 from export.precision.mlx_integers import unpack_on_load
-from export.precision.products import is_positive, linears
+from export.precision.products import least_of, linears
 from export.precision.rounding import one_multiplier
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
@@ -129,7 +129,7 @@ def _session(checkpoint: Checkpoint, request: Request, name: str, folder: Path, 
     for linear in linears(model):
         parameter = str(linear.weight.name)
         if parameter not in sites:
-            sites[parameter] = Site(is_positive(linear.x))
+            sites[parameter] = Site(least_of(linear.x) == 0)
             _show(model, linear.node, linear.x, parameter + LARGEST)
     unpack_on_load(model, checkpoint)
     fill([model], checkpoint, folder / f"{name}.onnx_data", 1024)

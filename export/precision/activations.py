@@ -11,7 +11,8 @@
     x --> QuantizeLinear(1 / a) [--> Clip] --> q (fixed_steps)
 
 m is a row's largest magnitude: x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
-Relu to 255 on one (zero point 0).
+Relu to 255 on one (zero point 0). Behind a Gelu nothing is less than -0.17: m is the row's largest number there, 0.17
+at least, and there is no Abs.
 
 Shapes: N rows, D width.
 """
@@ -27,7 +28,7 @@ from export.graph.edit import Nodes
 from export.nn.marks import extent
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, ProductScales
 
-from .products import Linear, is_positive
+from .products import Linear, least_of
 from .table import BLOCKS_IR_VERSION, BLOCKS_OPSET
 
 LEAST = 1e-30
@@ -54,8 +55,7 @@ class Activations:
 
 def by_row(add: Nodes, x: ir.Value) -> Activations:
     """Quantise x (..., D) by the largest magnitude of each row."""
-    zero, steps, largest = _largest(add, x)
-    largest = add("Max", largest, add.constant(np.float32(LEAST)))
+    zero, steps, largest = _largest(add, x, LEAST)
     unit, zero = add.constant(np.float32(1 / steps)), add.constant(np.uint8(zero))
     return Activations(add("QuantizeLinear", add("Div", x, largest), unit, zero), zero, largest, steps)
 
@@ -81,11 +81,14 @@ def in_rows(add: Nodes, linear: Linear, zeros: dict[str, ir.Value]) -> Activatio
     return Activations(q, add.constant(np.uint8(zero)), largest, steps)
 
 
-def _largest(add: Nodes, x: ir.Value) -> tuple[int, int, ir.Value]:
-    """Return the zero point of x (..., D), the steps on each side of it, and the largest magnitudes (..., 1)."""
-    positive = is_positive(x)
-    zero, steps = (0, UNSIGNED) if positive else (ZERO, ROUNDED)
-    return zero, steps, add("ReduceMax", x if positive else add("Abs", x), add.constant([-1]), keepdims=1)
+def _largest(add: Nodes, x: ir.Value, least: float = 0.0) -> tuple[int, int, ir.Value]:
+    """Return the zero point of x (..., D), the steps on each side of it, and the largest magnitudes (..., 1), at least
+    `least`."""
+    below = least_of(x)
+    zero, steps = (0, UNSIGNED) if below == 0 else (ZERO, ROUNDED)
+    largest = add("ReduceMax", add("Abs", x) if below is None else x, add.constant([-1]), keepdims=1)
+    least = max(least, below or 0.0)
+    return zero, steps, add("Max", largest, add.constant(np.float32(least))) if least else largest
 
 
 def fixed_steps(add: Nodes, x: ir.Value, fixed: ProductScales) -> Activations:

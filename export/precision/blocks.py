@@ -32,9 +32,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from export.graph.edit import Nodes
 from export.nn.marks import extent
 
-from .int8 import CONTRIB, join_blocks, stored_blocks, to_int8, unpack_blocks, unpack_rows
+from .int8 import CONTRIB, join_blocks, look_up_blocks, stored_blocks, to_int8, unpack_blocks, unpack_rows
 from .late_weights import derived, late_initializer
-from .products import Linear, Lookup, linears, lookups, put_product
+from .products import Linear, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, packed
 from .table import ACTIVATIONS, STANDARD, UNPACKED
 
@@ -76,7 +76,7 @@ def _change_tables(
     looked_up = lookups(model)
     for lookup in looked_up:
         if in_blocks(extent(lookup.table, 1)):
-            _look_up(model, lookup)
+            look_up_blocks(Nodes(model, lookup.node), lookup)
     rows_looked_up = [lookup for lookup in looked_up if not in_blocks(extent(lookup.table, 1))]
     blocks = [linear for linear in products if in_blocks(_sizes(linear)[1])]
     rows = [linear for linear in products if not in_blocks(_sizes(linear)[1])]
@@ -136,28 +136,6 @@ def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
     # ONNX Runtime fuses the two, and would look in a branch for weights that are outside it.
     weight = add.outside("DequantizeLinear", q, scale, axis=0, block_size=BLOCK)
     put_product(add, linear, add("MatMul", linear.x, weight))
-
-
-def _look_up(model: ir.Model, lookup: Lookup) -> None:
-    size, width = extent(lookup.table, 0), extent(lookup.table, 1)
-    groups = width // BLOCK
-    late = derived(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
-    # The bytes of `stored_blocks` in another shape; the file holds them once.
-    q = late_initializer(f"{lookup.table.name}.uint8_rows", late, 0, (size, width), ir.DataType.UINT8)
-    scale = late_initializer(f"{lookup.table.name}.uint8_scale", late, 1, (size, groups), ir.DataType.FLOAT)
-    add = Nodes(model, lookup.node)
-    row = add(
-        "GatherBlockQuantized",
-        add.initializer(q),
-        lookup.ids,
-        add.initializer(scale),
-        domain=CONTRIB,
-        bits=8,
-        block_size=BLOCK,
-        gather_axis=0,
-        quantize_axis=1,
-    )
-    add.replace(row)
 
 
 def _sizes(linear: Linear) -> tuple[int, int]:

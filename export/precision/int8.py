@@ -103,7 +103,7 @@ def to_int8(
         _multiply(add, linear, x, fused, (weight, scale), fixed)
 
     for lookup in looked_up:
-        _look_up(model, lookup, scales.of(str(lookup.table.name)))
+        _look_up(model, lookup, fused, scales.of(str(lookup.table.name)))
     for linear in products:
         add = Nodes(model, linear.node, "int8")
         fixed = scales.of(str(linear.weight.name))
@@ -276,9 +276,12 @@ def _scales_shape(fixed: ProductScales, *each: int) -> tuple[int, ...]:
     return each if fixed.weight is None else ()
 
 
-def _look_up(model: ir.Model, lookup: Lookup, fixed: ProductScales) -> None:
+def _look_up(model: ir.Model, lookup: Lookup, fused: bool, fixed: ProductScales) -> None:
     add = Nodes(model, lookup.node)
     if lookup.table.meta[ROLE] is Role.LOOKED_UP and fixed.weight is None:
+        if fused and extent(lookup.table, 1) % BLOCK == 0:
+            look_up_blocks(add, lookup)
+            return
         q, scale = (add("Gather", values, lookup.ids, axis=0) for values in stored_blocks(add, lookup.table, True, 8))
         shape = add("Concat", add("Shape", lookup.ids), add.constant([-1]), axis=0)
         add.replace(join_blocks(add, unpack_blocks(add, q, scale), shape, extent(lookup.table, 1)))
@@ -286,6 +289,17 @@ def _look_up(model: ir.Model, lookup: Lookup, fixed: ProductScales) -> None:
     q, scale = _rows(add, lookup.table, True, fixed)
     row = add("Cast", add("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
     add.replace(add("Mul", row, scale if fixed.weight is not None else add("Gather", scale, lookup.ids, axis=0)))
+
+
+def look_up_blocks(add: Nodes, lookup: Lookup) -> None:
+    """Look up rows of whole blocks of 8 bits in one operator. The bytes of `stored_blocks` in another shape."""
+    size, width = extent(lookup.table, 0), extent(lookup.table, 1)
+    name = f"{lookup.table.name}.uint8"
+    late = derived(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
+    q = add.initializer(late_initializer(f"{name}_rows", late, 0, (size, width), ir.DataType.UINT8))
+    scale = add.initializer(late_initializer(f"{name}_scale", late, 1, (size, width // BLOCK), ir.DataType.FLOAT))
+    options = {"bits": 8, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
+    add.replace(add("GatherBlockQuantized", q, lookup.ids, scale, domain=CONTRIB, **options))
 
 
 def stored_blocks(add: Nodes, weight: ir.Value, rows: bool, bits: int) -> tuple[ir.Value, ir.Value]:

@@ -85,16 +85,24 @@ def test_vectors_are_those_of_products_apart(
     assert np.array_equal(*vectors)
 
 
-def test_a_row_of_zeros_is_multiplied_to_zeros(tmp_path: Path) -> None:
-    """Behind a Relu that lets nothing through: its largest number is 0, whose reciprocal isn't finite."""
-    weights = random_weights(PLAIN, 1)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("least", [-100, -0.75])
+def test_rows_without_a_number_above_zero(activation: str, least: float, tmp_path: Path) -> None:
+    """Behind a Relu the largest number of a row of zeros is 0, whose reciprocal isn't finite; behind a Gelu, whose
+    least is -0.17 at -0.75, the largest may be less than the largest magnitude."""
+    config = replace(PLAIN, activation=activation)
+    weights = random_weights(config, 1)
     for name in weights:
         if name.endswith("up_proj.bias"):
-            weights[name][:] = -100
-    checkpoint = save_checkpoint(tmp_path / "model", PLAIN, weights)
-    folder = export_onnx(checkpoint, tmp_path / "onnx", **OPTIONS)
-    report = compare(checkpoint, folder, ["onnxruntime:cpu:all:int8", "onnxruntime:cpu:none:int8"], seed=1, threads=1)
-    assert report.equal, report.failures()
+            weights[name][:] = least
+        elif name.endswith("up_proj.weight") and least > -1:
+            weights[name][:] *= np.float32(1e-3)
+    checkpoint = save_checkpoint(tmp_path / "model", config, weights)
+    for target in ("cpu", "portable"):
+        folder = export_onnx(checkpoint, tmp_path / target, **OPTIONS | {"target": target})
+        engines = ["onnxruntime:cpu:all:int8", "onnxruntime:cpu:none:int8"]
+        report = compare(checkpoint, folder, engines, seed=1, threads=1)
+        assert report.equal, report.failures()
 
 
 def test_matrices_in_another_order_are_found(tmp_path: Path) -> None:
