@@ -168,10 +168,14 @@ def blocks_operators(precision: str, lowering: Lowering, activations: str) -> st
     return UNPACKED if unpacked else lowering.blocks
 
 
-def arithmetic(precision: str, activations: str | None, float32: Sequence[str] = ()) -> str:
-    """Say in a few words what is multiplied. float32: the layers that int8 leaves so."""
+def arithmetic(
+    precision: str, activations: str | None, float32: Sequence[str] = (), sums_in_16_bits: bool = False
+) -> str:
+    """Say in a few words what is multiplied. float32: the layers that int8 leaves so. sums_in_16_bits: the processor
+    has no more for two products of bytes, and some need more."""
     label = PRECISIONS[precision].label if precision in IN_BLOCKS else precision
     label += f"; float32 in {', '.join(float32)}" if float32 else ""
+    label += "; sums of two products held to 16 bits by this processor, and some need more" if sums_in_16_bits else ""
     return label if activations is None else f"{label}; {activations} activations"
 
 

@@ -188,7 +188,7 @@ def _with_origin(
 def _runtime(e: Engine) -> Runtime:
     return Runtime(
         *(e.name, e.precision, e.device, e.budget, e.details()),
-        arithmetic=arithmetic(e.precision, e.activations, e.float32_layers),
+        arithmetic=arithmetic(e.precision, e.activations, e.float32_layers, e.sums_in_16_bits),
         retrieval=e.retrieval,
         logits_only=e.capabilities.shows == "logits",
         missing_taps=e.capabilities.missing_taps,

@@ -77,6 +77,14 @@ class Int8Scales:
         return any(entry.activation is not None or entry.weight is not None for entry in self.products.values())
 
     @property
+    def may_overflow(self) -> bool:
+        """Whether a sum of two products may need more than 16 bits, which x86 processors without VNNI give it: a
+        calibration of this project takes no such multipliers, those of a file are as they are."""
+        multiplied = any(entry.weight is not None for entry in self.products.values())
+        ours = "percentile" in self.origin and any(entry.steps != SYMMETRIC for entry in self.products.values())
+        return multiplied and not ours
+
+    @property
     def float32(self) -> list[str]:
         """The layers that stay float32, in the order of the network; single matrices where not all of a layer do."""
         matrices = []

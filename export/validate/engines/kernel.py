@@ -6,6 +6,8 @@ can't hold 2 x 255 x 127: where weights use all 8 bits, that is another network 
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -14,6 +16,7 @@ from onnx import TensorProto, helper
 EXACT, SATURATING = "exact", "saturating (sums of two products in 16 bits)"
 
 
+@cache
 def integer_kernel(rows: int = 16, width: int = 64) -> str:
     """Multiply the largest bytes with ONNX Runtime on the CPU, and say which kernel it was."""
     dims = {"x": ["rows", width], "w": [width, width], "y": ["rows", width]}

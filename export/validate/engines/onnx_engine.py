@@ -44,6 +44,7 @@ from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.pooling import Kind
 from mlx_transformer.system.errors import UserError
 
+from .kernel import EXACT, integer_kernel
 from .protocol import Capabilities, Engine, Node
 from .stored import RoundTrip, matrices, merged_in_float64, restored, round_trip_of
 
@@ -122,6 +123,10 @@ class OnnxFiles(Engine):
     @property
     def float32_layers(self) -> list[str]:
         return self.int8_scales.float32
+
+    @property
+    def sums_in_16_bits(self) -> bool:
+        return self.int8_scales.may_overflow and integer_kernel() != EXACT
 
     def file_nodes(self) -> tuple[Node, ...]:
         """Return the nodes of the files, for a runtime that tells no others, all on its device."""

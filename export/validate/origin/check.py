@@ -20,6 +20,7 @@ from export.validate.cases import Case, reference_logits, reference_taps
 from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of
 from export.validate.checks.on_integers import IntegerReference, on_its_integers, with_tables
 from export.validate.checks.second_look import SecondLook
+from export.validate.engines.kernel import EXACT, integer_kernel
 from export.validate.engines.onnx_engine import OnnxEngine
 from export.validate.engines.protocol import Engine
 from export.validate.engines.reference_engine import ReferenceEngine
@@ -35,7 +36,6 @@ from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 
 from .hugging_face import HuggingFace
-from .kernel import EXACT, integer_kernel
 from .marian import Marian
 from .protocol import Array, Origin
 from .recorded import recorded

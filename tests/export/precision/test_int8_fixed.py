@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,11 @@ from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.interface import LISTED_CPU
 from export.package.calibration import observe, scales_of
 from export.precision.int8 import BY_ROW
+from export.precision.rounding import int8_rows
 from export.validate import compare
 from export.validate.checks.on_integers import ON_INTEGERS
+from export.validate.engines import onnx_engine
+from export.validate.engines.kernel import EXACT, SATURATING, integer_kernel
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import (
@@ -45,6 +48,8 @@ MODELS = {
     "encoder": alone("untied", "encoder"),
 }
 TARGETS = ["portable", "cpu", "web"]
+EXACT_HERE = integer_kernel() == EXACT
+"""Otherwise the processor computes another network of weights that need more than its 16 bits for a sum of two."""
 
 
 def site(name):
@@ -54,9 +59,9 @@ def site(name):
     return re.sub(r"(?<=attention\.)(query|key|value)_|(?<=forward\.)(gate|up)_", "", name)
 
 
-def scaled(config, weights, folder):
+def scaled(config, weights, folder, overflow):
     """Scales of every form: those of random rows, every second site clipped evenly, every second matrix with a
-    multiplier."""
+    multiplier. overflow: with which sums of two products may need more than 16 bits."""
     plain = open_checkpoint(save_checkpoint(folder / "plain", config, weights))
     (folder / "graphs").mkdir()
     seen = scales_of(observe(plain, folder / "graphs", rows(30), rows(30, seed=2)), 100.0, config, BY_ROW, {})
@@ -65,20 +70,21 @@ def scaled(config, weights, folder):
     for i, (name, fixed) in enumerate(seen.products.items()):
         even = fixed.steps == SIGNED and sites.index(site(name)) % 2
         m = np.float32(127 / np.abs(weights[name]).max()) if i % 2 else None
+        m = np.float32(1 / int8_rows(weights[name])[1].max()) if i % 2 and not overflow else m
         products[name] = dataclasses.replace(fixed, steps=SYMMETRIC if even else fixed.steps, weight=m)
     return Int8Scales(products, {"text": "drawn"})
 
 
 @cache
-def scales_for(config_json):
+def scales_for(config_json, overflow):
     """Of the weights that `saved` draws; what comes to each product is observed once for a config."""
     config = TransformerConfig.from_json(config_json)
     with tempfile.TemporaryDirectory() as folder:
-        return scaled(config, random_weights(config, 7), Path(folder))
+        return scaled(config, random_weights(config, 7), Path(folder), overflow)
 
 
-def saved(config, folder, change=lambda scales: scales):
-    texts = {INT8_SCALES: change(scales_for(config.to_json())).json()}
+def saved(config, folder, change=lambda scales: scales, overflow=True):
+    texts = {INT8_SCALES: change(scales_for(config.to_json(), overflow)).json()}
     return save_checkpoint(folder / "model", config, random_weights(config, 7), texts=texts)
 
 
@@ -115,7 +121,7 @@ def graphs(folder):
 )
 def test_every_target_is_what_the_scales_say(name, target, tmp_path):
     """Between its integers as exact as float32 is; each of these a rounding of the reference's own activation."""
-    checkpoint = saved(MODELS[name], tmp_path)
+    checkpoint = saved(MODELS[name], tmp_path, overflow=EXACT_HERE)
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8", target=target)
     report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=9, threads=1, searches=False)
     assert report.equal, report.failures()
@@ -127,7 +133,7 @@ def test_every_target_is_what_the_scales_say(name, target, tmp_path):
 
 @pytest.mark.parametrize("name", thinned(["paper", "modern"], 2))
 def test_all_targets_say_the_same(name, tmp_path):
-    checkpoint, sources = saved(MODELS[name], tmp_path), rows(12)
+    checkpoint, sources = saved(MODELS[name], tmp_path, overflow=EXACT_HERE), rows(12)
     said = []
     for target in TARGETS:
         folder = export_onnx(checkpoint, tmp_path / target, precision="int8", target=target)
@@ -139,6 +145,19 @@ def test_all_targets_say_the_same(name, tmp_path):
         assert [best.ids for best, *_ in found] == [best.ids for best, *_ in said[0]]
         for got, expected in zip(found, said[0], strict=True):
             assert got[0].score == pytest.approx(expected[0].score, rel=1e-4)
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_a_processor_that_cuts_sums_is_named(overflow, tmp_path, monkeypatch):
+    """Where some need more than its 16 bits: not with the multipliers that calibration chooses."""
+    monkeypatch.setattr(onnx_engine, "integer_kernel", lambda: SATURATING)
+    ours = partial(dataclasses.replace, origin={"text": "valid.en", "percentile": 100.0})
+    checkpoint = saved(PAPER, tmp_path, (lambda scales: scales) if overflow else ours, overflow)
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8")
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=4, threads=1, searches=False)
+    said = "; sums of two products held to 16 bits by this processor, and some need more"
+    assert report.runtimes[0].arithmetic == "int8" + said * overflow
+    assert report.equal or (overflow and not EXACT_HERE)
 
 
 @pytest.mark.parametrize("form", ["portable", "cpu", "search portable", "search cpu"])
@@ -178,7 +197,7 @@ def test_one_file_is_judged_too(tmp_path):
 def test_the_integers_are_those_of_the_multipliers(tmp_path):
     """A file's own: rounded halves to even, transposed to where a product reads them; rows of an embedding exactly."""
     weights = random_weights(PAPER, 7)
-    scales = scaled(PAPER, weights, tmp_path)
+    scales = scaled(PAPER, weights, tmp_path, True)
     products = {
         name: dataclasses.replace(entry, weight=np.float32(127 / np.abs(weights[name]).max()))
         for name, entry in scales.products.items()
