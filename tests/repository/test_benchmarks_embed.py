@@ -41,23 +41,25 @@ def test_a_whole_run(
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if line.startswith("| float32")]
     assert [line.split(" | ")[1:3] for line in rows] == [[str(b), str(t)] for t in (1, 2) for b in (1, 8, 64)]
-    assert lines[-1].startswith("Geometric mean of the ratios: ")
+    assert lines[-3].startswith("Geometric mean of the ratios: ")
+    assert lines[-1].startswith("Geometric mean of those to each round's fastest: ")
     assert json.loads((tmp_path / "out" / "cpu" / "embedding.json").read_text())["max_length"] == 20
 
 
-def test_a_ratio_is_the_median_of_those_to_the_best_of_each_round() -> None:
-    found = {"ours": [1.0, 2.0, 4.0], "plain": [3.0, 2.0, 8.0], "another": [9.0, 9.0, 6.0]}
-    assert benchmark.row("float32", 8, 2, 100, found) == ("| float32 | 8 | 2 | 50.0 | 33.3 | 11.1 | 1.50 |", 1.5)
+def test_a_ratio_is_to_the_best_median_and_to_the_fastest_of_each_round() -> None:
+    found = {"ours": [1.0, 2.0, 4.0], "plain": [3.0, 4.0, 8.0], "another": [9.0, 2.0, 6.0]}
+    line = "| float32 | 8 | 2 | 50.0 | 25.0 | 16.7 | 2.00 | 1.50 |"
+    assert benchmark.row("float32", 8, 2, 100, found) == (line, (2.0, 1.5))
 
 
-def test_engines_take_turns() -> None:
+def test_engines_take_turns_and_in_who_begins() -> None:
     calls: list[str] = []
 
     def engine(name: str) -> benchmark.Here:
         return benchmark.Here(lambda texts: [calls.append(f"{name}{len(texts)}"), np.zeros(1)][1])  # type: ignore[return-value]
 
     found = benchmark.measure({"ours": engine("a"), "plain": engine("b")}, ["x"] * 3, 2, 2, time.perf_counter)
-    assert calls == ["a2", "b2", *["a2", "a1", "b2", "b1"] * 2]
+    assert calls == ["a2", "b2", *["a2", "a1", "b2", "b1"], *["b2", "b1", "a2", "a1"]]
     assert [len(each) for each in found.values()] == [2, 2]
 
 
@@ -77,7 +79,7 @@ def test_a_clock_of_coarse_steps_is_read_until_it_has_moved() -> None:
     found = benchmark.measure({"ours": engine(1), "plain": engine(2)}, ["x"] * 4, 4, 40, clock)
     assert all(taken > 0 for each in found.values() for taken in each)
     assert np.mean(found["plain"]) > 1.5 * np.mean(found["ours"])
-    assert benchmark.row("float32", 4, 1, 4, found)[1] > 1
+    assert min(benchmark.row("float32", 4, 1, 4, found)[1]) > 1
 
 
 PEER = """
