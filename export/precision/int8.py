@@ -28,6 +28,8 @@ that takes more of operators, a decoder's single step would feel.)
     ids --+--> Gather(q uint8 (V, G, 32)) --> Cast --> Sub 128 --> Mul --> Reshape [--> Slice] --> rows
           +--> Gather(scale (V, G)) --> Unsqueeze -----------------^
 
+Where there are ONNX Runtime's own operators and blocks are whole, GatherBlockQuantized does all of it: the same bits.
+
 The matrices that `Int8Scales` leaves in float32 stay as they were built.
 
 Shapes: D width in, O width out, V entries of a table, G blocks of a row.

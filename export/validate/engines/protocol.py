@@ -122,9 +122,9 @@ class Engine:
     """The type that it multiplies weights in blocks with, one of `precision.ACTIVATIONS`; None where there is no
     choice."""
     float32_layers: Sequence[str] = ()
+    """Those that int8 leaves in float32."""
     sums_in_16_bits = False
     """The processor holds sums of two products of bytes to 16 bits, and there are some that need more."""
-    """Those that int8 leaves in float32."""
     retrieval = ""
     """The export's finding about the neighbours of its vectors, in words; empty where it didn't look."""
     capabilities = Capabilities()
