@@ -39,6 +39,7 @@ from export.precision.table import (
 from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
+from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
@@ -59,7 +60,7 @@ OLD_GRAPH_NAMES = {
 }
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
-READ = (ONNX_CONFIG, "config.json", SETTINGS, EMBEDDING, DENSE, *NAMES)
+READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, EMBEDDING, DENSE, *NAMES)
 """The files that are read beside the graphs' folder."""
 
 
@@ -78,6 +79,8 @@ class OnnxFolder(NamedTuple):
     the folder doesn't say."""
     standard: bool = False
     """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
+    may_overflow: bool = False
+    """Its integers do, on some processors (`Int8Scales.may_overflow`)."""
 
     def with_activations(self, activations: str | None) -> OnnxFolder:
         """Return the same folder with these activations, where the session decides about them; `UserError`
@@ -183,7 +186,9 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
     graphs = {name: files[name] for name in needed}
     listed = {name: files[name] for name in (ROWS_CPU, LISTED_CPU) if name in files and ENCODER_CPU in graphs}
-    return OnnxFolder(path, request, graphs, listed, precision, activations, standard)
+    scales = read_int8_scales(path, config) if precision == "int8" else None
+    overflow = scales is not None and scales.may_overflow
+    return OnnxFolder(path, request, graphs, listed, precision, activations, standard, overflow)
 
 
 def has_row_per_token(path: Path) -> bool:

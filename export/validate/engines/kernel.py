@@ -7,11 +7,14 @@ can't hold 2 x 255 x 127: where weights use all 8 bits, that is another network 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
+
+from export.graph.protos import all_nodes, inner_graphs
 
 EXACT, SATURATING = "exact", "saturating (sums of two products in 16 bits)"
 
@@ -29,3 +32,11 @@ def integer_kernel(rows: int = 16, width: int = 64) -> str:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     sums = [session.run(None, {"x": np.full((n, width), 255, np.uint8)})[0] for n in (1, rows)]
     return EXACT if all(np.all(each == 255 * 127 * width) for each in sums) else SATURATING
+
+
+def multiplies_within(file: Path) -> bool:
+    """Return whether a graph multiplies integers within a branch or a loop, where ONNX Runtime has no exact kernel for
+    processors that lack one (`session_options` in `export/runtime/sessions.py`)."""
+    graph = onnx.load(file, load_external_data=False).graph
+    inner = (node for outer in graph.node for part in inner_graphs(outer) for node in all_nodes(part))
+    return any(node.op_type.startswith("MatMulInteger") for node in inner)

@@ -148,6 +148,7 @@ class OnnxRuntimeEngine(OnnxEngine):
                 f"onnxruntime:{device}: precision {precision!r} is not one of {', '.join(PRECISIONS)} or, on cuda, tf32"
             )
         self.device, self.optimisation, self.threads = device, optimisation, threads
+        self.optimises = optimisation in ("all", "extended")
         self.tf32 = precision == "tf32"
         self.provider = provider_of(device)
         self._profiles = Path(tempfile.mkdtemp(prefix="validate-"))
@@ -157,7 +158,7 @@ class OnnxRuntimeEngine(OnnxEngine):
             self.precision = "tf32"
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ProfiledSession | Any:
-        options = session_options(self.threads, activations=self.activations)
+        options = session_options(self.threads, 0, self.activations, self.int8_scales.may_overflow)
         options.graph_optimization_level = LEVELS[self.optimisation]
         tf32 = {"use_tf32": int(self.tf32)}
         providers = with_options([(self.provider, tf32) if self.device == "cuda" else self.provider])

@@ -226,10 +226,11 @@ def certified_flip(
 
 def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -> Iterator[str]:
     """Say which integer kernel ran here, and where Marian's engine on AVX2 would write other tokens."""
-    if not any(engine.precision == "int8" and engine.name.startswith("onnxruntime") for engine in engines):
+    ours = [engine for engine in engines if engine.precision == "int8" and engine.name.startswith("onnxruntime")]
+    if not ours:
         return
-    ran = integer_kernel()
-    yield f"integer kernel of ONNX Runtime here: {ran}"
+    cut = any(engine.sums_in_16_bits for engine in ours)
+    yield f"integer kernel of ONNX Runtime here: {integer_kernel() if cut else EXACT}"
     if not isinstance(origin, Marian) or not origin.has_integers:
         return
     sources, limit = _sources(origin, cases, engines)

@@ -20,6 +20,7 @@ from export.interface import LISTED_CPU
 from export.package.calibration import observe, scales_of
 from export.precision.int8 import BY_ROW
 from export.precision.rounding import int8_rows
+from export.runtime import sessions
 from export.validate import compare
 from export.validate.checks.on_integers import ON_INTEGERS
 from export.validate.engines import onnx_engine
@@ -121,7 +122,7 @@ def graphs(folder):
 )
 def test_every_target_is_what_the_scales_say(name, target, tmp_path):
     """Between its integers as exact as float32 is; each of these a rounding of the reference's own activation."""
-    checkpoint = saved(MODELS[name], tmp_path, overflow=EXACT_HERE)
+    checkpoint = saved(MODELS[name], tmp_path, overflow=EXACT_HERE or target != "web")
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8", target=target)
     report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=9, threads=1, searches=False)
     assert report.equal, report.failures()
@@ -148,16 +149,31 @@ def test_all_targets_say_the_same(name, tmp_path):
 
 
 @pytest.mark.parametrize("overflow", [False, True])
-def test_a_processor_that_cuts_sums_is_named(overflow, tmp_path, monkeypatch):
-    """Where some need more than its 16 bits: not with the multipliers that calibration chooses."""
+def test_sums_that_need_more_than_16_bits_are_asked_for(overflow, tmp_path, monkeypatch):
+    """Calibration chooses multipliers that need no more; those of a file are as they are."""
+    ours = {"text": "valid.en", "percentile": 99.9}
+    checkpoint = saved(PAPER, tmp_path, lambda s: s if overflow else dataclasses.replace(s, origin=ours), overflow)
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8", target="cpu")
+    asked, plain = [], sessions.session_options
+    monkeypatch.setattr(sessions, "session_options", lambda *given: asked.append(given[-1]) or plain(*given))
+    assert len(OnnxTransformer(folder, threads=1).search(rows(3), max_new_tokens=4)) == 3
+    assert set(asked) == {overflow}
+    assert plain(1, may_overflow=True).get_session_config_entry("session.x64quantprecision") == "1"
+
+
+def test_a_processor_that_cuts_sums_is_named(tmp_path, monkeypatch):
+    """Where ONNX Runtime has no exact kernel: in branches and loops, and where nothing is optimised."""
     monkeypatch.setattr(onnx_engine, "integer_kernel", lambda: SATURATING)
-    ours = partial(dataclasses.replace, origin={"text": "valid.en", "percentile": 100.0})
-    checkpoint = saved(PAPER, tmp_path, (lambda scales: scales) if overflow else ours, overflow)
-    folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8")
-    report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=4, threads=1, searches=False)
     said = "; sums of two products held to 16 bits by this processor, and some need more"
-    assert report.runtimes[0].arithmetic == "int8" + said * overflow
-    assert report.equal or (overflow and not EXACT_HERE)
+    for overflow in (False, True):
+        change = partial(dataclasses.replace, origin={} if overflow else {"percentile": 100.0})
+        checkpoint = saved(PAPER, tmp_path / str(overflow), change, overflow)
+        for target in ("cpu", "web"):
+            folder = export_onnx(checkpoint, tmp_path / str(overflow) / target, precision="int8", target=target)
+            names = [f"onnxruntime:cpu:{level}:int8" for level in ("all", "none")]
+            report = compare(checkpoint, folder, names, seed=5, longest=4, threads=1, searches=False)
+            cut = [runtime.arithmetic == "int8" + said for runtime in report.runtimes]
+            assert cut == [overflow and target == "web", overflow]
 
 
 @pytest.mark.parametrize("form", ["portable", "cpu", "search portable", "search cpu"])

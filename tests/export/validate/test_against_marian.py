@@ -89,10 +89,8 @@ def test_integers_are_judged_by_exact_integers_and_the_kernel_is_named(target: s
     report = compare(checkpoint, package, ["onnxruntime:cpu:all:int8"], 1, threads=1, **chosen)
     searched = {check.runtime: check for check in report.tokens if check.search == "marian: greedy"}
     assert searched["onnxruntime:cpu:all:int8"].passed, searched
-    cut = any("held to 16 bits" in runtime.arithmetic for runtime in report.runtimes)
-    assert cut == (kernel.integer_kernel() == kernel.SATURATING)
-    assert cut or all(point.passed for point in report.points if point.path == "on its integers")
-    assert f"integer kernel of ONNX Runtime here: {kernel.integer_kernel()}" in report.against
+    assert all(point.passed for point in report.points if point.path == "on its integers")
+    assert f"integer kernel of ONNX Runtime here: {kernel.EXACT}" in report.against
     assert any("Marian's engine on AVX2" in line for line in report.against)
 
 
