@@ -44,7 +44,6 @@ from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.pooling import Kind
 from mlx_transformer.system.errors import UserError
 
-from .kernel import EXACT, integer_kernel, multiplies_within
 from .protocol import Capabilities, Engine, Node
 from .stored import RoundTrip, matrices, merged_in_float64, restored, round_trip_of
 
@@ -105,8 +104,6 @@ class OnnxFiles(Engine):
     checkpoint: Checkpoint | None
     int8_scales: Int8Scales = BY_ROW
     """The fixed ones that the files were exported with, and what is float32 in them."""
-    optimises = True
-    """ONNX Runtime's optimiser has changed the files: it takes its exact kernel for integers."""
     _round_trips: dict[tuple[str, str], RoundTrip]
 
     @property
@@ -125,17 +122,6 @@ class OnnxFiles(Engine):
     @property
     def float32_layers(self) -> list[str]:
         return self.int8_scales.float32
-
-    @property
-    def sums_in_16_bits(self) -> bool:
-        if not self.int8_scales.may_overflow or integer_kernel() == EXACT:
-            return False
-        return not self.optimises or any(map(multiplies_within, self.running))
-
-    @property
-    def running(self) -> Iterable[Path]:
-        """The files that are run to translate."""
-        return self.files.values()
 
     def file_nodes(self) -> tuple[Node, ...]:
         """Return the nodes of the files, for a runtime that tells no others, all on its device."""
@@ -261,10 +247,6 @@ class OnnxEngine(OnnxFiles):
             return self._taps_of(lambda: _logits(model, case))
         encode = model.encode if isinstance(model, EncoderDecoderGraphs) else lambda *_: None
         return self._taps_of(lambda: _cached(model, case, encode(case.inputs, case.source_mask)))
-
-    @property
-    def running(self) -> Iterable[Path]:
-        return self.folder.graphs.values()
 
     @contextmanager
     def searching(self) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 
+from .kernel import EXACT, integer_kernel, multiplies_within
 from .onnx_engine import OnnxEngine
 from .protocol import Engine, Node, Placement, Unavailable
 
@@ -148,7 +149,6 @@ class OnnxRuntimeEngine(OnnxEngine):
                 f"onnxruntime:{device}: precision {precision!r} is not one of {', '.join(PRECISIONS)} or, on cuda, tf32"
             )
         self.device, self.optimisation, self.threads = device, optimisation, threads
-        self.optimises = optimisation in ("all", "extended")
         self.tf32 = precision == "tf32"
         self.provider = provider_of(device)
         self._profiles = Path(tempfile.mkdtemp(prefix="validate-"))
@@ -156,6 +156,13 @@ class OnnxRuntimeEngine(OnnxEngine):
         super().__init__(checkpoint, onnx_folder, "float32" if self.tf32 else precision)
         if self.tf32:
             self.precision = "tf32"
+
+    @property
+    def sums_in_16_bits(self) -> bool:
+        if self.device != "cpu" or not self.int8_scales.may_overflow or integer_kernel() == EXACT:
+            return False
+        # The optimiser takes the exact kernel, where it can and is asked to.
+        return self.optimisation in ("none", "basic") or any(map(multiplies_within, self.folder.graphs.values()))
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ProfiledSession | Any:
         options = session_options(self.threads, 0, self.activations, self.int8_scales.may_overflow)

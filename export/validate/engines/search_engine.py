@@ -23,6 +23,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
 
+from .kernel import EXACT, integer_kernel
 from .onnx_engine import OnnxFiles, check_same_model
 from .onnxruntime_engine import WholeEngine, open_changed, provider_of
 from .protocol import Capabilities
@@ -57,6 +58,10 @@ class SearchEngine(WholeEngine, OnnxFiles):
             self.int8_scales = scales
         among = "candidates" in self.model.ports.input_names
         self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}, among=among), {}
+
+    @property
+    def sums_in_16_bits(self) -> bool:
+        return self.device == "cpu" and self.int8_scales.may_overflow and integer_kernel() != EXACT  # in its loop
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
         """Open a part of the file; the whole file is open already."""

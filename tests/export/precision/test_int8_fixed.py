@@ -23,7 +23,7 @@ from export.precision.rounding import int8_rows
 from export.runtime import sessions
 from export.validate import compare
 from export.validate.checks.on_integers import ON_INTEGERS
-from export.validate.engines import onnx_engine
+from export.validate.engines import onnxruntime_engine
 from export.validate.engines.kernel import EXACT, SATURATING, integer_kernel
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -163,7 +163,7 @@ def test_sums_that_need_more_than_16_bits_are_asked_for(overflow, tmp_path, monk
 
 def test_a_processor_that_cuts_sums_is_named(tmp_path, monkeypatch):
     """Where ONNX Runtime has no exact kernel: in branches and loops, and where nothing is optimised."""
-    monkeypatch.setattr(onnx_engine, "integer_kernel", lambda: SATURATING)
+    monkeypatch.setattr(onnxruntime_engine, "integer_kernel", lambda: SATURATING)
     said = "; sums of two products held to 16 bits by this processor, and some need more"
     for overflow in (False, True):
         change = partial(dataclasses.replace, origin={} if overflow else {"percentile": 100.0})
