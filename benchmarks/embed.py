@@ -1,13 +1,14 @@
 """Texts to vectors a second: ours beside others, of which each computes the same lines in the same batches, in turns.
 
     python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER
-    python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER --peers PYTHON --published MODEL
+    python benchmarks/embed.py CHECKPOINT --text FILE --calibrate FILE --folder FOLDER --peers PYTHON --published MODEL
     python benchmarks/embed.py CHECKPOINT --text FILE --folder FOLDER --peers PYTHON --published MODEL --browser MODULES
 
 CHECKPOINT: an imported folder of sentence-transformers. Ours is the package of target cpu, a row for each token; plain
 is ONNX Runtime as it is, which is how fastembed runs a model: it pads each batch to its longest text, runs target
-portable's graph, and pools what comes out. With --peers, an interpreter with torch, sentence-transformers, optimum-onnx
-and ctranslate2, there are those too, made of MODEL, the published folder (`engines/vectors.py`). With --browser, the
+portable's graph, and pools what comes out. With --calibrate our int8 takes the scales of attention from other texts;
+the portable graph's are a token's. With --peers, an interpreter with torch, sentence-transformers, optimum-onnx and
+ctranslate2, there are those too, made of MODEL, the published folder (`engines/vectors.py`). With --browser, the
 node_modules of `make test-browser`, both run on wasm in headless Chromium (`engines/vectors.mjs`): our package of
 target cpu, opened by transformers.js, beside its own pipeline with Optimum's export of MODEL.
 
@@ -200,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="one text a line")
+    parser.add_argument("--calibrate", type=Path, help="other texts, for int8's fixed scales in our package")
     parser.add_argument("--folder", type=Path, required=True, help="new or empty, for what engines load")
     parser.add_argument("--lines", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
@@ -216,9 +218,10 @@ def main() -> None:
         parser.error("--peers and --published: give both or none")
     texts = [line for line in read_lines(options.text) if line.strip()][: options.lines]
     precisions = list(dict.fromkeys(["float32", *options.precision]))
-    wanted = {"precision": precisions, "int8_scales": "token" if "int8" in precisions else None}
-    export_onnx(options.checkpoint, options.folder / "portable", **wanted)
-    export_onnx(options.checkpoint, options.folder / "cpu", target="cpu", **wanted)
+    scales: dict[str, Any] = {"int8_scales": "token"} if "int8" in precisions else {}
+    export_onnx(options.checkpoint, options.folder / "portable", precision=precisions, **scales)
+    scales = {"calibrate": options.calibrate} if scales and options.calibrate else scales
+    export_onnx(options.checkpoint, options.folder / "cpu", target="cpu", precision=precisions, log=print, **scales)
     embedder = OnnxTransformer(options.folder / "cpu").embedder()
     # transformers.js cuts off a long text's end, [SEP] too
     same = [

@@ -108,6 +108,16 @@ class Study:
         print(f"| {label} | {kept:.2%} | {error:.4f} |", flush=True)
 
 
+def fixed(largest: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Round what comes to these products in steps of the largest number that was seen there, to others by row."""
+    turns = {}
+    for name, channels in largest.items():
+        step = channels.amax() / STEPS
+        turn = (lambda v, step=step: (v / step).round().clamp(-STEPS - 1, STEPS) * step) if name in names else rounded
+        turns[name] = (lambda w: w, turn, lambda w: w, lambda v: v)
+    return turns
+
+
 def smoothing(weights: dict[str, Any], largest: dict[str, Any], a: float) -> dict[str, Any]:
     turns = {}
     for name, weight in weights.items():

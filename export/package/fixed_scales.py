@@ -7,6 +7,10 @@
 A text's even lines are calibrated on and its odd ones judged, as `quality.py` judges. The
 percentile is taken whose best tokens are most often float32's; where even that is beyond the limits, each token has its
 own scale.
+
+An encoder alone has the second chance of fixed scales in attention alone, where it keeps nearly as many neighbours as
+with a scale a token. Feed-forward nets are where a few tokens, [CLS] or [SEP], have numbers ten times as large as all
+others, which one scale for all can't hold; attention costs nothing to fix, and has half of the products.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, Any
 
 from export.precision.int8 import BY_ROW
 from export.settings import ExportSettings
@@ -32,10 +36,17 @@ from .calibration import observe, scales_of, whole_matrices
 from .plan import Plan
 from .quality import Expected, Quality, Text, rows_of
 
+if TYPE_CHECKING:
+    from export.runtime import OnnxTransformer
+
 CALIBRATED, JUDGED = 300, 200
 """Most lines of each kind."""
 PERCENTILES = (100.0, 99.9)
 """Tried, among the largest magnitudes of all tokens; 100: the largest one."""
+ATTENTION = ".self_attention."
+"""In the names of an encoder's matrices that may have fixed scales where not all of them can."""
+MORE_LOST = 0.005
+"""The share of neighbours that attention's fixed scales may lose more than scales a token."""
 
 
 @dataclass(frozen=True)
@@ -86,59 +97,75 @@ def settled(
             )
         return plan
     watch(0.0, "int8 scales")
-    before = own if own.is_fixed else whole_matrices(checkpoint)
-    scales, quality = calibrated(plan, text, before.leaving(left, plan.config), write)
-    if not quality.problems:
-        part = scales.origin
-        log(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")
-        return replace(plan, int8_scales=scales)
-    reasons = "; ".join(quality.problems)
+    encodes = plan.config.architecture == "encoder"  # its products have many rows: one scale a matrix gains nothing
+    before = (own if own.is_fixed else BY_ROW if encodes else whole_matrices(checkpoint)).leaving(left, plan.config)
+    with TemporaryDirectory() as place:
+        trial = Trial(plan, text, write, Path(place))
+        scales, quality = trial.best(before)
+        if not quality.problems:
+            log(f"int8: fixed scales from {scales.origin['sentences']} lines of {text.name}; on others: {quality}")
+            return replace(plan, int8_scales=scales)
+        reasons = f"{text.name}: {'; '.join(quality.problems)}"
+        if encodes and settings.int8_scales is None:
+            some, its = trial.best(before, ATTENTION)
+            if its.agreement >= trial.agreement(plan.int8_scales) - MORE_LOST:
+                log(
+                    f"int8: fixed scales in attention, a scale a token elsewhere: with fixed ones from {reasons}; {its}"
+                )
+                return replace(plan, int8_scales=some)
     if settings.int8_scales == "fixed" and not settings.accept_loss:
+        reasons = "; ".join(quality.problems)
         raise UserError(
             f"{text.name}: fixed scales from it lose too much: {reasons}; give other text, or leave them out"
         )
     if settings.int8_scales == "fixed":
         return replace(plan, int8_scales=scales)
-    log(f"int8: a scale a token: with fixed ones from {text.name} {reasons}")
+    log(f"int8: a scale a token: with fixed ones from {reasons}")
     return plan
 
 
-def calibrated(
-    plan: Plan,
-    text: CalibrationText,
-    before: Int8Scales,
-    write: Callable[[Plan, Path], None],
-    symmetric: bool = False,
-) -> tuple[Int8Scales, Quality]:
-    """Return scales from a text, and what the model does with them on its other lines. `before` and `symmetric`: as for
-    `calibration.scales_of`."""
-    from export.runtime import OnnxTransformer
+class Trial:
+    """A model in float32 that has read a text, and the text's other lines, on which int8 is judged with its scales."""
 
-    plain, (lines, judged) = plan.plain(), text.parts()
-    with TemporaryDirectory() as name:
-        place = Path(name)
-
-        def written(folder: str, **changes: Any) -> OnnxTransformer:
-            (place / folder).mkdir()
-            write(replace(plain, **changes), place / folder)
-            return OnnxTransformer(place / folder)
-
-        wide = written("float32", precisions=("float32",))
+    def __init__(self, plan: Plan, text: CalibrationText, write: Callable[[Plan, Path], None], place: Path) -> None:
+        """place: an empty folder, for packages."""
+        self.plan, self.write, self.place = plan.plain(), write, place
+        lines, judged = text.parts()
+        wide = self._written(precisions=("float32",))
         assert wide.tokenizer is not None
         rows = rows_of(plan.config, wide.tokenizer, lines)
         translates = plan.config.architecture == "encoder-decoder"
         (place / "graphs").mkdir()
-        sites = observe(plan.checkpoint, place / "graphs", rows, wide.generate(rows) if translates else [])
-        origin = {"text": text.name, "sha256": text.sha256, "sentences": len(rows)}
-        expected, tried = Expected(wide, judged), []
+        self.sites = observe(plan.checkpoint, place / "graphs", rows, wide.generate(rows) if translates else [])
+        self.origin = {"text": text.name, "sha256": text.sha256, "sentences": len(rows)}
+        self.expected = Expected(wide, judged)
+
+    def best(self, before: Int8Scales, part: str = "", symmetric: bool = False) -> tuple[Int8Scales, Quality]:
+        """Return scales from the text for the matrices with `part` in their names, and what the model does with them.
+        `before` and `symmetric`: as for `calibration.scales_of`."""
+        sites, tried = {name: site for name, site in self.sites.items() if part in name}, []
         for percentile in PERCENTILES:
-            scales = scales_of(sites, percentile, plan.config, before, origin, symmetric)
-            narrow = written(f"int8 {percentile}", precisions=("int8",), int8_scales=scales)
-            tried.append((expected.agreement(narrow), scales, narrow))
+            scales = scales_of(sites, percentile, self.plan.config, before, self.origin, symmetric)
+            narrow = self._int8(scales)
+            tried.append((self.expected.agreement(narrow), scales, narrow))
         _, scales, narrow = max(tried, key=lambda each: each[0])  # of equal ones the first
-        quality = expected.quality("int8", narrow, narrow)
+        quality = self.expected.quality("int8", narrow, narrow)
         judged_as = {"judged_sentences": quality.sentences, "agreement": quality.agreement}
         return replace(scales, origin={**scales.origin, **judged_as}), quality
+
+    def agreement(self, scales: Int8Scales) -> float:
+        """Return the share of best tokens, or of neighbours, that are float32's with such scales."""
+        return self.expected.agreement(self._int8(scales))
+
+    def _int8(self, scales: Int8Scales) -> OnnxTransformer:
+        return self._written(precisions=("int8",), int8_scales=scales)
+
+    def _written(self, **changes: Any) -> OnnxTransformer:
+        from export.runtime import OnnxTransformer
+
+        folder = Path(mkdtemp(dir=self.place))
+        self.write(replace(self.plan, **changes), folder)
+        return OnnxTransformer(folder)
 
 
 def calibration_text(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
@@ -17,7 +18,7 @@ from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.families.marian_files.writing import multiplier
 from mlx_transformer.system.lazy import renamed
 
-from .fixed_scales import calibrated, calibration_text
+from .fixed_scales import Trial, calibration_text
 from .plan import Plan
 from .write import write_package
 
@@ -40,7 +41,9 @@ def marian_scales(
     if text is None:
         return None
     plan = Plan.of(opened.folder, ExportSettings(precision=["int8"]))
-    scales, quality = calibrated(plan, text, own or _multipliers(opened), write_package, symmetric=True)
+    with TemporaryDirectory() as place:
+        trial = Trial(plan, text, write_package, Path(place))
+        scales, quality = trial.best(own or _multipliers(opened), symmetric=True)
     log(f"int8: scales from {scales.origin['sentences']} lines of {text.name}; on others: {quality}")
     return scales
 

@@ -118,7 +118,7 @@ def to_int8(
             else:
                 quantised[key] = by_row(add, linear.x)
             add.before()
-        alone = fixed.activation is not None or linear.chosen is not None or linear.weight.name in tables
+        alone = fixed.weight is not None or linear.chosen is not None or linear.weight.name in tables
         if fused and model.graph.name == MODEL and not alone:
             groups.setdefault(quantised[key], []).append(linear)
         else:
@@ -162,16 +162,16 @@ def _multiply_together(
     model: ir.Model, products: Sequence[Linear], x: Activations, scales: Int8Scales, rows: Rows
 ) -> None:
     """Multiply the same rows with several matrices in one product: integers (D, O) and scales (O,) of each."""
-    add, parts = Nodes(model, products[0].node, "int8"), []
-    for linear in products:
-        fixed = scales.of(str(linear.weight.name))
-        parts.append(_integers(add, linear.weight, linear.rows, False, x.steps, fixed))
+    add, fixed = Nodes(model, products[0].node, "int8"), scales.of(str(products[0].weight.name))
+    parts = [_integers(add, each.weight, each.rows, False, x.steps, fixed) for each in products]
     weights, each_scale = zip(*parts, strict=True)
     weight, scale = add("Concat", *weights, axis=1), add("Concat", *each_scale, axis=0)
-    y = add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, domain=CONTRIB)
     biases = [linear.addend for linear in products if is_vector(linear.addend)]
     joined = len(biases) == len(products)
-    y = add("Add", y, add("Concat", *biases, axis=0)) if joined else y
+    bias = add("Concat", *biases, axis=0) if joined else None
+    within = [None, bias] if fixed.activation is not None and joined else []
+    y = add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, *within, domain=CONTRIB)
+    y = y if within or bias is None else add("Add", y, bias)
     add.before()
     put_parts(model, products, y, joined, rows)
 

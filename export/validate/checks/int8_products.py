@@ -145,8 +145,10 @@ class _Graph:
         unit, scale = (node.input[2], node.input[3]) if node.op_type == "MatMulIntegerToFloat" else self._after(node)
         if self.constant(unit) != unit_of(fixed):
             yield f"its result is in units of {self.constant(unit)}, has to be of {unit_of(fixed)}"
-        if self.origin(scale) != f"{parameter}.{WHOLE}":
-            yield f"its result has the scales {self.origin(scale) or 'of nothing'}"
+        parameters, scales = self.parameters(node), self.side_by_side(scale)
+        own = scales[parameters.index(parameter)] if len(scales) == len(parameters) else ", ".join(scales)
+        if own != f"{parameter}.{WHOLE}":
+            yield f"its result has the scales {own or 'of nothing'}"
 
     def _after(self, node: onnx.NodeProto) -> tuple[str, str]:
         """Return the names of the unit and of the scales that an integer result is multiplied with."""
@@ -160,9 +162,12 @@ class _Graph:
 
     def parameters(self, node: onnx.NodeProto) -> list[str]:
         """Return the parameters that a product multiplies with, several where their matrices lie side by side."""
-        maker = self.makers.get(node.input[1])
-        matrices = [node.input[1]] if maker is None or maker.op_type != "Concat" else maker.input
-        return [self.origin(matrix).rpartition(".")[0] for matrix in matrices]
+        return [matrix.rpartition(".")[0] for matrix in self.side_by_side(node.input[1])]
+
+    def side_by_side(self, value: str) -> list[str]:
+        """Return the origins of what lies side by side in a value; of it, where nothing does."""
+        maker = self.makers.get(value)
+        return [self.origin(part) for part in ([value] if maker is None or maker.op_type != "Concat" else maker.input)]
 
     def origin(self, value: str) -> str:
         """Return the value that this one is another shape of."""

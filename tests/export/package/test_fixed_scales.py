@@ -129,6 +129,30 @@ def test_beyond_the_limits_each_token_keeps_its_scale(translator, tmp_path, monk
     assert described(accepted)["scales"] == "fixed"
 
 
+@pytest.mark.parametrize("more_lost", [1.0, -1.0])
+def test_an_encoders_attention_has_them_where_it_keeps_as_many_neighbours(more_lost, tmp_path, monkeypatch):
+    """More than all, or less than none, of what a scale a token keeps."""
+    run = made(tmp_path / "run", MODELS["encoder"])
+    monkeypatch.setitem(LIMITS, "int8", NEVER)
+    monkeypatch.setattr(fixed_scales, "MORE_LOST", more_lost)
+    told = []
+    folder = export_onnx(run, tmp_path / "onnx", precision="int8", target="cpu", log=told.append)
+    if more_lost < 0:
+        assert "scales" not in described(folder)
+        assert any(line.startswith("int8: a scale a token: with fixed ones from valid.txt") for line in told)
+        return
+    config = open_checkpoint(run).config
+    scales = read_int8_scales(folder, config)
+    fixed = {name for name in multiplied_names(config) if scales.of(name).activation}
+    assert fixed == {name for name in multiplied_names(config) if "self_attention" in name}
+    assert not any(scales.of(name).weight for name in multiplied_names(config))
+    assert any(line.startswith("int8: fixed scales in attention, a scale a token elsewhere") for line in told)
+    report = compare(run, folder, ["onnxruntime"], seed=5, longest=6, threads=1)
+    assert report.equal, report.failures()
+    with pytest.raises(UserError, match="fixed scales from it lose too much"):  # all of them were asked for
+        export_onnx(run, tmp_path / "all", precision="int8", target="cpu", int8_scales="fixed")
+
+
 def test_a_text_may_be_given(translator, tmp_path, monkeypatch):
     monkeypatch.setitem(LIMITS, "int8", ALWAYS)
     text = tmp_path / "mine.txt"

@@ -18,11 +18,24 @@ from export.precision.table import PRECISIONS
 from export.validate import compare
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import INT8_SCALES, SIGNED, Int8Scales, ProductScales
+from mlx_transformer.core.parameters import quantizable_shapes
 
 PLAIN = alone("paper", "encoder")
 GATED = replace(PLAIN, activation="silu", gated=True, feed_forward_bias=False)
 OPTIONS = {"target": "cpu", "precision": "int8", "accept_loss": True}
 FILE = f"onnx/{MODEL}{PRECISIONS['int8'].suffix}.onnx"
+
+
+def with_attention_fixed(config: TransformerConfig, folder: Path) -> tuple[Path, Path]:
+    """Write a model whose attention has fixed scales, beyond which nothing comes, and its package."""
+    read, joined = ProductScales(np.float32(20), SIGNED), ProductScales(np.float32(25), SIGNED)
+    products = {name: joined if name.endswith("output_proj.weight") else read for name in quantizable_shapes(config)}
+    scales = Int8Scales({name: products[name] if "attention" in name else ProductScales() for name in products})
+    checkpoint = save_checkpoint(
+        folder / "model", config, random_weights(config, 1), texts={INT8_SCALES: scales.json()}
+    )
+    return checkpoint, export_onnx(checkpoint, folder / "cpu", **OPTIONS)
 
 
 def together(folder: Path) -> list[list[str]]:
@@ -83,6 +96,38 @@ def test_vectors_are_those_of_products_apart(
         vectors.append(OnnxTransformer(cpu, threads=1).embedder(pooling="mean").vectors(rows, of_text=False))
         monkeypatch.setattr(int8, "MODEL", "no graph")
     assert np.array_equal(*vectors)
+
+
+@pytest.mark.parametrize("config", [PLAIN, replace(PLAIN, attention_bias=True), replace(PLAIN, positions="rotary")])
+def test_attention_has_its_biases_within_where_its_scales_are_fixed(
+    config: TransformerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the rows of feed-forward nets and of the head are looked through for their largest magnitude, and the bits
+    are those of products apart."""
+    rows = [np.random.default_rng(n).integers(3, 50, n).tolist() for n in (1, 5, 12, 30)]
+    vectors = []
+    for name in ("together", "apart"):
+        checkpoint, cpu = with_attention_fixed(config, tmp_path / name)
+        nodes = onnx.load(cpu / FILE, load_external_data=False).graph.node
+        assert sum(node.op_type == "ReduceMax" for node in nodes) == 2 * config.encoder_layers + 1  # the head
+        with_bias = [node for node in nodes if node.op_type == "MatMulIntegerToFloat" and len(node.input) == 7]
+        count = {"together": 2, "apart": 4}[name] * config.attention_bias
+        assert len(with_bias) == count * config.encoder_layers
+        vectors.append(OnnxTransformer(cpu, threads=1).embedder(pooling="mean").vectors(rows, of_text=False))
+        report = compare(checkpoint, cpu, ["onnxruntime:cpu:all:int8", "onnxruntime:cpu:none:int8"], seed=1, threads=1)
+        assert report.equal, report.failures()
+        monkeypatch.setattr(int8, "MODEL", "no graph")
+    assert np.array_equal(*vectors)
+
+
+def test_scales_in_another_order_are_found(tmp_path: Path) -> None:
+    checkpoint, cpu = with_attention_fixed(PLAIN, tmp_path)
+    model = onnx.load(cpu / FILE, load_external_data=False)
+    scales = next(node for node in model.graph.node if node.op_type == "Concat" and "scale" in node.input[0])
+    scales.input[0], scales.input[1] = scales.input[1], scales.input[0]
+    onnx.save(model, cpu / FILE)
+    report = compare(checkpoint, cpu, ["onnxruntime:cpu:all:int8"], seed=1, threads=1)
+    assert any("its result has the scales" in problem for problem in report.structures[0].wrong), report.structures
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
