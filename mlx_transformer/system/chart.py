@@ -19,9 +19,9 @@ def colour(index: int) -> str:
     return f"var(--s{index % COLOURS})"
 
 
-def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
-    """`curves`: (colour's number, its name, points). `logarithmic`: of values that are all above 0. unit: what is
-    counted from left to right."""
+def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
+    """Return a chart in a frame of its own, below its title. `curves`: (colour's number, its name, points).
+    `logarithmic`: of values that are all above 0. unit: what is counted from left to right."""
     drawn = [(index, name, thinned(curve)) for index, name, curve in curves if curve]
     values = [value for _, _, curve in drawn for _, value in curve]
     logarithmic = logarithmic and min(values) > 0
@@ -54,13 +54,7 @@ def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: boo
             f"<title>{escape(name)}, {unit} {step:,}: {value:.6g}</title></circle>"
             for step, value in dots
         ]
-    return "".join([*parts, "</svg>"])
-
-
-def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
-    """Return the same in a frame of its own, below its title."""
-    drawn = chart(title, curves, logarithmic, unit)
-    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
+    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{"".join(parts)}</svg></figure>'
 
 
 def thinned(curve: Curve) -> Curve:

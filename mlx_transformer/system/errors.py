@@ -26,6 +26,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[:half]}...{text[-half:]}"
 
 
+def error_line(error: BaseException) -> str:
+    """Return the words of another library's error in one line, of which the first two hundred letters say enough."""
+    return " ".join(str(error).split())[:200]
+
+
 def first_of(problems: Sequence[str], most: int = 8) -> str:
     """Return several problems in one line, and how many more there are."""
     more = f"; and {len(problems) - most} more" if len(problems) > most else ""

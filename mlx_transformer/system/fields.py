@@ -115,6 +115,14 @@ def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
     return problems
 
 
+class Checked:
+    """A base of frozen dataclasses that raises `UserError` with everything that `check_fields` finds."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+
+
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Check a value that is no field; `UserError` if it doesn't hold what such an annotation says."""
     kind = _kind(hint, optional=False)

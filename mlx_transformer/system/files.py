@@ -14,7 +14,7 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, shortened
+from .errors import UserError, error_line, shortened
 
 MAX_FILE_BYTES = 64 << 20
 """Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
@@ -115,12 +115,17 @@ def read_object(path: str | Path) -> dict[str, Any]:
     return values
 
 
+def optional_object(path: Path) -> dict[str, Any]:
+    """Return the same; {} where there is no such file."""
+    return read_object(path) if path.is_file() else {}
+
+
 def parse_json(text: str, where: str, hint: str) -> Any:
     """Return what a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} ({' '.join(str(error).split())[:200]}); {hint}") from error
+        raise UserError(f"{where} ({error_line(error)}); {hint}") from error
     level = [parsed]
     for _ in range(DEEPEST + 1):
         level = [

@@ -23,7 +23,7 @@ import sys
 import time
 from contextlib import suppress
 
-from .errors import UserError, shortened
+from .errors import UserError, error_line, shortened
 from .lazy import what_is_missing
 
 TYPE_CHECKING = False
@@ -99,7 +99,7 @@ def _explained(name: str, error: BaseException) -> int:
     if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in DEVICE_IS_FULL):
         return _failed(
             name,
-            f"out of memory on the device (MLX: {' '.join(str(error).split())[:200]}); in training set --memory to "
+            f"out of memory on the device (MLX: {error_line(error)}); in training set --memory to "
             "less than it has, or lower --batch-tokens; elsewhere lower --beam, give shorter lines or take a smaller "
             "model",
         )

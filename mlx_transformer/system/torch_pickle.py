@@ -121,9 +121,6 @@ class Machine:
     def _text(self, form: str) -> None:
         self._push(self._take(self._number(form)).decode())
 
-    def _bytes_number(self) -> None:
-        self._push(int.from_bytes(self._take(self._number("<B")), "little", signed=True))
-
     def _tuple(self, size: int) -> None:
         values = [self._stack.pop() for _ in range(size)]
         self._push(tuple(values[::-1]))
@@ -219,7 +216,7 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
     b"K": _does(lambda m: m._number("<B")),  # BININT1
     b"M": _does(lambda m: m._number("<H")),  # BININT2
     b"G": _does(lambda m: m._number(">d")),  # BINFLOAT
-    b"\x8a": lambda m: m._bytes_number(),  # LONG1
+    b"\x8a": _does(lambda m: int.from_bytes(m._take(m._number("<B")), "little", signed=True)),  # LONG1
     b"X": lambda m: m._text("<I"),  # BINUNICODE
     b"\x8c": lambda m: m._text("<B"),  # SHORT_BINUNICODE
     b")": lambda m: m._tuple(0),

@@ -11,7 +11,7 @@ from tiny_run import metrics, recipe
 from mlx_transformer.cli import main
 from mlx_transformer.report.runs import DRAWN, read_run
 from mlx_transformer.report.training_page import page
-from mlx_transformer.system.chart import MOST_POINTS, chart, thinned
+from mlx_transformer.system.chart import MOST_POINTS, figure, thinned
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.trainer import Trainer
 
@@ -85,7 +85,7 @@ def test_charts():
     ]
     for curve in curves:
         for logarithmic in (False, True):
-            drawn = chart("x", [(0, "run", curve)], logarithmic)
+            drawn = figure("x", [(0, "run", curve)], logarithmic)
             assert "nan" not in drawn
             heights = [float(y) for y in re.findall(r"[\d.]+,([\d.-]+)", re.search(r'points="([^"]*)"', drawn)[1])]
             assert all(0 <= height <= 220 for height in heights)
@@ -94,7 +94,7 @@ def test_charts():
 
 def test_a_curve_of_one_point_is_seen():
     """As of a run with one validation: a line has no length there, and one step needs one label."""
-    drawn = chart("x", [(0, "run", [(2540, 1.5)])])
+    drawn = figure("x", [(0, "run", [(2540, 1.5)])])
     assert drawn.count('class="alone"') == 1
     assert 'class="dot"' not in drawn
     assert drawn.count(">2,540<") == 1
