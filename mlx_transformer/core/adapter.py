@@ -18,7 +18,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import check_fields, unknown_keys
+from mlx_transformer.system.fields import Checked, unknown_keys
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.front_matter import keys_of
 from mlx_transformer.system.manifest import read_manifest
@@ -47,7 +46,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
+class AdapterConfig(Checked):
     """Raises `UserError` for values that make no sense."""
 
     kind: AdapterKind
@@ -61,8 +60,7 @@ class AdapterConfig:
     """The linear maps that are adapted, by the names of their parameters without ".weight"."""
 
     def __post_init__(self) -> None:
-        if problems := check_fields(self):
-            raise UserError("; ".join(problems))
+        super().__post_init__()
         if not self.targets or not all(isinstance(target, str) for target in self.targets):
             raise UserError("targets must be names of linear maps")
 
@@ -124,12 +122,8 @@ class Adapter:
     def delta(self, name: str) -> WeightDelta | None:
         """Return what it does to this parameter; None: nothing."""
         path = name.removesuffix(".weight")
-        if path not in self._targets:
-            return None
         a, b, magnitude = (self.arrays.get(f"{path}.{part}") for part in (A, B, MAGNITUDE))
-        assert a is not None
-        assert b is not None
-        return WeightDelta(self.config.factor, a, b, magnitude)
+        return None if a is None or b is None else WeightDelta(self.config.factor, a, b, magnitude)
 
     def check_fits(self, config: TransformerConfig, where: str) -> None:
         """Raise `UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask
@@ -179,10 +173,6 @@ without that model, whose `model.safetensors` has the SHA-256 `{c.base}`. If it 
 mlx-transformer merge BASE ADAPTER --out MODEL
 ```
 """
-
-    @cached_property
-    def _targets(self) -> frozenset[str]:
-        return frozenset(self.config.targets)
 
 
 def read_adapter(folder: str | Path) -> Adapter:

@@ -95,7 +95,11 @@ class Checkpoint:
 
     def tensor(self, name: str) -> NDArray:
         """Return one parameter in the table's shape."""
-        array = self._own(name)
+        if name in self.quantization:
+            array = self.packed(name).dequantised()
+        else:
+            array = np.asarray(self._files[name])
+            array = array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
         if self.adapter is None or self.adapter.delta(name) is None:
             return array
         return self.adapter.merged(name, array)
@@ -132,13 +136,6 @@ class Checkpoint:
                 yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
             else:
                 yield name, self.tensor(name)
-
-    def _own(self, name: str) -> NDArray:
-        """Return a parameter without an adapter's change."""
-        if name in self.quantization:
-            return self.packed(name).dequantised()
-        array = np.asarray(self._files[name])
-        return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
 
 
 def save_checkpoint(
@@ -219,12 +216,8 @@ def weights_digest(folder: Path) -> str:
 
 def digests(checkpoint: Checkpoint) -> dict[str, str]:
     """Return {file: SHA-256} of what says which numbers the checkpoint has."""
-    digests_by_file = {WEIGHTS: weights_digest(checkpoint.folder)}
-    return (
-        digests_by_file
-        if checkpoint.adapter is None
-        else {**digests_by_file, ARRAYS: sha256(checkpoint.folder / ARRAYS)}
-    )
+    adapter = {} if checkpoint.adapter is None else {ARRAYS: sha256(checkpoint.folder / ARRAYS)}
+    return {WEIGHTS: weights_digest(checkpoint.folder), **adapter}
 
 
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:

@@ -325,8 +325,7 @@ class TransformerConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return every field; of `YOUNGER` those that are not at their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        written = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+        written = {name: value for name, value in vars(self).items() if name not in defaults or value != defaults[name]}
         tables = {"decoder": dict, "head": Head.to_dict, "layer_pattern": lambda pattern: list(map(dict, pattern))}
         return {name: tables[name](value) if name in tables else value for name, value in written.items()}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
-from mlx_transformer.system.manifest import CARD, sha256
+from mlx_transformer.system.manifest import CARD, digest_of, sha256
 
 ONNX_CONFIG = "mlx_transformer.json"
 """Our config inside an ONNX folder."""
@@ -54,7 +53,4 @@ def fingerprint(path: Path) -> str:
 
             folder = path if is_published(path) else resolve(path)
         files = [file for file in folder.rglob("*") if file.is_file() and file.name != CARD]
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file.relative_to(folder).as_posix()} {sha256(file)}\n".encode())
-    return digest.hexdigest()
+    return digest_of(f"{file.relative_to(folder).as_posix()} {sha256(file)}\n".encode() for file in sorted(files))

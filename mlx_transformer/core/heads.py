@@ -13,6 +13,8 @@ HeadKind = Literal["vocabulary", "hidden", "pooled", "classes", "token-classes",
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 SPANS = ("start", "end")
 """The meaning of the two logits of spans."""
+OUTSIDE, BEGINS, CONTINUES = "O", "B-", "I-"
+"""The label of what is in no entity, and how labels of a token begin that begins one, or continues it."""
 HeadPooling = Literal["first", "mean"]
 
 

@@ -60,11 +60,6 @@ def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
     return None
 
 
-def is_prefix(text: str) -> bool:
-    """Return whether it is what Marian calls a language, such as ">>deu<<"."""
-    return text.startswith(">>") and text.endswith("<<")
-
-
 def laid_out(
     model: SentencePiece, vocabulary: Mapping[str, int], control: Sequence[str] = ()
 ) -> tuple[SentencePiece, list[list[Any]]]:
@@ -93,7 +88,7 @@ def _piece(id: int, text: str | None, own: Mapping[str, Piece], control: Sequenc
         return Piece(text, 0.0, UNKNOWN)
     if text in control:
         return Piece(text, 0.0, CONTROL)
-    if is_prefix(text):
+    if text.startswith(">>") and text.endswith("<<"):  # what Marian calls a language, such as ">>deu<<"
         return Piece(text, 0.0, PREFIX)
     if text in own and own[text].type in (NORMAL, USER_DEFINED, BYTE, UNUSED):
         return own[text]
@@ -108,26 +103,16 @@ class Cut(NamedTuple):
 
 
 class PublishedIds:
-    """From what the source's model makes of a text to the vocabulary's ids, as `transformers` looks them up."""
+    """From what the source's model makes of a text to the vocabulary's ids, as `transformers` looks them up: of a
+    tokenizer.json in which not each piece has an id, or not each id a piece ("lookup" among its roles)."""
 
-    @classmethod
-    def of(cls, specification: Mapping[str, Any]) -> PublishedIds | None:
-        """None of a tokenizer.json in which each piece has an id, and each id a piece."""
-        roles, vocabulary = roles_of(specification), specification["model"]["vocab"]
+    def __init__(self, specification: Mapping[str, Any]) -> None:
+        vocabulary, added = specification["model"]["vocab"], specification.get("added_tokens") or []
         texts = list(vocabulary) if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
-        surfaces = {text[1:]: id for id, text in enumerate(texts) if text.startswith(" ")}
-        return cls(specification, roles, texts, surfaces) if "lookup" in roles else None
-
-    def __init__(
-        self,
-        specification: Mapping[str, Any],
-        roles: Mapping[str, Any],
-        texts: Sequence[str],
-        surfaces: Mapping[str, int],
-    ) -> None:
-        added = specification.get("added_tokens") or []
-        self._prefixes = {x["content"]: x["id"] for x in added if not x["special"]} if roles.get("prefixes") else None
-        self._unknown, self._size, self._surfaces = list(texts).index(UNK), len(texts), surfaces
+        prefixes = {x["content"]: x["id"] for x in added if not x["special"]}
+        self._prefixes = prefixes if roles_of(specification).get("prefixes") else None
+        self._unknown, self._size = texts.index(UNK), len(texts)
+        self._surfaces = {text[1:]: id for id, text in enumerate(texts) if text.startswith(" ")}
 
     def without_prefix(self, text: str) -> tuple[int | None, str]:
         """Return the id of the token that a text begins with, <unk> for one that isn't there, and the rest."""

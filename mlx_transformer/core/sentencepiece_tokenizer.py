@@ -177,7 +177,7 @@ class ExactText:
         tables = [each["precompiled_charsmap"] for each in _normalizers(specification) if each["type"] == "Precompiled"]
         self._table = base64.b64decode(tables[0]) if tables else b""
         self._charsmap: Charsmap | None = None
-        self._published = PublishedIds.of(specification)
+        self._published = PublishedIds(specification) if "lookup" in roles_of(specification) else None
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(_without_faults(specification)))
         self._backend.no_padding()
         self._backend.no_truncation()

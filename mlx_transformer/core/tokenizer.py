@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, error_line
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
@@ -33,6 +33,7 @@ from .published_ids import problem_of, roles_of, target_of, without_target
 from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
 from .text_pairs import Located, Pair, PairForm
 from .tokenizer_files import (
+    DAMAGED,
     JOINT,
     MIN_VOCAB_SIZE,
     SPECIAL_TOKENS,
@@ -92,7 +93,7 @@ class Tokenizer:
         except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
-            raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({_one_line(error)})") from None
+            raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({error_line(error)})") from None
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
@@ -272,7 +273,15 @@ class Tokenizer:
         """Raise `UserError` unless a model of this config can take the ids; `where` names the model."""
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
         if self.separate:
-            check_separate(config, where)
+            if config.architecture != "encoder-decoder":
+                raise UserError(
+                    f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two"
+                )
+            if config.one_embedding:
+                raise UserError(
+                    f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a "
+                    "vocabulary each: choose target-output or none"
+                )
             smallest = config.vocab_size
             if (size := self.source.vocab_size) > config.source_vocab_size:
                 raise UserError(
@@ -292,19 +301,8 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def check_separate(config: "TransformerConfig", where: str) -> None:
-    """Raise `UserError` unless a model of this config can have a vocabulary for each language."""
-    if config.architecture != "encoder-decoder":
-        raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
-    if config.one_embedding:
-        raise UserError(
-            f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a "
-            "vocabulary each: choose target-output or none"
-        )
-
-
 def _parse(text: str, origin: str) -> dict[str, Any]:
-    specification = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
+    specification = parse_json(text, f"{origin}: not JSON", DAMAGED)
     if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
         raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
     model = specification["model"]
@@ -392,7 +390,3 @@ def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
                 'it is no Unicode text: leave it out, or read a file with errors="replace"'
             ) from None
         yield line
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -18,6 +18,7 @@ from mlx_transformer.system.files import parse_json, read_text
 JOINT = "tokenizer.json"
 SIDES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 NAMES = (JOINT, *SIDES.values())
+DAMAGED = "the file is damaged or no tokenizer.json"
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 """The first tokens of a vocabulary that this program learns; after them it has one for each byte."""
@@ -41,8 +42,10 @@ def read_tokenizer(path: Path) -> str:
     """Return the text of what `tokenizer_path` returned, or of a single file."""
     if not path.is_dir():
         return read_text(path)
-    parts = {side: read_text(path / name) for side, name in SIDES.items()}
-    return join_texts(**{side: _reparsed(text, str(path / SIDES[side])) for side, text in parts.items()})
+    sides = {
+        side: parse_json(read_text(path / name), f"{path / name}: not JSON", DAMAGED) for side, name in SIDES.items()
+    }
+    return json.dumps(sides, ensure_ascii=False)
 
 
 def join_texts(source: str, target: str) -> str:
@@ -54,22 +57,13 @@ def side_texts(text: str, origin: str = JOINT) -> dict[str, str] | None:
     """Return the texts of the two vocabularies; None for a joint one."""
     if not text.startswith('{"source"'):  # as `join_texts` begins: a joint one is parsed once
         return None
-    values = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
+    values = parse_json(text, f"{origin}: not JSON", DAMAGED)
     if not isinstance(values, dict) or values.keys() != SIDES.keys():
         return None
-    return {side: _as_file(values[side]) for side in SIDES}
+    return {side: json.dumps(values[side], ensure_ascii=False, indent=1) + "\n" for side in SIDES}
 
 
 def tokenizer_files(text: str) -> dict[str, str]:
     """Return {name: contents} of the files that hold a vocabulary."""
     sides = side_texts(text)
     return {JOINT: text} if sides is None else {SIDES[side]: each for side, each in sides.items()}
-
-
-def _as_file(values: object) -> str:
-    return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
-
-
-def _reparsed(text: str, origin: str) -> str:
-    """`UserError` that names the file for one that is no JSON."""
-    return _as_file(parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json"))
