@@ -12,7 +12,7 @@ only (source, target_in and target_out all `pad_id`) and count no tokens. Tight 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,9 +103,9 @@ class TokenBatches(BatchesByEpoch[Batch]):
     """All batches of a corpus, for any epoch.
 
     `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them; or `source` alone
-    is `Examples`. Each example takes 4 bytes more than itself. `settings`, and by their names in `changes` those that
-    differ. Pairs that are too long are counted in `dropped`. UserError when nothing is left or the budget is below one
-    batch of the longest pairs, unless it may grow.
+    is `Examples`. Each example takes 4 bytes more than itself. `settings`: the fields of `PairSettings`. Pairs that are
+    too long are counted in `dropped`. UserError when nothing is left or the budget is below one batch of the longest
+    pairs, unless it may grow.
     """
 
     few_shapes = True
@@ -115,10 +115,9 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self,
         source: Examples | Ragged | Sequence[Sequence[int]],
         target: Ragged | Sequence[Sequence[int]] = (),
-        settings: PairSettings = PairSettings(),
-        **changes: Any,
+        **settings: Any,
     ):
-        s = replace(settings, **changes)
+        s = PairSettings(**settings)
         super().__init__(s.seed)
         self.pad_id, self.bos_id = s.pad_id, s.bos_id
         self.examples = examples = source if isinstance(source, Examples) else Pairs(source, target)
@@ -271,10 +270,6 @@ class BatchesOfOthers(BatchesByEpoch[B]):
 
     def __len__(self) -> int:
         return len(self.clean)
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return self.clean.shapes
 
     def plan(self, random: np.random.RandomState) -> list[tuple[int, NDArray]]:
         return self.clean.plan(random)

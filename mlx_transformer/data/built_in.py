@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from . import sentences
-from .corpus import ParallelText
 from .documents import Documents
 
-
-class Corpus(Protocol):
-    """Three texts with nothing in common."""
-
-    @property
-    def train(self) -> ParallelText: ...
-    @property
-    def valid(self) -> ParallelText: ...
-    @property
-    def held_out(self) -> ParallelText: ...
+if TYPE_CHECKING:
+    from .cldr import CldrCorpus
 
 
 def is_of_sentences(name: str) -> bool:
@@ -29,7 +20,7 @@ def languages(name: str) -> list[str]:
     return name.partition(":")[2].split("-")
 
 
-def build(name: str, train_pairs: int = 60_000, seed: int = 1) -> Corpus:
+def build(name: str, train_pairs: int = 60_000, seed: int = 1) -> CldrCorpus | sentences.SentenceCorpus:
     """Build pairs. `train_pairs`: how many, where they are composed without end. `UserError` for an unknown name."""
     if is_of_sentences(name):
         sentences.sides(name)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import digest_of
 
 from .line_files import line_blocks, within_memory
 
@@ -114,10 +115,7 @@ def read_text_lines(path: str | Path) -> tuple[list[str], str]:
 
 
 def _digest(lines: list[str]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode(errors="surrogatepass") + b"\n")
-    return digest.hexdigest()
+    return digest_of(line.encode(errors="surrogatepass") + b"\n" for line in lines)
 
 
 def _check_counts(source: list[str], target: list[str], source_name: str, target_name: str) -> None:

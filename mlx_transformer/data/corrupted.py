@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batches import Batch, BatchesOfOthers, TokenBatches
-from .epochs import B, StepArrays, legacy_random
+from .epochs import StepArrays, legacy_random
 from .ragged import padded, ragged
 
 MASKED, RANDOM = 0.8, 0.1
@@ -35,18 +35,11 @@ class MaskedBatch:
         return self.targets, self.picked, self.ids, None if is_token.all() else is_token
 
 
-class _Corrupted(BatchesOfOthers[B]):
-    """The common base of both kinds, made of the batches `clean`, whose sides are the same text."""
-
-    def __init__(self, clean: TokenBatches, mask_id: int, share: float):
-        super().__init__(clean)
-        self.mask_id, self.share = mask_id, share
-
-
-class MaskedBatches(_Corrupted[MaskedBatch]):
+class MaskedBatches(BatchesOfOthers[MaskedBatch]):
     """Masked language modelling: a `share` of each row's tokens, at least one, is to be restored (Devlin et al. 2019).
 
-    `words`: for each text the number of the word that each token belongs to, where whole words are masked.
+    The sides of `clean` are the same text. `words`: for each text the number of the word that each token belongs to,
+    where whole words are masked.
     """
 
     def __init__(
@@ -58,7 +51,8 @@ class MaskedBatches(_Corrupted[MaskedBatch]):
         words: Sequence[Sequence[int]] | None = None,
     ):
         """`vocabulary`: the ids that may stand in a token's place."""
-        super().__init__(clean, mask_id, share)
+        super().__init__(clean)
+        self.mask_id, self.share = mask_id, share
         self._vocabulary = np.array(vocabulary, np.int32)
         self._words = None if words is None else ragged(words)
 
@@ -86,14 +80,14 @@ class MaskedBatches(_Corrupted[MaskedBatch]):
         return MaskedBatch(ids, picked, targets.astype(np.int32), int(learned.sum()))
 
 
-class DenoisingBatches(_Corrupted[Batch]):
+class DenoisingBatches(BatchesOfOthers[Batch]):
     """Text infilling (Lewis et al. 2020, BART, section 2.2): spans with a `share` of the tokens in all, their lengths
     drawn from a Poisson distribution of mean `span`, are replaced by one <mask> each; a span of no tokens is inserted.
-    The whole text is the target."""
+    The whole text is the target; the sides of `clean` are the same text."""
 
     def __init__(self, clean: TokenBatches, mask_id: int, share: float = 0.3, span: float = 3.0):
-        super().__init__(clean, mask_id, share)
-        self.span = span
+        super().__init__(clean)
+        self.mask_id, self.share, self.span = mask_id, share, span
 
     def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> Batch:
         clean, random = self.clean.build(part, epoch, index), legacy_random(self.seed, epoch, index)

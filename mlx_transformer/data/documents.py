@@ -7,14 +7,15 @@ A file is a document a line, or as a whole (`documents`). A `.jsonl` file has an
 from __future__ import annotations
 
 import glob
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import digest_of
 
 from .line_files import WatchBytes, json_blocks, line_blocks, unpacked_suffix, whole_text, within_memory
 
@@ -31,14 +32,11 @@ class Documents:
 
     texts: list[str]
     prompts: list[str]
-    digests: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.digests:
-            digest = hashlib.sha256()
-            for part in (*self.prompts, *self.texts):
-                digest.update(part.encode(errors="surrogatepass") + b"\0")
-            self.digests["text"] = digest.hexdigest()
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        parts = (part.encode(errors="surrogatepass") + b"\0" for part in (*self.prompts, *self.texts))
+        return {"text": digest_of(parts)}
 
     def __len__(self) -> int:
         return len(self.texts)

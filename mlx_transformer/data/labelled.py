@@ -11,16 +11,18 @@ Places are characters, counted from 0. All lines of a file are of one form; both
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from mlx_transformer.core.heads import Head
+from mlx_transformer.core.heads import BEGINS, CONTINUES, OUTSIDE, Head
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import digest_of
 
 from .line_files import json_blocks, line_blocks, unpacked_suffix
 
@@ -28,7 +30,6 @@ Text = str | tuple[str, str]
 Form = Literal["label", "labels", "score", "entities", "answer"]
 Part = tuple[int, int, str, str]
 """(first character, the one after the last, the label of its first token, that of its others)."""
-OUTSIDE, BEGINS, CONTINUES = "O", "B-", "I-"
 SCORE = "score"
 """The one class of texts that have a number."""
 FORMS = (
@@ -45,14 +46,11 @@ class Labelled:
     form: Form
     texts: list[Text]
     targets: list[Any]
-    digests: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.digests:
-            digest = hashlib.sha256()
-            for each in zip(self.texts, self.targets, strict=True):
-                digest.update(json.dumps(each).encode() + b"\n")
-            self.digests["labelled"] = digest.hexdigest()
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        rows = zip(self.texts, self.targets, strict=True)
+        return {"labelled": digest_of(json.dumps(each).encode() + b"\n" for each in rows)}
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -119,28 +117,24 @@ Line = tuple[str, Form, Text, Any]
 
 
 def _tsv(path: Path) -> Iterator[Line]:
-    number, width = 1, 0
-    for lines in line_blocks(path):
-        for i, line in enumerate(lines, number):
-            *texts, label = line.split("\t")
-            width = width or len(texts)
-            if len(texts) != width or not 1 <= width <= 2:
-                expected = "2, or 3 of pairs" if len(texts) == width else f"{width + 1} as in the first line"
-                raise UserError(f"{path}, line {i}: {len(texts) + 1} columns; there must be {expected}")
-            yield f"{path}, line {i}", "label", texts[0] if width == 1 else (texts[0], texts[1]), label
-        number += len(lines)
+    width = 0
+    for number, line in enumerate(chain.from_iterable(line_blocks(path)), 1):
+        *texts, label = line.split("\t")
+        width = width or len(texts)
+        if len(texts) != width or not 1 <= width <= 2:
+            expected = "2, or 3 of pairs" if len(texts) == width else f"{width + 1} as in the first line"
+            raise UserError(f"{path}, line {number}: {len(texts) + 1} columns; there must be {expected}")
+        yield f"{path}, line {number}", "label", texts[0] if width == 1 else (texts[0], texts[1]), label
 
 
 def _jsonl(path: Path) -> Iterator[Line]:
-    for entries in json_blocks(path):
-        for where, _, row in entries:
-            if not isinstance(row, dict):
-                raise UserError(f"{where}: is no object; it needs {FORMS}")
-            reader = next((READERS[key] for key in READERS if set(key) <= row.keys()), None)
-            if reader is None:
-                raise UserError(f"{where}: needs {FORMS}")
-            form, text, target = reader(row, where)
-            yield where, form, text, target
+    for where, _, row in chain.from_iterable(json_blocks(path)):
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: is no object; it needs {FORMS}")
+        reader = next((READERS[key] for key in READERS if set(key) <= row.keys()), None)
+        if reader is None:
+            raise UserError(f"{where}: needs {FORMS}")
+        yield where, *reader(row, where)
 
 
 Read = tuple[Form, Text, Any]
@@ -161,14 +155,6 @@ def _names(row: dict[str, Any], name: str, where: str) -> list[str]:
     if not isinstance(row[name], list) or not all(isinstance(each, str) for each in row[name]):
         raise UserError(f"{where}: {name} is {row[name]!r:.60}, no list of texts")
     return row[name]
-
-
-def _of_label(row: dict[str, Any], where: str) -> Read:
-    return "label", _texts(row, where), _text(row, "label", where)
-
-
-def _of_labels(row: dict[str, Any], where: str) -> Read:
-    return "labels", _texts(row, where), sorted(set(_names(row, "labels", where)))
 
 
 def _of_score(row: dict[str, Any], where: str) -> Read:
@@ -230,8 +216,8 @@ READERS: dict[tuple[str, ...], Callable[[dict[str, Any], str], Read]] = {
     ("words", "labels"): _of_words,
     ("text", "entities"): _of_entities,
     ("question", "context", "answer"): _of_answer,
-    ("text", "label"): _of_label,
-    ("text", "labels"): _of_labels,
+    ("text", "label"): lambda row, where: ("label", _texts(row, where), _text(row, "label", where)),
+    ("text", "labels"): lambda row, where: ("labels", _texts(row, where), sorted(set(_names(row, "labels", where)))),
     ("text", "score"): _of_score,
 }
 """By the keys that a line has."""

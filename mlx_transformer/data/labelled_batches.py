@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.heads import Head
+from mlx_transformer.core.heads import OUTSIDE, Head
 from mlx_transformer.core.text_pairs import Located, Pair
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .batches import BatchesOfOthers, TokenBatches
 from .epochs import StepArrays
-from .labelled import OUTSIDE, Labelled, Part
+from .labelled import Labelled, Part
 from .ragged import padded, ragged
 
 NOTHING = -1
@@ -137,9 +137,7 @@ class LabelledBatches(BatchesOfOthers[LabelledBatch]):
         members = [self._targets[i] for i in part[1]]
         types = None if self._types is None else padded([self._types[i] for i in part[1]], len(ids), ids.shape[1], 0)
         if self._of_tokens:
-            targets = np.full(ids.shape, NOTHING, np.int32)
-            for row, target in zip(targets, members, strict=False):
-                row[: len(target)] = target
+            targets = padded(members, len(ids), ids.shape[1], NOTHING)
             return LabelledBatch(targets, ids, types, int((targets != NOTHING).sum()))
         targets = np.full((len(ids), *members[0].shape), NOTHING, members[0].dtype)
         targets[: len(members)] = np.stack(members)

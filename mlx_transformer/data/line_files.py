@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, error_line
 from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import check_memory
@@ -70,8 +70,7 @@ def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{where}: not JSON ({reason}); each line must be an object") from error
+        raise UserError(f"{where}: not JSON ({error_line(error)}); each line must be an object") from error
 
 
 def within_memory(name: str) -> WatchBytes:

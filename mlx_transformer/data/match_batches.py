@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .epochs import BatchesByEpoch, Shape, StepArrays
+from .epochs import BatchesByEpoch, StepArrays
 from .ragged import Ragged, padded, ragged
 
 
@@ -51,11 +51,6 @@ class MatchBatches(BatchesByEpoch[MatchBatch]):
 
     def __len__(self) -> int:
         return self.count // self.pairs
-
-    @property
-    def shapes(self) -> list[Shape]:
-        longest = max(int(column.lengths.max()) for column in self.columns)
-        return [(self.pairs * len(self.columns), longest, 0)]
 
     def plan(self, random: np.random.RandomState) -> list[NDArray]:
         order = random.permutation(self.count)[: len(self) * self.pairs]

@@ -9,13 +9,15 @@ Both may be packed (.gz, .zst); two files of lines, source and target, are read 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import digest_of
 
 from .corpus import read_parallel
 from .line_files import json_blocks, line_blocks, unpacked_suffix
@@ -30,16 +32,11 @@ class Matches:
     a run."""
 
     columns: list[list[str]]
-    digests: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.digests:
-            digest = hashlib.sha256()
-            for column in self.columns:
-                for text in column:
-                    digest.update(text.encode(errors="surrogatepass") + b"\0")
-                digest.update(b"\n")
-            self.digests["matches"] = digest.hexdigest()
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        columns = ("".join(f"{text}\0" for text in column) + "\n" for column in self.columns)
+        return {"matches": digest_of(column.encode(errors="surrogatepass") for column in columns)}
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -83,17 +80,13 @@ def _rows(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, ...]]:
 
 
 def _tsv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    number = 1
-    for lines in line_blocks(path):
-        for i, line in enumerate(lines, number):
-            yield f"{path}, line {i}", tuple(line.split("\t"))
-        number += len(lines)
+    for number, line in enumerate(chain.from_iterable(line_blocks(path)), 1):
+        yield f"{path}, line {number}", tuple(line.split("\t"))
 
 
 def _jsonl(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for entries in json_blocks(path):
-        for where, _, row in entries:
-            yield where, _from_json(where, row, columns)
+    for where, _, row in chain.from_iterable(json_blocks(path)):
+        yield where, _from_json(where, row, columns)
 
 
 def _from_json(where: str, row: Any, columns: tuple[str, str]) -> tuple[str, ...]:

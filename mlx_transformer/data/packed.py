@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlx_transformer.system.errors import UserError
 
 from .batches import BatchSettings
-from .epochs import BatchesByEpoch, Shape, StepArrays
+from .epochs import BatchesByEpoch, StepArrays
 
 Piece = tuple[NDArray, int]
 """(ids, how many of its first targets are not learned): ids[1:] are the targets, ids[:-1] the inputs."""
@@ -43,21 +43,19 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
     """All batches of a corpus, for any epoch.
 
     `documents` are lists of ids that end with eos, `prompts[i]` the ids before them that are not learned (no bos, no
-    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens`. `settings`, and by their names in
-    `changes` those that differ. Documents are never dropped, but for those whose prompt alone fills a
-    row, counted in `dropped`.
+    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens`. `settings`: the fields of
+    `BatchSettings`. Documents are never dropped, but for those whose prompt alone fills a row, counted in `dropped`.
     """
 
     def __init__(
         self,
         documents: Sequence[Sequence[int]],
         prompts: Sequence[Sequence[int]] | None = None,
-        settings: BatchSettings = BatchSettings(),
         *,
         row_length: int = 256,
-        **changes: Any,
+        **settings: Any,
     ):
-        s = replace(settings, **changes)
+        s = BatchSettings(**settings)
         super().__init__(s.seed)
         self.pad_id, self.bos_id, self.row_length = s.pad_id, s.bos_id, row_length
         both = list(zip(prompts or [()] * len(documents), documents, strict=True))
@@ -74,10 +72,6 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
     def __len__(self) -> int:
         """Count the batches of an epoch, which are as many in every epoch."""
         return -(-len(self._rows) // self._batch_rows)
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return [(self._batch_rows, 0, self.row_length)]
 
     def plan(self, random: np.random.RandomState) -> list[NDArray]:
         """Return the rows of each batch of an epoch."""

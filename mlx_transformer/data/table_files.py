@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, error_line
 from mlx_transformer.system.files import open_regular, read_json
 
 from .line_files import PACKED, json_blocks, line_blocks, missing, unpacked_suffix
@@ -140,8 +140,7 @@ def _tables(batches: Callable[[Path, Columns, Any], Iterator[Any]], path: Path, 
             yield source, target
             row += len(source)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}, from row {row} on: damaged ({reason}); restore it from a copy") from error
+        raise UserError(f"{path}, from row {row} on: damaged ({error_line(error)}); restore it from a copy") from error
 
 
 def _column(batch: Any, name: str, columns: Columns, path: Path, pyarrow: Any) -> list[str]:

@@ -51,8 +51,7 @@ class TokenCache:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from error
         known = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
         path = self.folder / "digests" / f"{_key(known[0])}.json"
-        entry = _stored_entry(path)
-        if entry is not None and entry.get("key") == known:
+        if entry := _stored_entry(path, known):
             return str(entry["value"])
         digest = sha256(file)
         # A file that was just written may change without another time of its last change.
@@ -68,8 +67,7 @@ class TokenCache:
         """Return the JSON value that `make` returns; it is made once for all that it depends on."""
         key = json.loads(json.dumps([VERSION, depends_on]))
         path = self.folder / "facts" / f"{_key(key)}.json"
-        entry = _stored_entry(path)
-        if entry is not None and entry.get("key") == key:
+        if entry := _stored_entry(path, key):
             return entry["value"]
         value = make()
         _keep(path, key, value)
@@ -143,10 +141,10 @@ def _key(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _stored_entry(path: Path) -> dict[str, Any] | None:
+def _stored_entry(path: Path, key: Any) -> dict[str, Any] | None:
     with suppress(UserError):
         if path.exists() and isinstance(entry := read_json(path), dict) and "value" in entry:
-            return entry
+            return entry if entry.get("key") == key else None
     return None
 
 
