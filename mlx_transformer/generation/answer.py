@@ -56,7 +56,7 @@ def paired(questions: str | Sequence[str], contexts: str | Sequence[str]) -> lis
 def answer(
     encoder: EncoderHead,
     pairs: Sequence[tuple[str, str]],
-    options: AnswerOptions | None = None,
+    options: AnswerOptions,
     report: LineReport = NO_REPORT,
 ) -> list[Answer | None]:
     """Return the best answer for each (question, context); None where the context has no tokens.
@@ -64,7 +64,6 @@ def answer(
     `UserError` for a question that leaves less than half of a row to its context, unless `report` counts those; then
     its end is left out.
     """
-    options = options or AnswerOptions()
     tokenizer = encoder.tokenizer
     form = tokenizer.pair_form(encoder.most)
     located = [each.alone() for each in tokenizer.encode_places([text for pair in pairs for text in pair])]

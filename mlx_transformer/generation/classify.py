@@ -68,7 +68,10 @@ def text_rows(encoder: EncoderHead, texts: Sequence[Text], report: LineReport) -
             rows.append(row)
             continue
         ids = next(encoded)
-        if encoder.is_overlong(len(ids), number, report):
+        if len(ids) > encoder.most:
+            if report.on_overlong is None:
+                raise UserError(f"text {number}: {len(ids)} tokens, the model takes at most {encoder.most}")
+            report.on_overlong(number)
             ids = [*ids[: encoder.most - 1], ids[-1]]
         rows.append(Pair(ids, [0] * len(ids)))
     return rows

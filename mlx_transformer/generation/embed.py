@@ -22,7 +22,7 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .passes import ONE_AT_A_TIME, Passes
+from .passes import BATCH_TOKENS, ONE_AT_A_TIME, Passes, of_one_length
 from .text_options import EmbedOptions
 from .translate import as_lines, fitting_tokenizer
 
@@ -31,8 +31,6 @@ MULTIPLE = 4
 SHORT, ALIKE = 64, 2
 """Texts of a batch with a row for each token: all of them short, or the longest no more than so many times as long as
 the shortest, for attention computes padding all the same."""
-BATCH_TOKENS = 4096
-"""Tokens computed at the same time, padding included; a longer row is computed alone."""
 CACHED_TOKENS = 384
 """Tokens of a pass where there is a row for each token: enough for products to run at a core's full speed, few enough
 for what one operator leaves to be in the cache when the next one reads it."""
@@ -198,11 +196,7 @@ def prepared(text: str, embedding: TextEmbedding) -> str:
 
 def _batches(lengths: NDArray, most: int, at_once: int = 1) -> list[NDArray[np.intp]]:
     """Return which rows are computed together: of one padded length, the longest first. at_once: of these parts."""
-    padded = np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, most)
-    order = np.argsort(-padded, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(padded[order])) + 1)
-    sizes = [max(1, BATCH_TOKENS // at_once // int(padded[group[0]])) for group in groups]
-    return [group[i : i + size] for group, size in zip(groups, sizes, strict=True) for i in range(0, len(group), size)]
+    return of_one_length(np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, most), BATCH_TOKENS // at_once)
 
 
 def _mixed(lengths: NDArray, at_once: int = 1) -> list[NDArray[np.intp]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,8 @@ from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .lines import LineReport
-from .passes import Passes
+from .passes import BATCH_TOKENS, Passes, of_one_length
 from .translate import fitting_tokenizer
-
-BATCH_TOKENS = 4096
-"""Tokens computed at the same time; a longer row is computed alone."""
 
 
 class EncoderHead:
@@ -44,29 +39,20 @@ class EncoderHead:
         self.config, self.where, self.most, self._logits = config, where, config.max_positions, logits
         self._passes = passes
 
-    def is_overlong(self, length: int, number: int, report: LineReport) -> bool:
-        """Return whether a text of so many tokens has to be cut, and report its number; `UserError` if none listens."""
-        if length <= self.most:
-            return False
-        if report.on_overlong is None:
-            raise UserError(f"text {number}: {length} tokens, the model takes at most {self.most}")
-        report.on_overlong(number)
-        return True
-
     def logits(self, rows: Sequence[Pair], done: Callable[[float], None]) -> list[NDArray[np.float64]]:
         """Return what the head gives for each row, (C,) or (L, C). Rows of one length are computed together, so that
         nothing is padded."""
         logits: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
         computed = 0
 
-        def compute(part: list[int]) -> tuple[list[int], NDArray[np.float64]]:
+        def compute(part: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
             types = {"token_types": [rows[i].token_types for i in part]} if self.config.token_types else {}
             batch = np.asarray(self._logits([rows[i].ids for i in part], **types), np.float64)
             if not np.isfinite(batch).all():
                 raise UserError(f"{self.where}: its logits are not finite; check its weights")
             return part, batch
 
-        batches = _batches([len(row.ids) for row in rows], BATCH_TOKENS // self._passes.at_once)
+        batches = of_one_length([len(row.ids) for row in rows], BATCH_TOKENS // self._passes.at_once)
         for part, batch in self._passes.in_parallel(compute, batches):
             for i, each in zip(part, batch, strict=True):
                 logits[i] = each
@@ -79,13 +65,3 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the shares of the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def _batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Return which rows are computed together, at most so many tokens, the longest first."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    batches = []
-    for length, group in groupby(order, lambda i: lengths[i]):
-        same, most = list(group), max(1, tokens // length)
-        batches += [same[i : i + most] for i in range(0, len(same), most)]
-    return batches

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.data.labelled import BEGINS, CONTINUES, OUTSIDE, Labelled, Part
+from mlx_transformer.core.heads import BEGINS, CONTINUES, OUTSIDE
+from mlx_transformer.data.labelled import Labelled, Part
 from mlx_transformer.data.matches import Matches
 from mlx_transformer.system.errors import UserError
 
@@ -30,6 +31,7 @@ from .classify import classify
 from .lines import LineReport
 from .search import DoneShare
 from .tag import tag
+from .text_options import AnswerOptions
 from .verbs import TextVerbs
 
 NEAREST = (1, 5, 10)
@@ -139,7 +141,7 @@ def labels(model: TextVerbs, text: Labelled, report: LineReport) -> dict[str, An
     head has none of the kind."""
     if text.form == "answer":
         pairs = [each for each in text.texts if isinstance(each, tuple)]
-        answers = answer(model.encoder_head("spans", "evaluate"), pairs, report=report)
+        answers = answer(model.encoder_head("spans", "evaluate"), pairs, AnswerOptions(), report)
         both = [(f, c[slice(*t)]) for f, (_, c), t in zip(answers, pairs, text.targets, strict=True) if t is not None]
         return {"questions": len(both), "exact_match": _mean([f is not None and f.text == w for f, w in both])}
     if text.form == "entities":

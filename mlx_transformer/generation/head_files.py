@@ -45,10 +45,9 @@ def fill_lines(model: TextVerbs, top_k: int = 5, as_json: bool = True) -> LineWo
     return LineWork(name="fill", suffixes=JSON, make=make, options=options, check=check)
 
 
-def classify_lines(model: TextVerbs, options: ClassifyOptions | None = None) -> LineWork:
+def classify_lines(model: TextVerbs, options: ClassifyOptions) -> LineWork:
     """Make the classes of each line, a text or a pair that a tab separates: {"text": ..., "classes": [{"label": ...,
     "probability": ...}]}, of a pair with "text_pair"; "score" in place of "probability" by a head of scores."""
-    options = options or ClassifyOptions()
     several, most = options.several, None if options.all else 1
     encoder = model.encoder_head("classes", "classify")
     number = "score" if encoder.config.head.scores and several is None else "probability"
@@ -63,11 +62,10 @@ def classify_lines(model: TextVerbs, options: ClassifyOptions | None = None) -> 
     return LineWork(name="classify", suffixes=JSON, make=make, overlong=cut_at(encoder.most), options=asdict(options))
 
 
-def rerank_lines(model: TextVerbs, options: RerankOptions | None = None, as_json: bool = False) -> LineWork:
+def rerank_lines(model: TextVerbs, options: RerankOptions, as_json: bool = False) -> LineWork:
     """Make the documents of each line in their order: {"query": ..., "results": [{"index": ..., "relevance_score":
     ..., "document": ...}]}. A line is a query and its documents, with tabs between them, or with `as_json`
     {"query": ..., "documents": [...]}."""
-    options = options or RerankOptions()
     encoder = model.encoder_head("classes", "rerank")
     check_reranker(model.config, model.where)
 
@@ -125,11 +123,10 @@ def tag_lines(model: TextVerbs) -> LineWork:
     return LineWork(name="tag", suffixes=JSON, make=make)
 
 
-def answer_lines(model: TextVerbs, options: AnswerOptions | None = None) -> LineWork:
+def answer_lines(model: TextVerbs, options: AnswerOptions) -> LineWork:
     """Make the answer of each line, a question and its context with a tab between them: {"question": ..., "context":
     ..., "answer": {"text": ..., "probability": ..., "start": ..., "end": ...}}, places in characters of the context
     from 0, null of an empty one. A line without a tab is a `UserError`."""
-    options = options or AnswerOptions()
     encoder = model.encoder_head("spans", "answer")
 
     def make(lines: Sequence[str], report: LineReport) -> bytes:

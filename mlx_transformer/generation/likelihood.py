@@ -6,25 +6,23 @@ Shapes: B sentences, L tokens, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources, check_ids
 from mlx_transformer.system.errors import UserError
 
 from .options import Options
+from .passes import of_one_length
 from .search import DoneShare, batches, reported
 from .steps import Model
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
 
-BATCH_TOKENS = 4096
 LARGEST_EXPONENT = 700.0
 """The largest that e is raised to: more is infinite in float64."""
 
@@ -113,9 +111,11 @@ def perplexity(
     logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut, and each piece predicted by itself
     from the token before it, as in training. done: told the share that is finished.
     """
-    rows = [row for ids in tokenizer.encode_batch(texts) for row in _pieces([config.bos_id, *ids], config)]
+    whole, most = [[config.bos_id, *ids] for ids in tokenizer.encode_batch(texts)], config.max_positions
+    rows = [ids[start : start + most + 1] for ids in whole for start in range(0, len(ids) - 1, most)]
     total, tokens, finished = 0.0, sum(len(row) - 1 for row in rows), 0
-    for batch in _batches(rows):
+    for part in of_one_length([len(row) for row in rows]):
+        batch = np.array([rows[i] for i in part], np.int64)
         z = np.asarray(logits(batch[:, :-1].tolist()), np.float32).astype(np.float64)
         top = z.max(axis=-1, keepdims=True)
         normaliser = top[..., 0] + np.log(np.exp(z - top).sum(axis=-1))
@@ -135,15 +135,3 @@ def perplexity(
 def perplexity_of(nats: float) -> float:
     """e to the mean negative log-probability of a token; finite, however bad the model is."""
     return math.exp(min(nats, LARGEST_EXPONENT))
-
-
-def _pieces(ids: list[int], config: TransformerConfig) -> Iterator[list[int]]:
-    for start in range(0, len(ids) - 1, config.max_positions):
-        yield ids[start : start + config.max_positions + 1]
-
-
-def _batches(rows: list[list[int]]) -> Iterator[NDArray[np.int64]]:
-    """Yield rows of one length together, so that nothing is padded."""
-    for length, group in groupby(sorted(rows, key=len), len):
-        same, most = np.array(list(group), np.int64), max(1, BATCH_TOKENS // length)
-        yield from (same[i : i + most] for i in range(0, len(same), most))

@@ -35,7 +35,7 @@ def rerank(
     encoder: EncoderHead,
     query: str,
     documents: Sequence[str],
-    options: RerankOptions | None = None,
+    options: RerankOptions,
     report: LineReport = NO_REPORT,
 ) -> list[Ranked]:
     """Return the documents by their relevance to the query, the best first, equal ones in their order. A query and a
@@ -43,8 +43,7 @@ def rerank(
     if not isinstance(query, str):
         raise UserError(f"query: must be text, not {type(query).__name__}")
     classes = classify(encoder, [(query, document) for document in documents], several=True, report=report)
-    scores = [best.probability for [best] in classes]
-    return ordered(scores, options or RerankOptions())
+    return ordered([best.probability for [best] in classes], options)
 
 
 def ordered(scores: Sequence[float], options: RerankOptions) -> list[Ranked]:

@@ -151,11 +151,6 @@ def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[st
     return (ids if ids is None or not any(around) else [around(row) for row in ids]), others
 
 
-def begun_with(settings: Mapping[str, Any], language: int) -> dict[str, Any]:
-    """Return the options by which outputs are of a language."""
-    return {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
-
-
 def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a search takes: the model's settings, and what was given in their place.
 
@@ -165,7 +160,8 @@ def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str
     """
     merged = {name: value for name, value in {**settings, **passed}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
-        merged |= begun_with(settings, language_id(settings, target))
+        language = language_id(settings, target)
+        merged |= {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
     known = {name: value for name, value in merged.items() if name in FIELDS}
     if "max_length_factor" in passed and "max_new_tokens" not in passed:
         merged.pop("max_new_tokens", None)

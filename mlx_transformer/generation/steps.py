@@ -295,8 +295,7 @@ def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndar
     if config.has_encoder:
         start = config.bos_id if options.start_id is None else options.start_id
         return np.full((len(batch.sources), 1), start, np.int32)
-    longest = max(len(row) for row in batch.sources)
-    return np.array([[-1] * (longest - len(row)) + [int(id) for id in row] for row in batch.sources], np.int32)
+    return aligned_right([row.tolist() for row in batch.sources]).astype(np.int32)
 
 
 def take_sentences(xp: Arrays, live: np.ndarray, *arrays: Array) -> list[Array]:

@@ -15,15 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.heads import BEGINS, CONTINUES, OUTSIDE
 from mlx_transformer.core.text_pairs import Window
 
 from .encoder_head import EncoderHead, softmax
 from .lines import NO_REPORT, LineReport
 from .translate import as_lines
-
-OUTSIDE = "O"
-"""The label of what is in no entity."""
-BEGINS, CONTINUES = "B-", "I-"
 
 
 @dataclass(frozen=True)

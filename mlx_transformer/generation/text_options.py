@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from mlx_transformer.core.pooling import Kind, Pooling
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields
+from mlx_transformer.system.fields import Bounds, Checked
 
 Overlong = Literal["error", "truncate", "split", "skip"]
 """The ways with a line of more tokens than the model has positions: an error that names it; its first tokens alone;
@@ -40,7 +40,7 @@ class TextSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
+class EmbedOptions(Checked):
     """How texts become vectors, where that differs from what the model's folder says."""
 
     kind: Kind = "dense"
@@ -58,8 +58,7 @@ class EmbedOptions:
     """Whether vectors have length 1; unset: what the model's folder says."""
 
     def __post_init__(self) -> None:
-        if problems := check_fields(self):
-            raise UserError("; ".join(problems))
+        super().__post_init__()
         if self.prompt is not None and self.prompt_name is not None:
             raise UserError("prompt and prompt_name: give one of them")
         for name in ("dimensions", "pooling", "normalize"):
@@ -68,7 +67,7 @@ class EmbedOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyOptions:
+class ClassifyOptions(Checked):
     """The settings of classes of texts."""
 
     all: bool = False
@@ -77,30 +76,18 @@ class ClassifyOptions:
     """Whether a text may be in several classes, each with a probability of its own; unset: what the model's config
     says."""
 
-    def __post_init__(self) -> None:
-        if problems := check_fields(self):
-            raise UserError("; ".join(problems))
-
 
 @dataclass(frozen=True, kw_only=True)
-class RerankOptions:
+class RerankOptions(Checked):
     """Which documents are named."""
 
     top_n: Annotated[int, Bounds(at_least=1, at_most=2**31 - 1)] | None = None
     """The best so many documents; unset: all of them."""
 
-    def __post_init__(self) -> None:
-        if problems := check_fields(self):
-            raise UserError("; ".join(problems))
-
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(Checked):
     """The limits of an answer."""
 
     max_answer_tokens: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 15
     """Tokens of the longest answer."""
-
-    def __post_init__(self) -> None:
-        if problems := check_fields(self):
-            raise UserError("; ".join(problems))
