@@ -20,16 +20,13 @@ def checkpoint_layers(model: Transformer) -> None:
     """Give both stacks checkpointing layers, with the parts of those that they have; elsewhere nothing changes."""
     for stack in ("encoder", "decoder"):
         if stack in model:
-            model[stack].layers = [checkpointing_layer(layer) for layer in model[stack].layers]
-
-
-def checkpointing_layer(layer: nn.Module) -> nn.Module:
-    """Return a layer with the parts of this one, which in training is computed again for its gradient."""
-    return recast(layer, _checkpointing(type(layer)))
+            model[stack].layers = [recast(layer, _checkpointing(type(layer))) for layer in model[stack].layers]
 
 
 @cache
 def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return such layers that are computed again for their gradient, in training."""
+
     class Checkpointing(kind):
         def __call__(self, *inputs: Any) -> mx.array:
             return checkpointed(self, super().__call__, *inputs) if self.training else super().__call__(*inputs)

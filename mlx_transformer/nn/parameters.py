@@ -46,14 +46,11 @@ def named_arrays(tree: Any) -> list[tuple[str, mx.array]]:
     return cast(list[tuple[str, mx.array]], tree_flatten(tree))
 
 
-def for_numpy(value: mx.array) -> mx.array:
-    """bfloat16, which NumPy lacks, as float32."""
-    return value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
-
-
 def stored_weights(model: nn.Module) -> dict[str, np.ndarray]:
     """Return every parameter by name as NumPy has it: words, scales and biases of a quantised matrix each by itself."""
-    return {name: np.array(for_numpy(value)) for name, value in named_parameters(model)}
+    # NumPy lacks bfloat16.
+    widened = ((n, x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for n, x in named_parameters(model))
+    return {name: np.array(value) for name, value in widened}
 
 
 def dense_weights(model: nn.Module) -> dict[str, np.ndarray]:
