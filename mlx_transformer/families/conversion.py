@@ -37,7 +37,7 @@ from .folder import GENERATION, read_folder, read_languages, read_tokenizer, wri
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model
 from .origin import place_of
-from .sentence_folder import SentenceFolder, is_sentence_folder, read_sentence_folder
+from .sentence_folder import is_sentence_folder, read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import places_of_languages, with_ends
 from .weights import FORMS
@@ -79,7 +79,10 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     where = folder / (GENERATION if source.generation else CONFIG)
     notes += [f"config.json names no such head: left behind are {', '.join(heads)}"] if heads else []
     if not config.has_decoder:
-        return _encoder(config, weights, tokenizer, notes, sentences)
+        if sentences is None:
+            return Imported(config, weights, tokenizer, {}, notes)
+        sentences.embedding.check_fits(config.d_model, str(sentences.network))
+        return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
@@ -87,19 +90,6 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if sentences is not None:
         raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
     return Imported(config, weights, tokenizer, settings, [*left, *notes])
-
-
-def _encoder(
-    config: TransformerConfig,
-    weights: dict[str, Any],
-    tokenizer: str | None,
-    notes: list[str],
-    sentences: SentenceFolder | None,
-) -> Imported:
-    if sentences is None:
-        return Imported(config, weights, tokenizer, {}, notes)
-    sentences.embedding.check_fits(config.d_model, str(sentences.network))
-    return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding)
 
 
 def import_huggingface(

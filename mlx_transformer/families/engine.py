@@ -180,7 +180,10 @@ class Family:
         """Return their tensors of our parameters, under the first of their names or under each."""
         written: dict[str, Any] = {}
         for name, (names, at) in self.places(config).items():
-            array = _stored(weights[name], at)
+            array = weights[name]
+            if at.unread:
+                array = np.concatenate([np.zeros((at.unread, *array.shape[1:]), array.dtype), array])
+            array = array[None] if at.leading else array
             if at.part[0]:  # parts come in their order, as parameters do
                 array = np.concatenate([written[names[0]], array])
             written |= dict.fromkeys(names if at.each else names[:1], array)
@@ -188,7 +191,10 @@ class Family:
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
         """Return {parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
-        table = [(_regex(ours), ours, _at(theirs)) for ours, theirs in self.names(config).items()]
+        table = [
+            (_regex(ours), ours, theirs if isinstance(theirs, At) else At(theirs))
+            for ours, theirs in self.names(config).items()
+        ]
         places = {}
         for name in parameter_shapes(config):
             matches = ((ours, at, match) for regex, ours, at in table if (match := regex.fullmatch(name)))
@@ -242,16 +248,15 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
     """Return why the family has no such model: what its reader makes of the config.json to be written, field by
     field."""
     c = _as_written(family, config)
+    ours = vars(c)
     fields, problems = family.read_config(family.write_config(c), {})
     refused: list[str] = []
     try:
-        read: Any = TransformerConfig.from_dict(fields)
-        back = {field.name: getattr(read, field.name) for field in dataclasses.fields(read)}
+        back = vars(TransformerConfig.from_dict(fields))
     except UserError as error:  # what can't be is compared as far as it is known
         known = {field.name: field.default for field in dataclasses.fields(TransformerConfig)} | fields
         back = {name: value for name, value in known.items() if value is not None}
         refused = [str(error)]
-    ours = {field.name: getattr(c, field.name) for field in dataclasses.fields(c)}
     alike = {"source-target", "none"} if family.untied_alike else set()
     changed = {name: value for name, value in ours.items() if name in back and back[name] != value}
     if {back.get("tie_embeddings"), ours["tie_embeddings"]} <= alike:
@@ -349,17 +354,6 @@ def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
         most = 1e-3
     expected = sinusoids(len(numbers), c.d_model, c.positions, first=first)
     return bool(np.abs(numbers - expected).max(initial=0) <= most)
-
-
-def _stored(array: Any, at: At) -> Any:
-    """Return a parameter of ours as they store it."""
-    rows = np.zeros((at.unread, *array.shape[1:]), array.dtype)
-    array = np.concatenate([rows, array]) if at.unread else array
-    return array[None] if at.leading else array
-
-
-def _at(theirs: str | At) -> At:
-    return theirs if isinstance(theirs, At) else At(theirs)
 
 
 HOLE = re.compile(r"\(([^)]*)\)|\*")

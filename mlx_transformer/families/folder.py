@@ -26,7 +26,7 @@ from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import parse_json, read_object, read_text
+from mlx_transformer.system.files import optional_object, parse_json, read_object, read_text
 from mlx_transformer.system.manifest import MANIFEST
 from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.system.torch_writing import write_torch_tensors
@@ -78,9 +78,7 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
         raise UserError(f"{path}: {'is a file, not a folder with a model' if path.exists() else 'no such folder'}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
-    config, generation = read_object(path / CONFIG), {}
-    if (path / GENERATION).is_file():
-        generation = read_object(path / GENERATION)
+    config, generation = read_object(path / CONFIG), optional_object(path / GENERATION)
     tensors = open_weights(path)
     if not keep_float16:
         tensors = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in tensors.items()}

@@ -54,14 +54,18 @@ def find_model(name: str | Path, revision: str | None = None) -> Found:
         if revision is not None:
             raise UserError(f"{shortened(text)}: is no name on the Hub, which alone has revisions: leave it out")
         return Found(path)
+    hub = library(f"{text}: no such folder; to fetch a model of this name from the Hugging Face Hub")
+    folder = _fetched(hub, text, revision)
+    return Found(folder, text, folder.name)
+
+
+def library(why: str) -> Any:
+    """Import `huggingface_hub`; `UserError`, which begins with `why`, where it is missing."""
     try:
         import huggingface_hub
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{text}: no such folder; to fetch a model of this name from the Hugging Face Hub: {needs('hub')}"
-        ) from error
-    folder = _fetched(huggingface_hub, text, revision)
-    return Found(folder, text, folder.name)
+        raise UserError(f"{why}: {needs('hub')}") from error
+    return huggingface_hub
 
 
 def _fetched(hub: Any, name: str, revision: str | None) -> Path:
@@ -90,11 +94,8 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
 
 def cached_model(name: str, revision: str) -> Path:
     """Return the folder of a commit that was fetched before; `UserError` where it isn't in the cache."""
-    try:
-        import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise UserError(f"{name}: is on the Hugging Face Hub: {needs('hub')}") from error
-    return _cached(huggingface_hub, name, revision, LookupError("nobody was asked"))
+    hub = library(f"{name}: is on the Hugging Face Hub")
+    return _cached(hub, name, revision, LookupError("nobody was asked"))
 
 
 def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:

@@ -190,9 +190,6 @@ class TargetVocabulary(Key):
             return [f"{self.theirs}={own!r:.60} is not vocab_size={size!r:.60}, but both share"]
         return []
 
-    def write(self, config: Any) -> Values:
-        return {str(self.theirs): config.vocab_size}
-
 
 @dataclass(frozen=True)
 class ScaledTie:

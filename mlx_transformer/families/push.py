@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.card import LEGAL
@@ -15,17 +15,16 @@ from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import check_name, read_bytes
 from mlx_transformer.system.front_matter import keys_of
-from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verify_files
 from mlx_transformer.system.version import __version__
 
 from .conversion import ORIGIN
-from .hub import may_be_called, one_line
+from .hub import library, may_be_called, one_line
 from .marian_files.conversion import ORIGIN as MARIAN
 from .marian_files.folder import holds_marian
 from .origin import named_alone
 
-GRAPHS = "onnx"
+GRAPHS, NEEDED = "onnx", "push needs huggingface_hub"
 REFUSED = (401, 403)
 """Statuses of a token that is none, or may not write there."""
 
@@ -86,7 +85,7 @@ def check_repository(name: str) -> None:
     token."""
     if not may_be_called(name):
         raise UserError(f"{shortened(name)}: is no name on the Hugging Face Hub: give ORG/NAME, or your own USER/NAME")
-    if _library().get_token() is None:
+    if library(NEEDED).get_token() is None:
         raise UserError("the Hugging Face Hub wants to know who sends: hf auth login, or a token in HF_TOKEN")
 
 
@@ -96,7 +95,7 @@ def push(shipment: Shipment, name: str, private: bool = False) -> str:
     private: the repository, if it is made. `UserError` if it can't be done, all of it: a commit is there or not.
     """
     check_repository(name)
-    hub = _library()
+    hub = library(NEEDED)
     sent = {file: shipment.changed.get(file, str(shipment.folder / file)) for file in shipment.files}
     files = [hub.CommitOperationAdd(file, data) for file, data in sent.items()]
     try:
@@ -107,11 +106,3 @@ def push(shipment: Shipment, name: str, private: bool = False) -> str:
         status = getattr(getattr(error, "response", None), "status_code", None)
         hint = "; may the token write there? hf auth login" if status in REFUSED else ""
         raise UserError(f"{name}: could not be sent to the Hugging Face Hub ({one_line(error)}){hint}") from error
-
-
-def _library() -> Any:
-    try:
-        import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise UserError(f"push needs huggingface_hub: {needs('hub')}") from error
-    return huggingface_hub

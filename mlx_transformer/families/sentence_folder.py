@@ -21,7 +21,7 @@ from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.core.text_embedding import Activation, Dense, Similarity, TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json, read_object
+from mlx_transformer.system.files import optional_object, read_json, read_object
 from mlx_transformer.system.torch_files import stored_torch_tensors
 
 from .weights import open_weights
@@ -84,10 +84,11 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
     for head in heads:
         stored = stored_torch_tensors(path / HEADS[head])
         weights |= {f"{head}.{name}": np.asarray(array).astype(np.float32) for name, array in stored.items()}
-    more = _optional(path / PROMPTS)
+    more = optional_object(path / PROMPTS)
     prompts, default, similarity = (more.get(k) for k in ("prompts", "default_prompt_name", "similarity_fn_name"))
     known = list(prompts) if isinstance(prompts, dict) else []
-    limits, notes = _limits(network), []
+    files = [network / f"sentence_{kind}_config.json" for kind in KINDS]
+    limits, notes = next((read_object(file) for file in files if file.is_file()), {}), []
     _check_rows(limits, network)
     ways = _ways(pooled, pooling / "config.json")
     if "cls" in ways and pooled.get("include_prompt") is False:
@@ -112,7 +113,7 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    truncation = _optional(network / JOINT).get("truncation")
+    truncation = optional_object(network / JOINT).get("truncation")
     cut = truncation.get("max_length") if isinstance(truncation, dict) else None
     if cut is not None and embedding.max_length is not None and cut != embedding.max_length:
         notes.append(f"{JOINT} ends texts after {cut} tokens, {LIMITS} after {embedding.max_length}, which counts")
@@ -218,11 +219,6 @@ def _rows(weight: NDArray | None, unknown: int = 1) -> int:
     return weight.shape[0] if weight is not None and weight.ndim == 2 else unknown
 
 
-def _limits(network: Path) -> dict[str, Any]:
-    names = (f"sentence_{kind}_config.json" for kind in KINDS)
-    return next((read_object(network / name) for name in names if (network / name).is_file()), {})
-
-
 def _check_rows(limits: Mapping[str, Any], network: Path) -> None:
     """`UserError` unless what is pooled is the encoder's last layer, of texts that nothing else has changed."""
     task, modalities = limits.get("transformer_task"), limits.get("modality_config")
@@ -241,9 +237,5 @@ def _check_rows(limits: Mapping[str, Any], network: Path) -> None:
 def _longest(limits: Mapping[str, Any], network: Path) -> int | None:
     """Return the longest text in tokens; where none is named, the tokenizer's own."""
     longest = limits.get("max_seq_length")
-    own = _optional(network / "tokenizer_config.json").get("model_max_length")
+    own = optional_object(network / "tokenizer_config.json").get("model_max_length")
     return longest if longest is not None else own if isinstance(own, int) and own < 1 << 20 else None
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}

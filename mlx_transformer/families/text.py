@@ -20,7 +20,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT, join_texts
 from mlx_transformer.generation.settings import SOURCE_LAST, TARGET_IN_SOURCE, TARGET_STARTS
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_object, read_text
+from mlx_transformer.system.files import optional_object, read_object, read_text
 
 from .byte_level import byte_level_json
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
@@ -75,7 +75,7 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
     more = [blank for blank in reversed(blanks) if blank not in ids]
     if len(model.pieces) + len(more) > config.vocab_size:
         raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
-    pad = ids.get(_token(settings, "pad_token", "<pad>"), -1)
+    pad = ids.get(content_of(settings.get("pad_token", "<pad>")), -1)
     return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
 
 
@@ -137,14 +137,6 @@ def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
     return model, first | {piece.text: id for id, piece in enumerate(model.pieces[3:], len(first))}
 
 
-def _wordpiece(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    return wordpiece(path, settings)
-
-
-def _adopted(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    return adopted(path, settings)
-
-
 def _roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
     return of_pair_ends(_bart(path, config, settings), ("<s>", "</s>"), settings, path / VOCABULARY)
 
@@ -161,16 +153,12 @@ def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
     """Return tokens behind the pieces."""
-    tokens = added_tokens(settings, read_object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
+    tokens = added_tokens(settings, optional_object(path / ADDED), first, usual)
     wrong = [token for token, id in tokens.items() if type(id) is not int or not first <= id < config.vocab_size]
     if wrong or not tokens:
         reason = f"{wrong[0]} has no id behind its {first} pieces" if wrong else "names no tokens of languages"
         raise UserError(f"{path}: {reason}")
     return tokens
-
-
-def _token(settings: Mapping[str, Any], role: str, default: str) -> str:
-    return content_of(settings.get(role, default))
 
 
 def _by_vocabulary(
@@ -234,8 +222,8 @@ def _settings(path: Path) -> Mapping[str, Any]:
     class."""
     return {
         "tokenizer_class": read_object(path / CONFIG).get("tokenizer_class"),
-        **(read_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),
-        **(read_object(path / SETTINGS) if (path / SETTINGS).is_file() else {}),
+        **optional_object(path / SPECIAL),
+        **optional_object(path / SETTINGS),
     }
 
 
@@ -258,8 +246,8 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
 }
 """{model_type: files that must be there, and what reads them}"""
 ENCODER_READERS: list[tuple[tuple[str, ...], Reader]] = [
-    ((JOINT,), _adopted),
-    ((WORDS,), _wordpiece),
+    ((JOINT,), lambda path, config, settings: adopted(path, settings)),
+    ((WORDS,), lambda path, config, settings: wordpiece(path, settings)),
     ((FAIRSEQ,), _xlm_roberta),
     ((VOCABULARY, MERGES), _roberta),
 ]

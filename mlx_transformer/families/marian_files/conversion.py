@@ -14,7 +14,7 @@ from mlx_transformer.core.checkpoint import holds_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductScales, multiplied_names
 from mlx_transformer.core.parameters import output_weight_name, quantizable_shapes
-from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
+from mlx_transformer.core.sentencepiece import read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.shortlist import read_shortlist
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -65,7 +65,9 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
         raise UserError(f"{files.model}: its tensors don't fit its options: {first_of(problems)}")
     tokenizer, notes = read_vocabularies(files.vocabularies, original.config, original.sizes, path)
     if files.shortlist is not None:
-        _check_shortlist(files.shortlist, original.sizes)
+        shortlist, (sources, targets) = read_shortlist(files.shortlist), original.sizes
+        if len(shortlist.offsets) - 1 != sources or shortlist.ids.max(initial=0) >= targets:
+            raise UserError(f"{files.shortlist}: is no shortlist of vocabularies of {sources} and {targets} pieces")
     settings, left = settings_of(files, original.config, tokenizer)
     if files.shortlist is not None and files.uses_shortlist:
         settings[SHORTLIST] = files.shortlist.name
@@ -149,24 +151,14 @@ def read_vocabularies(
         model = read_sentencepiece(file)
         if len(model.pieces) > size:
             raise UserError(f"{file}: has {len(model.pieces)} pieces, and the model {size}: it is another's vocabulary")
-        texts.append(_with_padding(model, config, file))
+        if model.pieces[0].text != "</s>":
+            raise UserError(f"{file}: its first piece is {model.pieces[0].text!r}, not </s>: Marian never ends with it")
+        rows = range(len(model.pieces), config.pad_id)
+        texts.append(tokenizer_json(model, [*(f"<unused {id}>" for id in rows), "<pad>"]))
     joint = len(vocabularies) == 1
     if not joint and config.one_embedding:
         raise UserError(f"{where}: has two vocabularies, and the model one table for both languages")
     return texts[0] if joint else join_texts(*texts), []
-
-
-def _with_padding(model: SentencePiece, config: TransformerConfig, file: Path) -> str:
-    if model.pieces[0].text != "</s>":
-        raise UserError(f"{file}: its first piece is {model.pieces[0].text!r}, not </s>: Marian never ends with it")
-    rows = range(len(model.pieces), config.pad_id)
-    return tokenizer_json(model, [*(f"<unused {id}>" for id in rows), "<pad>"])
-
-
-def _check_shortlist(path: Path, sizes: tuple[int, int]) -> None:
-    shortlist = read_shortlist(path)
-    if len(shortlist.offsets) - 1 != sizes[0] or shortlist.ids.max(initial=0) >= sizes[1]:
-        raise UserError(f"{path}: is no shortlist of vocabularies of {sizes[0]} and {sizes[1]} pieces")
 
 
 def _origin(files: MarianFiles, options: str, out: Path) -> str:

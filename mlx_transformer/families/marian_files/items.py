@@ -75,7 +75,8 @@ class Item:
     def stored(self) -> NDArray:
         """Return its values, integers or floats, in its shape."""
         values = np.frombuffer(self.data, np.dtype(TYPES[self.type]).newbyteorder("<"), self.count)
-        return values.reshape(self.shape[::-1]).T if self._lies_transposed else values.reshape(self.shape)
+        transposed = self.type in QUANTIZED and len(self.shape) == 2 and lies_transposed(self.name)
+        return values.reshape(self.shape[::-1]).T if transposed else values.reshape(self.shape)
 
     def numbers(self) -> NDArray[np.float32]:
         """Return the numbers that they stand for: a product with 1/m, as the engines have it, and not a quotient by
@@ -88,10 +89,6 @@ class Item:
     def text(self) -> str:
         """Return the options that an item of text holds."""
         return self.data.rstrip(b"\0").decode()
-
-    @property
-    def _lies_transposed(self) -> bool:
-        return self.type in QUANTIZED and len(self.shape) == 2 and lies_transposed(self.name)
 
 
 def lies_transposed(name: str) -> bool:
@@ -167,17 +164,13 @@ def int8_item(name: str, integers: NDArray, multiplier: np.float32) -> Item:
     """Return a matrix of integers in [-127, 127], in the shape as it is used, and its multiplier, in its allocation."""
     values = integers.T if lies_transposed(name) else integers
     data = np.ascontiguousarray(values, np.int8).tobytes() + np.asarray(multiplier, "<f4").tobytes()
-    return _item(name, INTGEMM8, integers.shape, data)
+    return Item(name, INTGEMM8, integers.shape, data + bytes(-len(data) % ALIGNED))
 
 
 def options_item(text: str) -> Item:
     """Return the options, of which the true length is stored."""
     data = text.encode() + b"\0"
     return Item(OPTIONS, INT8, (len(data),), data)
-
-
-def _item(name: str, type: int, shape: tuple[int, ...], data: bytes) -> Item:
-    return Item(name, type, shape, data + bytes(-len(data) % ALIGNED))
 
 
 def _padding(at: int) -> int:

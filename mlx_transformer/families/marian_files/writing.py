@@ -174,8 +174,7 @@ def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path
         theirs = config_of(fields, read)
     except UserError as error:
         raise UserError(f"{where}: Marian has no such model: {error}") from error
-    ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for name, value in ours.items():
+    for name, value in vars(config).items():
         if name not in FREE and value != (expected := getattr(theirs, name)):
             reasons.append(f"{name}={value!r}, Marian has {expected!r}")
     if reasons := [*reasons, *problems]:
@@ -260,11 +259,7 @@ def _write_settings(folder: Path, origin: dict[str, Any], names: _Names, count: 
     lines += [f"  - {name}" for name in vocabularies]
     for name in listed:
         lines += ["shortlist:", f"  - {name}", "  - false"]
-    lines += _search(origin.get("generation") or {})
+    search = {"beam-size": 1, "normalize": 1.0, "word-penalty": 0, "max-length-factor": 2.0}
+    lines += [f"{key}: {json.dumps(value)}" for key, value in {**search, **(origin.get("generation") or {})}.items()]
     lines += ["gemm-precision: int8shiftAlphaAll"] if integers else []
     (folder / "config.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _search(generation: dict[str, Any]) -> Iterable[str]:
-    values = {"beam-size": 1, "normalize": 1.0, "word-penalty": 0, "max-length-factor": 2.0, **generation}
-    return (f"{key}: {json.dumps(value)}" for key, value in values.items())
