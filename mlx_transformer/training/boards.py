@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_transformer.system.durable import write_text
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, error_line
 from mlx_transformer.system.files import read_text
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb.txt"
@@ -58,7 +58,7 @@ class WeightsAndBiases:
                 project=project, id=id, resume="allow", dir=str(folder), name=folder.name, config=dict(record)
             )
         except Exception as error:  # its own kinds: no key, no network, a project that isn't there
-            message = " ".join(str(error).split())[:200].rstrip(".")
+            message = error_line(error).rstrip(".")
             raise UserError(
                 f"[training] wandb = {project!r}: {message}; WANDB_MODE=offline needs no network"
             ) from error

@@ -10,6 +10,7 @@ from typing import Any
 from mlx_transformer.core.card import RESULTS, begin_card, carried
 from mlx_transformer.core.checkpoint import resolve
 from mlx_transformer.data import built_in
+from mlx_transformer.data.line_files import unpacked_suffix
 from mlx_transformer.data.pair_files import language_pair
 from mlx_transformer.generation.scoring import score
 from mlx_transformer.system.files import read_bytes
@@ -18,8 +19,7 @@ from mlx_transformer.system.front_matter import front_matter, keys_of
 from .recipe import Recipe
 from .run_folder import MAX_LOG_BYTES, METRICS
 
-LANGUAGE = re.compile(r".*\.([a-z]{2})")
-PACKED = (".gz", ".xz", ".zst")
+LANGUAGE = re.compile(r"\.([a-z]{2})")
 TASKS = {"translation": "translation", "classification": "text-classification"}
 TASKS |= dict.fromkeys(("contrastive", "distillation"), "sentence-similarity")
 SECONDS = {"perplexity": "perplexity a token"}
@@ -46,14 +46,9 @@ def languages(recipe: Recipe) -> list[str] | None:
         if options.languages is not None:
             names += language_pair(options.languages)
         elif options.source is not None and options.target is not None:
-            codes = [LANGUAGE.fullmatch(_unpacked(place)) for place in (options.source, options.target)]
+            codes = [LANGUAGE.fullmatch(unpacked_suffix(Path(place))) for place in (options.source, options.target)]
             names += [code[1] for code in codes if code is not None and None not in codes]
     return list(dict.fromkeys(names)) or None
-
-
-def _unpacked(place: str) -> str:
-    name = Path(place).name
-    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
 
 
 def _validation(log: Path, step: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,7 @@ class EncodedText:
         common |= {"pad_id": self.how.tokenizer.pad_id, "bos_id": self.how.tokenizer.bos_id}
         lengths = {"max_length": recipe.data.max_length, "min_length": tuning().shortest}
         make_pairs = partial(TokenBatches if tuning().few_shapes else SortedBatches, **common, **lengths)
-        settings = {field.name: getattr(self.how, field.name) for field in fields(self.how)}
-        cut = Cutting(**{**settings, "options": recipe.data}, make=make_pairs, common=common)
+        cut = Cutting(**{**vars(self.how), "options": recipe.data}, make=make_pairs, common=common)
         try:
             return recipe.objective.batches(self._ids, cut)
         except UserError as error:

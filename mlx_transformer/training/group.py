@@ -20,7 +20,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from mlx_transformer.nn.parameters import named_arrays
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, error_line
 from mlx_transformer.system.process import HANGUP
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
@@ -85,11 +85,10 @@ class Group:
         try:
             yield
         except RuntimeError as error:
-            message = str(error)
-            if self._group is None or not any(word in message.lower() for word in LOST):
+            if self._group is None or not any(word in str(error).lower() for word in LOST):
                 raise
             raise UserError(
-                f"rank {self.rank}: another process of the run is gone ({' '.join(message.split())[:200]}); the last "
+                f"rank {self.rank}: another process of the run is gone ({error_line(error)}); the last "
                 "checkpoint is whole: go on with --resume"
             ) from error
 
@@ -123,9 +122,8 @@ def joined() -> Group:
         group.largest(0)  # now they are there
         return group
     except (RuntimeError, ValueError) as error:
-        message = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{VARIABLE}={backend}: MLX can't join the other processes ({message}); start by launch"
+            f"{VARIABLE}={backend}: MLX can't join the other processes ({error_line(error)}); start by launch"
         ) from error
     finally:
         if before is not None:

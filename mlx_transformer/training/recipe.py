@@ -71,11 +71,6 @@ class Recipe(ModelOptions):
     def objective(self) -> Objective:
         return OBJECTIVES[self.training.objective]
 
-    @property
-    def dropouts(self) -> dict[str, Any]:
-        """Those of [model], which may be changed in a model that is trained further."""
-        return {name: value for name, value in self.model.items() if name in DROPOUTS}
-
     def head(self, plain: Head) -> Head:
         """Return the head that labelled text needs, with what [model] says of it."""
         own = self.model.get("head", {})

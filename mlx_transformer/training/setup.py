@@ -40,7 +40,7 @@ from .loss import logits_within
 from .objectives import OBJECTIVES, Reading
 from .optimizers import Optimizer, freeze, matching
 from .options import TrainingOptions
-from .recipe import PATHS, Recipe
+from .recipe import DROPOUTS, PATHS, Recipe
 from .run_folder import PARTS
 from .step import Arithmetic, TrainStep
 from .teacher import Teacher, check_teacher
@@ -170,10 +170,8 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
 
     `UserError` if the checkpoint can't be trained or has no vocabulary.
     """
-    fresh = recipe.training.start_from is None
-    made = (
-        _fresh(recipe, data, known) if fresh else _from_checkpoint(Path(str(recipe.training.start_from)), recipe, data)
-    )
+    path = recipe.training.start_from
+    made = _fresh(recipe, data, known) if path is None else _from_checkpoint(Path(path), recipe, data)
     if made.tokenizer.separate and recipe.objective.reads != "pairs":
         raise UserError(f"{recipe.training.objective}: needs one vocabulary; this one has two, source and target")
     if made.adapter is None:  # which needs little more than the weights
@@ -206,7 +204,8 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
     tokenizer = Tokenizer(text, str(path))
     if recipe.objective.masks and tokenizer.mask_id is None:
         raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
-    config = _with_head(dataclasses.replace(config, **recipe.dropouts), recipe, data, path)
+    dropouts = {name: value for name, value in recipe.model.items() if name in DROPOUTS}
+    config = _with_head(dataclasses.replace(config, **dropouts), recipe, data, path)
     embedding = None
     if recipe.objective.embeds:
         embedding = _embedding(recipe, read_embedding(checkpoint.folder, config.d_model))

@@ -23,13 +23,12 @@ class ZeroStart:
         config, parameters = model.config, dict(named_parameters(model))
         name = target_embedding_name(config)
         table, bias = parameters.get(name), parameters.get("output_proj.bias")
-        self._path: tuple[str, str] | None = None
+        self._module: str | None = None
         self._row, self._outputs = config.bos_id, config.vocab_size
         if not config.has_decoder or config.bos_id != config.pad_id:
             return
         if table is not None and mx.issubdtype(table.dtype, mx.floating) and not mx.any(table[self._row]).item():
-            module, _, key = name.rpartition(".")
-            self._path = module, key
+            self._module = name.removesuffix(".weight")
         if bias is not None:
             self._outputs = 1 + int(np.flatnonzero(np.array(bias.astype(mx.float32)) > BARRED)[-1])
 
@@ -40,8 +39,6 @@ class ZeroStart:
 
     def masked(self, gradients: Any) -> Any:
         """Return the gradients, with zeros for the row."""
-        if self._path is not None:
-            module, key = self._path
-            if (gradient := gradients.get(module, {}).get(key)) is not None:
-                gradient[self._row] = 0
+        if (gradient := gradients.get(self._module, {}).get("weight")) is not None:
+            gradient[self._row] = 0
         return gradients
