@@ -190,9 +190,11 @@ def _likelihood_rows(c: Comparison) -> list[Row]:
 
 
 def _cost_rows(a: Side, b: Side) -> list[Row]:
+    first, second = sum(a.seconds), sum(b.seconds)
+    faster = f"{first / second:.2f} times as fast" if min(first, second) > 0 else ""
     rows = [
         Row("tokens a second", _number(a.tokens_per_second), _number(b.tokens_per_second)),
-        Row("seconds", f"{sum(a.seconds):.2f}", f"{sum(b.seconds):.2f}", _faster(sum(a.seconds), sum(b.seconds))),
+        Row("seconds", f"{first:.2f}", f"{second:.2f}", faster),
         Row("peak memory", _megabytes(a.memory), _megabytes(b.memory), _times(a.memory, b.memory)),
     ]
     if (a.array_memory, b.array_memory) != (None, None):
@@ -213,12 +215,6 @@ def _megabytes(size: int | None) -> str:
 
 def _times(a: int | None, b: int | None) -> str:
     return f"{b / a:.2f} times as much" if a and b else ""
-
-
-def _faster(a: float, b: float) -> str:
-    if min(a, b) <= 0:
-        return ""
-    return f"{a / b:.2f} times as fast"
 
 
 def _plain(entry: SentencePair | Likelihood) -> dict[str, Any]:

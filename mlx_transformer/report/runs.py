@@ -45,11 +45,10 @@ def read_run(folder: Path) -> RunLog:
     try:
         parameters = parameter_count(TransformerConfig.from_dict(record["config"]))
         recipe = record["recipe"]
-        known = isinstance(recipe["data"], dict) and isinstance(recipe["training"], dict)
+        if not (isinstance(recipe["data"], dict) and isinstance(recipe["training"], dict)):
+            raise UserError("no recipe in it")
     except (LookupError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{folder / RECORD}: damaged ({error}); restore it from a copy") from error
-    if not known:
-        raise UserError(f"{folder / RECORD}: damaged (no recipe in it); restore it from a copy")
     log = RunLog(folder.resolve().name, record, parameters)
     if (folder / METRICS).exists():
         with open_regular(folder / METRICS, MAX_LOG_BYTES) as file:

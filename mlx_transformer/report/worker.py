@@ -126,17 +126,11 @@ def describe(served: Served) -> tuple[dict[str, str], int]:
 
 def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
     """Return the numbers of the lines that are too long for the model; `UserError` for the first under "error"."""
-    long: list[int] = []
     served.translator.check_lines(lines, overlong)
-    tokenizer = served.translator.tokenizer
-    if tokenizer is not None:
-        most = served.translator.config.max_positions
-        long = [
-            i
-            for i, ids in enumerate(tokenizer.source.encode_batch(lines), 1)
-            if lines[i - 1].strip() and len(ids) > most
-        ]
-    return long
+    if (tokenizer := served.translator.tokenizer) is None:
+        return []
+    rows, most = tokenizer.source.encode_batch(lines), served.translator.config.max_positions
+    return [i for i, ids in enumerate(rows, 1) if lines[i - 1].strip() and len(ids) > most]
 
 
 def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[list[str], float, list[int] | None]:
