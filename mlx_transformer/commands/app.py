@@ -124,25 +124,6 @@ def _spelled(name: str, options: Container[str], known: Mapping[str, str]) -> st
     return known.get(name, name)
 
 
-def app_of(program: str, called: str | None = None) -> typer.Typer:
-    """The commands of one of `PROGRAMS`; with options all of them, or only the one that is called."""
-    names, help = PROGRAMS[program]
-    app = typer.Typer(
-        name=program,
-        add_completion=" " not in program,  # a shell completes the arguments of one word
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": HELP},
-    )
-    app.callback(help=help)(_program)
-    for panel, commands in PANELS.items():
-        for name, command in commands.items():
-            if name in names:
-                spelled = BUILD.get(name, name) if program == EXPORT else name
-                typed = with_settings(command) if called in (None, spelled) else _described(command)
-                app.command(spelled, cls=Command, rich_help_panel=panel)(typed)
-    return app
-
-
 def _described(command: Callable[..., Any]) -> Callable[[], None]:
     """Return a command in the list of all, with its description alone."""
 
@@ -171,13 +152,28 @@ def _program(
 
 @functools.cache
 def command_of(program: str, called: str | None = None) -> Any:
-    """Return the parser of arguments: made once, however often Python calls it."""
-    command: Any = typer.main.get_command(app_of(program, called))
-    for each in (command, *command.commands.values()):
+    """Return the parser of arguments for the commands of one of `PROGRAMS`; with options all of them, or only the one
+    that is called. Made once, however often Python calls it."""
+    names, help = PROGRAMS[program]
+    app = typer.Typer(
+        name=program,
+        add_completion=" " not in program,  # a shell completes the arguments of one word
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": HELP},
+    )
+    app.callback(help=help)(_program)
+    for panel, commands in PANELS.items():
+        for name, command in commands.items():
+            if name in names:
+                spelled = BUILD.get(name, name) if program == EXPORT else name
+                typed = with_settings(command) if called in (None, spelled) else _described(command)
+                app.command(spelled, cls=Command, rich_help_panel=panel)(typed)
+    parser: Any = typer.main.get_command(app)
+    for each in (parser, *parser.commands.values()):
         for parameter in each.get_params(typer.Context(each, help_option_names=HELP)):
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""  # else help says <bool>, as if a value had to follow
-    return command
+    return parser
 
 
 def invoke(program: str, arguments: list[str]) -> int:

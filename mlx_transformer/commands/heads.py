@@ -7,16 +7,14 @@ from typing import Annotated
 from mlx_transformer.generation.text_options import AnswerOptions, ClassifyOptions, RerankOptions
 
 from .models import facts_of, open_folder
-from .settings import Folder, Input, JsonLines, Resume, RuntimeSettings, Shown, Texts
+from .settings import Folder, LineFiles, RuntimeSettings, Shown, Texts
 
 
 def classify(
     model: Folder,
     text: Texts = None,
     *,
-    input: Input = None,
-    out: JsonLines = None,
-    resume: Resume = False,
+    files: LineFiles,
     options: Annotated[ClassifyOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -26,16 +24,15 @@ def classify(
     from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    write_lines(classify_lines(opened, options), input, out, text=text or (), resume=resume, model_facts=facts)
+    work = classify_lines(opened, options)
+    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def rerank(
     model: Folder,
     text: Texts = None,
     *,
-    input: Input = None,
-    out: JsonLines = None,
-    resume: Resume = False,
+    files: LineFiles,
     options: Annotated[RerankOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -45,17 +42,16 @@ def rerank(
     from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    as_json = input is not None and input.suffix == ".jsonl"
-    write_lines(rerank_lines(opened, options, as_json), input, out, text=text or (), resume=resume, model_facts=facts)
+    as_json = files.input is not None and files.input.suffix == ".jsonl"
+    work = rerank_lines(opened, options, as_json)
+    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def tag(
     model: Folder,
     text: Texts = None,
     *,
-    input: Input = None,
-    out: JsonLines = None,
-    resume: Resume = False,
+    files: LineFiles,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Find names and other labelled parts of a text, with an encoder: JSON for each line, with labels, probabilities
@@ -64,16 +60,15 @@ def tag(
     from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    write_lines(tag_lines(opened), input, out, text=text or (), resume=resume, model_facts=facts)
+    work = tag_lines(opened)
+    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def answer(
     model: Folder,
     text: Texts = None,
     *,
-    input: Input = None,
-    out: JsonLines = None,
-    resume: Resume = False,
+    files: LineFiles,
     options: Annotated[AnswerOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -83,4 +78,5 @@ def answer(
     from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    write_lines(answer_lines(opened, options), input, out, text=text or (), resume=resume, model_facts=facts)
+    work = answer_lines(opened, options)
+    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model
-from .settings import Embedding, Folder, Input, JsonLines, Resume, RuntimeSettings, Shown, Texts, chosen
+from .settings import Embedding, Folder, LineFiles, RuntimeSettings, Shown, Texts, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
@@ -52,9 +53,7 @@ def fill(
         typer.Argument(help="Text with <mask> or [MASK] in it, each argument a line.", show_default=False),
     ] = None,
     *,
-    input: Input = None,
-    out: JsonLines = None,
-    resume: Resume = False,
+    files: LineFiles,
     top_k: Annotated[int, typer.Option(help="Guesses for each <mask>.")] = 5,
     json: Annotated[bool, typer.Option("--json", help="Write each line's guesses as JSON; OUT has them so.")] = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
@@ -64,25 +63,23 @@ def fill(
     from mlx_transformer.generation.line_files import write_lines
 
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    work = fill_lines(opened, top_k, json or out is not None)
-    write_lines(work, input, out, text=text or (), resume=resume, model_facts=facts)
+    work = fill_lines(opened, top_k, json or files.out is not None)
+    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorFiles(LineFiles):
+    """The same of `embed`."""
+
+    out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
+    """The file to write, JSON lines, or an array if it ends in .npy; it appears whole or not at all; unset: stdout."""
 
 
 def embed(
     model: Embedding,
     text: Texts = None,
     *,
-    input: Input = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="The file to write, JSON lines, or an array if it ends in .npy; it appears whole or not at all.",
-            show_default="stdout",
-        ),
-    ] = None,
-    resume: Resume = False,
+    files: VectorFiles,
     options: Annotated[EmbedOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -90,7 +87,7 @@ def embed(
     from mlx_transformer.generation.embed_files import embed_stream
 
     opened, facts = open_model(model, **vars(runtime)), facts_of(model, runtime)
-    embed_stream(opened, input, out, options, text=text or (), resume=resume, model_facts=facts)
+    embed_stream(opened, files.input, files.out, options, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def _standard_input(what: str) -> str:

@@ -47,7 +47,9 @@ def launch(
     if (processes is None) == (hostfile is None):
         raise UserError("give either -n, processes on this machine, or --hostfile")
     if hostfile is not None:
-        _over_hosts(hostfile, network, command)
+        if not hostfile.is_file():
+            raise UserError(f"{hostfile}: no such hostfile; see `mlx.distributed_config --help` for how one is made")
+        _by_mlx(["--hostfile", str(hostfile)], network, command)
     elif processes is None or not 1 <= processes <= MOST:
         raise UserError(f"-n {processes}: give 1 to {MOST} processes, four a core")
     elif network == "ring":
@@ -157,22 +159,16 @@ def _by_program(backend: str, processes: int, command: list[str]) -> None:
     """mpirun for MPI, mlx.launch for the others; this process becomes it."""
     os.environ["MLX_TRANSFORMER_DISTRIBUTED"] = backend
     if backend != "mpi":
-        _become("mlx.launch", ["-n", str(processes), "--backend", backend, *_env(backend), "--", *_program(command)])
+        _by_mlx(["-n", str(processes)], backend, command)
     names = [name for name in ("MLX_TRANSFORMER_DISTRIBUTED", "MLX_MPI_LIBNAME") if name in os.environ]
     as_root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     exported = [part for name in names for part in ("-x", name)]
     _become("mpirun", ["-n", str(processes), *as_root, *exported, *_program(command)])
 
 
-def _over_hosts(hostfile: Path, backend: str, command: list[str]) -> None:
-    if not hostfile.is_file():
-        raise UserError(f"{hostfile}: no such hostfile; see `mlx.distributed_config --help` for how one is made")
-    options = ["--hostfile", str(hostfile), "--backend", backend, *_env(backend)]
+def _by_mlx(places: list[str], backend: str, command: list[str]) -> None:
+    options = [*places, "--backend", backend, "--env", f"MLX_TRANSFORMER_DISTRIBUTED={backend}"]
     _become("mlx.launch", [*options, "--", *_program(command)])
-
-
-def _env(backend: str) -> list[str]:
-    return ["--env", f"MLX_TRANSFORMER_DISTRIBUTED={backend}"]
 
 
 def _become(program: str, arguments: list[str]) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -48,17 +48,6 @@ OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line l
 Texts = Annotated[
     list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
 ]
-Input = Annotated[Path | None, typer.Option("--input", "-i", help="Text, one a line.", show_default="stdin")]
-JsonLines = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="The file to write, JSON lines; it appears whole or not at all.",
-        show_default="stdout",
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue what was interrupted on its way to OUT.")]
 
 
 @dataclass(frozen=True)
@@ -89,6 +78,18 @@ class Shown:
 
     panel: str | None = None
     fields: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFiles:
+    """The files of a verb that writes JSON for each line of text."""
+
+    input: Path | None = field(default=None, metadata={"option": ("--input", "-i")})
+    """Text, one a line; unset: stdin."""
+    out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
+    """The file to write, JSON lines; it appears whole or not at all; unset: stdout."""
+    resume: bool = False
+    """Continue what was interrupted on its way to OUT."""
 
 
 @dataclass(frozen=True, kw_only=True)

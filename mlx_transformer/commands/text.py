@@ -16,7 +16,7 @@ from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model
 from .models import serve as serve_models
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, TranslatingSettings, chosen
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, Texts, TranslatingSettings, chosen
 
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
@@ -46,9 +46,7 @@ Out = Annotated[
 
 def translate(
     model: Model,
-    text: Annotated[
-        list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
-    ] = None,
+    text: Texts = None,
     *,
     input: Annotated[
         Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")

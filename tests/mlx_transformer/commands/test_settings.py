@@ -26,9 +26,11 @@ from export.targets.table import TARGETS
 from mlx_transformer.commands.app import ALL, command_of
 from mlx_transformer.commands.distilling import DistilSettings
 from mlx_transformer.commands.exporting import FormSettings
+from mlx_transformer.commands.language import VectorFiles
 from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.settings import (
     NOT,
+    LineFiles,
     RecipeKeys,
     RuntimeSettings,
     Shown,
@@ -55,6 +57,7 @@ OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
     *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText),
+    *(LineFiles, VectorFiles),
 )
 
 
