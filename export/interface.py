@@ -244,12 +244,6 @@ def encoder_cpu(r: Request) -> Ports:
     return Ports(source(r, SENTENCES, LENGTH), (*layer_by_layer(_cross_cpu(r)), mask, memory(r, SENTENCES, LENGTH)))
 
 
-def decoder_cpu(r: Request) -> Ports:
-    """Return one step of decoding, in place. The inputs that no other graph has are explained in
-    `targets/cpu/graphs.py`."""
-    return _decoder_cpu(r, r.config.vocab_size)
-
-
 def rows_cpu(r: Request) -> Ports:
     """Return what of the classifier belongs to given ids, in int8 with `SCALES`."""
     return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
@@ -257,7 +251,7 @@ def rows_cpu(r: Request) -> Ports:
 
 def listed_cpu(r: Request) -> Ports:
     """Return the same step, with the logits of given ids alone, by their places among these."""
-    ports = _decoder_cpu(r, LISTED)
+    ports = decoder_cpu(r, LISTED)
     unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
     return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)
 
@@ -267,7 +261,10 @@ def _rows_cpu(r: Request) -> tuple[Port, ...]:
     return (rows, Port(BIASES, BIASES, "float32", (LISTED,))) if r.config.output_bias else (rows,)
 
 
-def _decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
+def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
+    """Return one step of decoding, in place. The inputs that no other graph has are explained in
+    `targets/cpu/graphs.py`."""
+
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
@@ -334,10 +331,8 @@ def search(r: Request) -> Ports:
     settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items()]
     scores = Port("scores", "scores", "float32", rows)
     if r.text:
-        text, translations = (
-            Port("text", "text", "string", (BATCH,)),
-            Port("translations", "translations", "string", rows),
-        )
+        text = Port("text", "text", "string", (BATCH,))
+        translations = Port("translations", "translations", "string", rows)
         return Ports((text, *settings), (translations, scores))
     sequences = Port("sequences", "sequences", "int64", (*rows, "length"))
     lengths = Port("lengths", "lengths", "int64", rows)
@@ -356,7 +351,7 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     DECODER_MERGED: lambda r: decoder(r, BATCH, first=True, later=True),
     MODEL: alone,
     ENCODER_CPU: encoder_cpu,
-    DECODER_CPU: decoder_cpu,
+    DECODER_CPU: lambda r: decoder_cpu(r, r.config.vocab_size),
     ROWS_CPU: rows_cpu,
     LISTED_CPU: listed_cpu,
     ENCODER_COREML: encoder_coreml,

@@ -47,14 +47,14 @@ def explain(
     about the three that ship. The text that was written, in a line. changes: by their names, fields of `settings` and
     options of the search. `UserError` for what can't be explained."""
     s, options = changed(settings, changes)
-    if model is None:
-        return _explain_shipped(s, search, options)
-    if len(texts) not in (1, 2):
-        chosen = f"{len(texts)} of them are given" if texts else "none is given"
-        raise UserError(f"explain takes one sentence in quotes; {chosen}")
     plain = Options()
     chosen = {each.name: getattr(search, each.name) for each in fields(plain)}
     chosen = {name: value for name, value in chosen.items() if value != getattr(plain, name)} | options
+    if model is None:
+        return _explain_shipped(s, chosen)
+    if len(texts) not in (1, 2):
+        count = f"{len(texts)} of them are given" if texts else "none is given"
+        raise UserError(f"explain takes one sentence in quotes; {count}")
     runtime, out, figures = s.runtime, s.out, s.figures
     if s.precision is not None:
         if runtime is not None:
@@ -103,10 +103,8 @@ def explain(
     return "; ".join(written)
 
 
-def _explain_shipped(s: ExplainSettings, search: Options, options: Mapping[str, Any]) -> str:
-    plain = Options()
-    searched = any(getattr(search, each.name) != getattr(plain, each.name) for each in fields(plain))
-    if options or searched or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
+def _explain_shipped(s: ExplainSettings, options: Mapping[str, Any]) -> str:
+    if options or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
         raise UserError("explain without MODEL takes --out and --force alone: name a model and a sentence for the rest")
     check_page(s.out, s.force)
     text = page(shipped())

@@ -142,7 +142,7 @@ def content(
         "layer": alignment_layer(config) if "cross" in traces[0].weights else None,
         "steps": {**of_target, "of": steps},
         "lens": {**of_target, "stack": stack, "of": [_lens(trace, texts) for trace in words]},
-        "norms": [_norms(trace) for trace in traces],
+        "norms": [{name: rounded(values) for name, values in norms(trace.points).items()} for trace in traces],
         "beam": _beam(sentence, texts) if sentence.tree else None,
     }
     return data | {"texts": texts.by_number}
@@ -204,10 +204,6 @@ def _lens(trace: Trace, texts: Texts) -> list[dict[str, Any]]:
     return layers
 
 
-def _norms(trace: Trace) -> dict[str, list[float]]:
-    return {name: rounded(values) for name, values in norms(trace.points).items()}
-
-
 def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
     tree = sentence.tree
     return {
@@ -235,7 +231,7 @@ def bits_for(cells: int, models: int, tokens: int) -> int:
 def packed(weights: NDArray[np.float32], bits: int) -> str:
     """Write weights from 0 to 1 as whole numbers of so many bits, little-endian."""
     steps = np.rint(np.clip(weights.astype(np.float64), 0, 1) * (2**bits - 1))
-    return _text(steps.astype("<u2" if bits == FINE else "u1"))
+    return in_base64(steps.astype("<u2" if bits == FINE else "u1").tobytes())
 
 
 def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, Any]:
@@ -246,12 +242,12 @@ def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -
     difference = second.astype(np.float64) - first
     largest = np.abs(difference).max(axis=(2, 3))
     parts = np.rint(difference / np.where(largest, largest, 1)[:, :, None, None] * 127).astype(np.int8)
-    return {"largest": [rounded(row) for row in largest], "values": _text(parts)}
+    return {"largest": [rounded(row) for row in largest], "values": in_base64(parts.tobytes())}
 
 
-def rounded(values: Any, digits: int = 4) -> list[float]:
-    """Round each number to so many significant digits."""
-    return [float(f"{value:.{digits}g}") for value in np.asarray(values, np.float64).ravel()]
+def rounded(values: Any) -> list[float]:
+    """Round each number to four significant digits."""
+    return [float(f"{value:.4g}") for value in np.asarray(values, np.float64).ravel()]
 
 
 def _characters(cells: int, models: int, bits: int) -> int:
@@ -259,5 +255,5 @@ def _characters(cells: int, models: int, bits: int) -> int:
     return -(-cells * each * 4 // 3)
 
 
-def _text(array: NDArray) -> str:
-    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+def in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -16,12 +16,11 @@ from export.validate.findings import inner_names
 from export.validate.locate.isolate_onnx import points_of
 from export.web.models import Graph, SiteModel
 from export.web.write import Inside
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.system.errors import UserError
 
 from .page import page
-from .payload import computed_live, packed_weights
+from .payload import computed_live, layer_outputs, packed_weights
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; connect-src 'self'; "
@@ -46,15 +45,8 @@ def inside(models: Sequence[SiteModel], title: str) -> Inside:
         taps[name] = points_of(proto.graph, inner_names(model.config))
         contents = add_taps(proto, list(taps[name].values())).SerializeToString(deterministic=True)
         graphs[name] = replace(graph, file=Path(f"{graph.file.stem}-inside.onnx"), contents=contents)
-        taps[name] |= _same(model.config, taps[name])
+        taps[name] |= layer_outputs(model.config, taps[name])
     return Inside(_page(model, title), replace(model, graphs=graphs), taps)
-
-
-def _same(config: TransformerConfig, taps: dict[str, str]) -> dict[str, str]:
-    """Return the outputs of layers, which are those of their last norms or sums."""
-    last = "feed_forward_norm" if config.norm_placement == "post" else "feed_forward.residual"
-    ends = {name: value for name, value in taps.items() if name.endswith(f".{last}")}
-    return {name.removesuffix(f".{last}"): value for name, value in ends.items()}
 
 
 def _weights(model: SiteModel) -> dict[str, NDArray] | None:

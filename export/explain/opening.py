@@ -29,7 +29,6 @@ from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")
-FOR_FOLDERS = ("onnxruntime",)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
     name = chosen.partition(":")[0]
     if name not in RUNTIMES:
         raise UserError(f"runtime {chosen!r}: choose from {', '.join(RUNTIMES)}, with options as validate has them")
-    if (name in FOR_FOLDERS) != onnx:
+    if (name == "onnxruntime") != onnx:
         kind = "an ONNX folder" if onnx else "a checkpoint"
         needs = "a checkpoint folder" if onnx else "an ONNX folder (mlx-transformer export writes one)"
         raise UserError(f"{folder}: is {kind}; runtime {chosen} needs {needs}")
@@ -110,15 +109,12 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
     return Opened(folder, chosen, engine, config, tokenizer)
 
 
-def open_other(text: str, first: Opened, threads: int | None = None, verify: bool = True) -> Opened:
+def open_other(text: str, first: Opened, threads: int | None, verify: bool) -> Opened:
     """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
     is_runtime = full_name(text).partition(":")[0] in RUNTIMES and not Path(text).exists()
-    if is_runtime:
-        onnx = first.runtime.partition(":")[0] in FOR_FOLDERS
-        other = open_model(first.folder, text, threads if onnx else None, verify)
-    else:
-        onnx = Path(text).is_dir() and is_onnx_folder(text)
-        other = open_model(Path(text), None, threads if onnx else None, verify)
+    folder, runtime = (first.folder, text) if is_runtime else (Path(text), None)
+    onnx = folder.is_dir() and is_onnx_folder(folder)
+    other = open_model(folder, runtime, threads if onnx else None, verify)
     if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
         raise UserError(f"{text}: has another vocabulary than {first.folder}; compare models of the same tokens")
     for name in ("architecture", "encoder_layers", "decoder_layers", "decoder_self_attention", "heads", "d_model"):

@@ -3,14 +3,14 @@ tokenizer in the page, or the points of one pass that was recorded."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
 from export.validate.findings import inner_names
 from export.web.models import facts_of
@@ -27,9 +27,11 @@ from mlx_transformer.core.tokenizer import SPLIT_PATTERN
 from mlx_transformer.generation.embed import prepared
 from mlx_transformer.system.errors import UserError
 
-from .content import pieces, token_text
+from .content import in_base64, pieces, token_text
 from .opening import Opened
 from .sentence import ExplainedSentence
+
+T = TypeVar("T")
 
 MOST_PARAMETERS = 1_500_000
 """The most that a page computes: 4 MB of weights in float16."""
@@ -165,16 +167,20 @@ def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[s
         rows = model.reference.weights[table][list(ids)]
         scaled = {"scaled": rows * np.float32(np.sqrt(config.d_model))} if config.scale_embeddings else {}
         arrays |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
-    last = ".feed_forward_norm" if config.norm_placement == "post" else ".feed_forward.residual"
+    arrays |= layer_outputs(config, values)
     for name, value in values.items():
         part, _, point = name.rpartition(".")
-        if name.endswith(last):
-            arrays[name.removesuffix(last)] = value
         if point == "queries" and f"{part}.keys" in values:
             keys = values[f"{part}.keys"].repeat(len(value) // len(values[f"{part}.keys"]), axis=0)
             scale = config.attention_scale or 1 / np.sqrt(value.shape[-1])
             arrays[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
     return {name: value for name, value in arrays.items() if name not in values}
+
+
+def layer_outputs(config: TransformerConfig, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the outputs of layers, which are those of their last norms or sums."""
+    last = ".feed_forward_norm" if config.norm_placement == "post" else ".feed_forward.residual"
+    return {name.removesuffix(last): value for name, value in values.items() if name.endswith(last)}
 
 
 def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
@@ -255,32 +261,14 @@ def _points(
 
 
 def _array(value: NDArray, bits: int) -> dict[str, Any]:
-    return {
-        "shape": list(value.shape),
-        "bits": bits,
-        "values": _text(value.astype("<f4" if bits == 32 else "<f2").tobytes()),
-    }
+    stored = value.astype("<f4" if bits == 32 else "<f2").tobytes()
+    return {"shape": list(value.shape), "bits": bits, "values": in_base64(stored)}
 
 
 def packed_weights(weights: Mapping[str, NDArray], exact: bool = False) -> str:
-    """Return a model's parameters as the page reads them, base64 of safetensors. exact: nothing is rounded."""
-    return _text(_safetensors(weights, exact))
-
-
-def _safetensors(weights: Mapping[str, NDArray], exact: bool) -> bytes:
-    """Pack arrays in float16 where nothing is lost, or all else is too large and needn't be exact; else in float32."""
+    """Return a model's parameters as the page reads them, base64 of safetensors: in float16 where nothing is lost, or
+    all else is too large and needn't be exact; else in float32. exact: nothing is rounded."""
     lossless = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
     small = lossless or (not exact and sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2)
-    kind, dtype = ("F16", "<f2") if small else ("F32", "<f4")
-    header, parts, at = {}, [], 0
-    for name, array in weights.items():
-        data = np.ascontiguousarray(array.astype(dtype)).tobytes()
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(data)]}
-        parts.append(data)
-        at += len(data)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+    dtype = np.float16 if small else np.float32
+    return in_base64(save({name: array.astype(dtype, order="C") for name, array in weights.items()}))

@@ -23,10 +23,10 @@ from mlx_transformer.generation.beam import Beam
 from mlx_transformer.generation.embed import prepared
 from mlx_transformer.generation.fill import ids_with_masks
 from mlx_transformer.generation.greedy import Greedy
-from mlx_transformer.generation.options import Hypothesis, Options
+from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.search import checked
 from mlx_transformer.generation.settings import Around
-from mlx_transformer.generation.steps import DEAD, Batch, Model, run
+from mlx_transformer.generation.steps import DEAD, Batch, run
 from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
@@ -167,12 +167,19 @@ def _continued(model: Opened, text: str, target: str | None, options: Options) -
 
 
 def _searched(model: Opened, ids: list[int], options: Options) -> tuple[list[int], tuple[Node, ...], float]:
-    """Return the best output, with eos unless it was cut at its limit; the tree of a beam search; the score."""
+    """Return the best output, with eos unless it was cut at its limit; the tree of a beam search, none of greedy
+    search; the score."""
     with model.engine.searching() as searchable:
-        hypotheses, tree, limit = searched(searchable, ids, options)
+        sources, forced, limits = checked(searchable, {"ids": [ids]}, None, options)
+        batch = Batch(np.arange(1), sources, forced, limits, np.arange(1))
+        kind = RecordedBeam if options.beam > 1 else Greedy
+        strategy = kind(searchable.arrays, batch, options, searchable.config)
+        hypotheses = run(searchable, batch, strategy)[0]
+    if not hypotheses or not np.isfinite(hypotheses[0].score):
+        raise UserError("the model's logits are not finite; check its weights")
     best = hypotheses[0]
-    end = [model.config.eos_id] if len(best.ids) < limit else []
-    return [*best.ids, *end], tuple(tree), best.score
+    end = [model.config.eos_id] if len(best.ids) < limits[0] else []
+    return [*best.ids, *end], tuple(getattr(strategy, "nodes", [])), best.score
 
 
 def _check_length(model: Opened, ids: Sequence[int], what: str) -> None:
@@ -214,16 +221,3 @@ class RecordedBeam(Beam):
                 slots.append(len(self.nodes))
             self.nodes.append(Node(t, self.slots[int(slot)], int(id), float(log_p), fate, score))
         self.slots = slots or [-1]
-
-
-def searched(model: Model, ids: list[int], options: Options) -> tuple[list[Hypothesis], list[Node], int]:
-    """Return the outputs of one input, best first; the tree, none of greedy search; and the most tokens that were
-    allowed."""
-    sources, forced, limits = checked(model, {"ids": [ids]}, None, options)
-    batch = Batch(np.arange(1), sources, forced, limits, np.arange(1))
-    kind = RecordedBeam if options.beam > 1 else Greedy
-    strategy = kind(model.arrays, batch, options, model.config)
-    hypotheses = run(model, batch, strategy)[0]
-    if not hypotheses or not np.isfinite(hypotheses[0].score):
-        raise UserError("the model's logits are not finite; check its weights")
-    return hypotheses, getattr(strategy, "nodes", []), int(limits[0])

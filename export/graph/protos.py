@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -96,6 +97,12 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from initializers(inner)
 
 
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return by name what is constant in a graph and in those within it: initializers, and tensors that nodes are."""
+    made = (node for node in all_nodes(graph) if node.op_type == "Constant" and node.attribute[0].HasField("t"))
+    return {t.name: t for t in initializers(graph)} | {node.output[0]: node.attribute[0].t for node in made}
+
+
 def arrays_of(model: onnx.ModelProto, folder: Path, names: Container[str]) -> dict[str, NDArray]:
     """Return those initializers of a model by name, from data files of `folder` too."""
     tensors = (tensor for tensor in initializers(model.graph) if tensor.name in names)
@@ -112,8 +119,7 @@ def data_files_of(model: onnx.ModelProto) -> Iterator[str]:
 
 def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of a graph in which the values of these names (those that it has) are outputs as well."""
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
+    tapped = deepcopy(model)
     present = {output for node in model.graph.node for output in node.output}
     outputs = {output.name for output in model.graph.output}
     for name in names:
@@ -124,8 +130,7 @@ def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 def outputs_as_float32(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of a graph whose outputs of these names are cast to float32; inside it they stay what they are."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     inside = {name: f"{name}/narrow" for name in names}
     _rename(copy.graph, inside)
     for name, narrow in inside.items():
@@ -147,8 +152,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 def cut(model: onnx.ModelProto, points: Mapping[str, str]) -> onnx.ModelProto:
     """Return a copy whose outputs are POINT/computed, with an input for the value of every point."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     graph, names = copy.graph, {value: point for point, value in points.items()}
     for node in graph.node:
         for k, output in enumerate(node.output):

@@ -82,13 +82,13 @@ def observe(
         sessions[DECODER_NEXT] = sessions[DECODER_FIRST]  # no later step is taken
         translator = EncoderDecoderGraphs(request, sessions)
         for row, output in zip(rows, outputs, strict=True):
-            source, mask = _source(config, row)
+            source, mask = Sources.of(config, ids=[row]).padded()
             target = np.array([[config.bos_id, *output][: config.max_positions]], np.int64)
             translator.decode(target, translator.encode(source, mask), mask)
     else:
         alone = (CausalGraphs if config.architecture == "decoder" else EncoderGraphs)(request, sessions)
         for row in rows:
-            alone.logits(*_source(config, row))
+            alone.logits(*Sources.of(config, ids=[row]).padded())
     return sites
 
 
@@ -115,10 +115,6 @@ def whole_matrices(checkpoint: Checkpoint) -> Int8Scales:
     two thirds of the time."""
     names = sorted(multiplied_names(checkpoint.config))
     return Int8Scales({name: ProductScales(weight=one_multiplier(checkpoint.tensor(name))) for name in names})
-
-
-def _source(config: TransformerConfig, row: Sequence[int]) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-    return Sources.of(config, ids=[row]).padded()
 
 
 def _session(checkpoint: Checkpoint, request: Request, name: str, folder: Path, sites: dict[str, Site]) -> Session:

@@ -61,7 +61,10 @@ def _translator(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _marian(c: TransformerConfig) -> dict[str, Any]:
-    heads, width = _cache_sizes(c)
+    # Consumers make their first, empty cache from these. Only for unequal d_k and d_v can they not (Optimum's merged
+    # decoder; its use_merged=False and transformers.js can).
+    heads = c.of("decoder").key_value_heads
+    width = heads * c.of("decoder").d_k
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -122,16 +125,6 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
         "hidden_act": their_activation(c.activation),
         "tie_word_embeddings": not c.own_classifier,
     }
-
-
-def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
-    """Return (heads, heads * width of one) of the cached keys: Marian consumers make their first, empty cache from
-    these.
-
-    Only for unequal d_k and d_v can they not (Optimum's merged decoder; its use_merged=False and transformers.js can).
-    """
-    stack = c.of("decoder")
-    return stack.key_value_heads, stack.key_value_heads * stack.d_k
 
 
 def _genai(c: TransformerConfig) -> dict[str, Any]:

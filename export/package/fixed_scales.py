@@ -50,21 +50,18 @@ MORE_LOST = 0.005
 
 
 @dataclass(frozen=True)
-class CalibrationText:
-    """Lines to read, their translations if there are any, and where they are from."""
+class CalibrationText(Text):
+    """The lines of a whole file, and its digest."""
 
-    lines: list[str]
-    reference: list[str] | None
-    name: str
     sha256: str
 
     def parts(self) -> tuple[list[str], Text]:
         """Return what is calibrated on, and what is judged."""
-        filled = [i for i, line in enumerate(self.lines) if line.strip()]
+        filled = [i for i, line in enumerate(self.source) if line.strip()]
         judged = (filled[1::2] or filled)[:JUDGED]
         reference = None if self.reference is None else [self.reference[i] for i in judged]
-        text = Text([self.lines[i] for i in judged], reference, self.name)
-        return [self.lines[i] for i in filled[::2][:CALIBRATED]], text
+        text = Text([self.source[i] for i in judged], reference, self.origin)
+        return [self.source[i] for i in filled[::2][:CALIBRATED]], text
 
 
 def settled(
@@ -103,9 +100,9 @@ def settled(
         trial = Trial(plan, text, write, Path(place))
         scales, quality = trial.best(before)
         if not quality.problems:
-            log(f"int8: fixed scales from {scales.origin['sentences']} lines of {text.name}; on others: {quality}")
+            log(f"int8: fixed scales from {scales.origin['sentences']} lines of {text.origin}; on others: {quality}")
             return replace(plan, int8_scales=scales)
-        reasons = f"{text.name}: {'; '.join(quality.problems)}"
+        reasons = f"{text.origin}: {'; '.join(quality.problems)}"
         if encodes and settings.int8_scales is None:
             some, its = trial.best(before, ATTENTION)
             if its.agreement >= trial.agreement(plan.int8_scales) - MORE_LOST:
@@ -116,7 +113,7 @@ def settled(
     if settings.int8_scales == "fixed" and not settings.accept_loss:
         reasons = "; ".join(quality.problems)
         raise UserError(
-            f"{text.name}: fixed scales from it lose too much: {reasons}; give other text, or leave them out"
+            f"{text.origin}: fixed scales from it lose too much: {reasons}; give other text, or leave them out"
         )
     if settings.int8_scales == "fixed":
         return replace(plan, int8_scales=scales)
@@ -137,7 +134,7 @@ class Trial:
         translates = plan.config.architecture == "encoder-decoder"
         (place / "graphs").mkdir()
         self.sites = observe(plan.checkpoint, place / "graphs", rows, wide.generate(rows) if translates else [])
-        self.origin = {"text": text.name, "sha256": text.sha256, "sentences": len(rows)}
+        self.origin = {"text": text.origin, "sha256": text.sha256, "sentences": len(rows)}
         self.expected = Expected(wide, judged)
 
     def best(self, before: Int8Scales, part: str = "", symmetric: bool = False) -> tuple[Int8Scales, Quality]:
@@ -216,5 +213,5 @@ def _validation_text(record: Path) -> CalibrationText | None:
     else:
         return None
     if text.sha256 != digest:
-        raise UserError(f"{text.name}: is another text than the run's")
+        raise UserError(f"{text.origin}: is another text than the run's")
     return text

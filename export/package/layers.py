@@ -50,6 +50,8 @@ EACH = 4
 """One in so many of them is for the matrices: how far vectors move shows on few, which neighbours stay on many."""
 WEIGHT = ".weight"
 """Ends the name of a matrix's parameter."""
+BEFORE_HEAD = ("encoder.", "embedding", "source_embedding")
+"""The names of layers that vectors depend on begin so."""
 SHOWN = 3
 """Layers that a line names, the costliest."""
 
@@ -114,8 +116,8 @@ def measured(
     with a line on either, `watch` with the share that is done. `UserError` where no layer can be int8."""
     if "int8" not in plan.precisions or plan.config.architecture != "encoder" or text is None:
         return plan, None
-    ours = [layer for layer in layers_of(quantizable_shapes(plan.config)) if _makes_vectors(layer)]
-    ours = [layer for layer in ours if layer not in plan.int8_scales.float32]
+    ours = [layer for layer in layers_of(quantizable_shapes(plan.config)) if layer not in plan.int8_scales.float32]
+    ours = [layer for layer in ours if layer.startswith(BEFORE_HEAD)]
     lines = text.source[:: math.ceil(len(text.source) / MEASURED)]
     matrices = [] if least is None else matrices_of(plan, ours)
     steps = len(ours) + 2 + (0 if least is None else len(matrices) + 1 + len(matrices).bit_length())
@@ -160,11 +162,6 @@ def costliest(
 def _each_alone(names: Sequence[str]) -> list[list[str]]:
     """Return for each of them all others."""
     return [[other for other in names if other != name] for name in names]
-
-
-def _makes_vectors(layer: str) -> bool:
-    """Return whether vectors depend on it: not on a head."""
-    return layer.startswith(("encoder.", "embedding", "source_embedding"))
 
 
 def fewest(

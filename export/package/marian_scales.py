@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from export.settings import ExportSettings
-from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.int8_scales import Int8Scales, ProductScales, read_int8_scales
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.families.marian_files.writing import multiplier
@@ -41,14 +41,10 @@ def marian_scales(
     if text is None:
         return None
     plan = Plan.of(opened.folder, ExportSettings(precision=["int8"]))
+    # The multipliers of matrices as they are written: each by its largest magnitude.
+    names = quantizable_shapes(opened.config)
+    before = own or Int8Scales({name: ProductScales(weight=multiplier(opened.tensor(name))) for name in names})
     with TemporaryDirectory() as place:
-        trial = Trial(plan, text, write_package, Path(place))
-        scales, quality = trial.best(own or _multipliers(opened), symmetric=True)
-    log(f"int8: scales from {scales.origin['sentences']} lines of {text.name}; on others: {quality}")
+        scales, quality = Trial(plan, text, write_package, Path(place)).best(before, symmetric=True)
+    log(f"int8: scales from {scales.origin['sentences']} lines of {text.origin}; on others: {quality}")
     return scales
-
-
-def _multipliers(checkpoint: Checkpoint) -> Int8Scales:
-    """Return those of the matrices alone: each by its largest magnitude, as they are written."""
-    names = quantizable_shapes(checkpoint.config)
-    return Int8Scales({name: ProductScales(weight=multiplier(checkpoint.tensor(name))) for name in names})

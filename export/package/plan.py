@@ -178,16 +178,12 @@ def check_scales(settings: ExportSettings, precisions: list[str], architecture: 
 
 
 def _check_positions(opened: Checkpoint) -> None:
-    size, limit = table_size(opened.config), LARGEST_TABLE
+    c, limit = opened.config, LARGEST_TABLE
+    # A learned table is no constant.
+    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, **dict.fromkeys(RELATIVE, 16)}
+    positions, size = c.max_positions, widths.get(c.positions, 0) * c.max_positions
     if size > limit:
-        positions = opened.config.max_positions
         raise UserError(
             f"{opened.folder}: max_positions={positions:,} makes a table of {size / 1e6:,.0f} MB, a graph takes"
             f" {limit / 1e6:,.0f}: lower max_positions in its config.json to {positions * limit // size:,} or less"
         )
-
-
-def table_size(c: TransformerConfig) -> int:
-    """Return bytes of the constants that a graph needs for its positions; a learned table is no constant."""
-    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, **dict.fromkeys(RELATIVE, 16)}
-    return widths.get(c.positions, 0) * c.max_positions

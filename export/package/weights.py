@@ -88,10 +88,8 @@ class _Made:
     def _whole(self, late: LateWeight, index: int) -> Iterator[NDArray]:
         if late.key != self.key:
             self.arrays = []  # before the next ones are made
-            self.key, self.arrays = (
-                late.key,
-                late.make(*(_parameter(self.checkpoint, p) for p in late.parameters)),
-            )
+            self.arrays = late.make(*(_parameter(self.checkpoint, p) for p in late.parameters))
+            self.key = late.key
         yield self.arrays[index]
 
 

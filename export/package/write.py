@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -146,7 +146,8 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     for precision in plan.precisions:
         external += _write_graphs(plan, precision, graphs, external_threshold)
     settings = plan.generation
-    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
+    default = "float32" if "float32" in plan.precisions else plan.precisions[0]
+    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[default].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
     embedding = plan.embedding
     if embedding is not None:
@@ -234,10 +235,6 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
             path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
             onnx.checker.check_model(path, full_check=True)
     return external
-
-
-def _default(precisions: Sequence[str]) -> str:
-    return "float32" if "float32" in precisions else precisions[0]
 
 
 def _adapter(opened: Checkpoint) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Parameters keep their names.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 
 import ml_dtypes
 import numpy as np
@@ -39,7 +39,7 @@ def half(model: ir.Model, kind: ir.DataType) -> None:
             _cast_after(model.graph, value, kind)
     for node in wide:
         _keep_wide(node, kind, constants)
-    for graph in _branches(model):
+    for graph in model.graph.subgraphs():
         for value in (*graph.inputs, *graph.outputs):
             if value.dtype == ir.DataType.FLOAT:
                 value.type = ir.TensorType(kind)
@@ -53,12 +53,8 @@ def stored_half(model: ir.Model, kind: ir.DataType) -> None:
     For runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
     for value in list(model.graph.initializers.values()):
         if value.dtype == ir.DataType.FLOAT and value.const_value is None:
-            users = list(value.uses())
             _narrow(value, kind)
-            cast = _cast(value, f"{value.name}/Cast", ir.DataType.FLOAT)
-            model.graph.insert_before(model.graph[0], cast)
-            for user, i in users:
-                user.replace_input_with(i, cast.outputs[0])
+            _cast_after(model.graph, value, ir.DataType.FLOAT)
 
 
 def _is_wide(node: ir.Node) -> bool:
@@ -153,13 +149,6 @@ def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value])
         node.graph.insert_after(node, cast)
         for user, i in narrow:
             user.replace_input_with(i, cast.outputs[0])
-
-
-def _branches(model: ir.Model) -> Iterator[ir.Graph]:
-    for node in model.graph.all_nodes():
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield attribute.as_graph()
 
 
 def _cast_output(graph: ir.Graph, value: ir.Value) -> ir.Value:

@@ -108,12 +108,6 @@ COREML_READS_FILES = VERSION >= (1, 26)
 the process (microsoft/onnxruntime#28005, fixed by #28062)."""
 
 
-def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
-    """Let a session take the weights from `data`, the data file of that name, in place of the file."""
-    options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
-    options.add_external_initializers_from_files_in_memory([name], [data], [len(data)])
-
-
 class _Here(threading.local):
     """How runs that this thread asks for are computed."""
 
@@ -315,8 +309,9 @@ class Opener:
         in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
         patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations, self.folder.may_overflow)
-        if weights is not None and self.folder.weights is not None:
-            share(options, self.folder.weights.name, weights)
+        if weights is not None and (data := self.folder.weights) is not None:  # in place of the file
+            options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+            options.add_external_initializers_from_files_in_memory([data.name], [weights], [len(weights)])
         transposes = self.on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices
         file = {**self.folder.graphs, **self.folder.listed}[name]
         return open_session(file, self.providers, options, FOLDING if transposes else (), weights)

@@ -18,7 +18,7 @@ from export.nn.primitives import Op, scope, size
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 
-from .branches import either
+from .branches import as_they_are, either
 from .options import OptionInputs
 from .rules import Rules
 from .sampling import Sampling, Weighed
@@ -135,10 +135,7 @@ class Beam:
             of_prefix = op.GreaterOrEqual(self._prefix(op, t), 0)
             return [op.Where(of_prefix, op.GatherElements(free, tokens, axis=2), of_rules)]
 
-        def as_they_are(op: Op) -> list[ir.Value]:
-            return [op.Identity(log_p)]
-
-        (scores,) = either(op, self.rules.reads_history, "ruled", own, as_they_are, (ir.DataType.FLOAT,))
+        (scores,) = either(op, self.rules.reads_history, "ruled", own, as_they_are(log_p), (ir.DataType.FLOAT,))
         return tokens, scores, log_p
 
     def _prefix(self, op: Op, t: ir.Value) -> ir.Value:
@@ -174,11 +171,8 @@ class Beam:
                 op.Where(is_forced, forced, token),
             ]
 
-        def as_they_are(op: Op) -> list[ir.Value]:
-            return [op.Identity(x) for x in (values, parent, token)]
-
         types = (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT64)
-        return either(op, self.rules.forces(op, t), "forced", with_it, as_they_are, types)
+        return either(op, self.rules.forces(op, t), "forced", with_it, as_they_are(values, parent, token), types)
 
     def _finish(
         self, op: Op, state: State, values: ir.Value, candidate: ir.Value, ends: ir.Value, t: ir.Value

@@ -24,7 +24,7 @@ from mlx_transformer.system.errors import UserError
 from .beam import Beam
 from .byte_level import ByteLevelOps, is_byte_level
 from .decoder import CpuTreeDecoder, TreeDecoder
-from .metadata import CONFIG, GENERATION, inputs_of
+from .metadata import CONFIG, GENERATION, TEXT_DOMAIN, inputs_of
 from .options import OptionInputs, set_defaults
 from .pieces import PieceOps, has_pieces
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
@@ -97,7 +97,7 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool,
     """
     kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else TextOps
     ops = kind(tokenizer, request.config)
-    g.graph.opset_imports[ops.domain] = 1
+    g.graph.opset_imports[TEXT_DOMAIN] = 1
     lines = ops.encode(g.op, g.inputs["text"]).between(g.op, *(g.inputs[name] for name in TEXT_SETTINGS))
     sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": lines.ids}, lines.mask)
     scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)

@@ -52,8 +52,6 @@ NEARER = 1e-3
 class PieceOps:
     """Tokenizer and detokenizer from the text of a tokenizer.json that `families` or `train` wrote."""
 
-    domain = TEXT_DOMAIN
-
     def __init__(self, tokenizer: str, config: TransformerConfig):
         """`UserError` for a vocabulary that isn't SentencePiece's, doesn't fit the model, or that the operators cut
         otherwise than the runtimes do."""

@@ -159,7 +159,7 @@ class SearchModel(TextVerbs):
         results: list[list[Hypothesis]] = [[] for _ in sources]
         indices = batches(lengths, expected_tokens(lengths, limits, chosen, forced), limits, chosen)
         for index in reported(indices, len, len(sources), done):
-            settings = {**settings_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
+            settings = {**inputs_of(vars(chosen)), "rows": places[index], "max_new_tokens": limits[index]}
             settings["prefix"] = prefixes([forced[i] for i in index])
             settings["candidates"] = prefixes([]) if own is None else prefixes([own[i] for i in index], 1)
             hypotheses = self._run(sources[index], settings, share, attention)
@@ -298,7 +298,7 @@ class SearchModel(TextVerbs):
         indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
         for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
-            values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
+            values = {"text": text, **inputs_of(vars(chosen)), "max_new_tokens": limit, "rows": places[index]}
             values["prefix"] = values["candidates"] = prefixes([])
             values |= {name: np.array(ids, np.int64) for name, ids in zip(TEXT_SETTINGS, around, strict=True)}
             texts, scores = self._outputs(["translations", "scores"], values, share)
@@ -363,8 +363,3 @@ def prefixes(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     return padded
-
-
-def settings_of(options: Options) -> dict[str, np.ndarray]:
-    """Return the settings by value, but for the rows' numbers and what is forced of each."""
-    return inputs_of(vars(options))

@@ -17,7 +17,7 @@ from export.targets.top_k import block_size, top_k
 from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
-from .branches import either
+from .branches import as_they_are, either
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
 from .vocabulary import Vocabulary
@@ -75,19 +75,13 @@ class Sampling:
             def by_rules(op: Op) -> list[ir.Value]:
                 return [weighed.scores(op)]
 
-            def by_logits(op: Op) -> list[ir.Value]:
-                return [op.Identity(logits)]
-
-            scores = either(op, weighed.condition, "scores", by_rules, by_logits, (ir.DataType.FLOAT,))[0]
+            scores = either(op, weighed.condition, "scores", by_rules, as_they_are(logits), (ir.DataType.FLOAT,))[0]
             scores = op.Div(op.Squeeze(op.Add(scores, bans), [1]), self.options["temperature"])
 
             def restricted(op: Op) -> list[ir.Value]:
                 return [likeliest(op, scores, self.options)]
 
-            def all_of_them(op: Op) -> list[ir.Value]:
-                return [op.Identity(scores)]
-
-            scores = either(op, self.restricted, "kept", restricted, all_of_them, (ir.DataType.FLOAT,))[0]
+            scores = either(op, self.restricted, "kept", restricted, as_they_are(scores), (ir.DataType.FLOAT,))[0]
             return [op.Unsqueeze(self._draw(op, scores, gumbel(op, self.counters, t, self.keys)), [1, 2])]
 
         return either(op, self.options["sample"], "candidates", drawn, best, (ir.DataType.INT64,))[0]

@@ -118,8 +118,6 @@ class Lines:
 class TextOps:
     """Tokenizer and detokenizer from the text of a tokenizer.json."""
 
-    domain = TEXT_DOMAIN
-
     def __init__(self, tokenizer: str, config: TransformerConfig):
         """`UserError` for a tokenizer that isn't of this project's making or doesn't fit the model."""
         plain = Tokenizer(tokenizer)
@@ -219,7 +217,7 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
     one = op.And(op.And(op.GreaterOrEqual(first, low), op.LessOrEqual(first, high)), op.GreaterOrEqual(needs, 1))
     two = op.And(op.And(one, _continues(op, second)), op.GreaterOrEqual(needs, 2))
     three = op.And(op.And(two, _continues(op, third)), op.GreaterOrEqual(needs, 3))
-    run = op.Add(op.Add(_integer(op, one), _integer(op, two)), _integer(op, three))
+    run = op.Add(op.Add(integer(op, one), integer(op, two)), integer(op, three))
     complete = op.Equal(run, needs)
     # The effect of an earlier lead on this byte: 1 kept, 2 falls away; no byte belongs to two of them.
     fate = op.Where(complete, 1, 2)
@@ -253,7 +251,7 @@ def _continues(op: Op, byte: ir.Value) -> ir.Value:
     return op.And(op.GreaterOrEqual(byte, 0x80), op.LessOrEqual(byte, 0xBF))
 
 
-def _integer(op: Op, x: ir.Value) -> ir.Value:
+def integer(op: Op, x: ir.Value) -> ir.Value:
     return op.Cast(x, to=ir.DataType.INT64)
 
 

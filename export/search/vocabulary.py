@@ -17,7 +17,7 @@ from export.nn.rows import Rows
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED
 
-from .branches import either
+from .branches import as_they_are, either
 from .options import OptionInputs
 
 ALL_LOGITS = "logits.no"
@@ -91,7 +91,7 @@ class Vocabulary:
         with."""
         if not self.by_rows:
             return
-        ids = either(op, self.listed, "rows", lambda op: [op.Identity(self.ids)], _no_ids, (INTEGER,))[0]
+        ids = either(op, self.listed, "rows", as_they_are(self.ids), lambda op: [op.Expand(0, [0])], (INTEGER,))[0]
         ids.shape = ir.Shape([None])
         self.rows = model.output_rows(op, ids)
 
@@ -115,10 +115,7 @@ class Vocabulary:
         def chosen(op: Op) -> list[ir.Value]:
             return [op.Gather(per_id, self.ids, axis=axis)]
 
-        def same(op: Op) -> list[ir.Value]:
-            return [op.Identity(per_id)]
-
-        return either(op, self.listed, f"{name}.of_ids", chosen, same, (per_id.dtype or REAL,))[0]
+        return either(op, self.listed, f"{name}.of_ids", chosen, as_they_are(per_id), (per_id.dtype or REAL,))[0]
 
     def among(self, model: Transformer) -> Among:
         """Return what gives the logits (..., C) of what the classifier reads (..., D)."""
@@ -142,11 +139,4 @@ class Vocabulary:
         def without(op: Op) -> list[ir.Value]:
             return [op.Add(logits, self.unlisted)]
 
-        def same(op: Op) -> list[ir.Value]:
-            return [op.Identity(logits)]
-
-        return either(op, self.apart, "masked", without, same, (REAL,))[0]
-
-
-def _no_ids(op: Op) -> list[ir.Value]:
-    return [op.Expand(0, [0])]
+        return either(op, self.apart, "masked", without, as_they_are(logits), (REAL,))[0]

@@ -24,16 +24,14 @@ import onnx_ir as ir
 import tokenizers
 
 from export.nn.primitives import Op, table
-from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.system.errors import UserError
 
 from .steps import Carried, State, looped
-from .text import Lines, rows_of, strings
+from .text import Lines, integer, padded_width, rows_of, strings
 
 MACHINE_LEARNING, ONNXRUNTIME = "ai.onnx.ml", "com.microsoft"
 """Domains of LabelEncoder, which looks up, and of Tokenizer."""
 OPSETS = {MACHINE_LEARNING: 2, ONNXRUNTIME: 1}
-END = 1 << 60  # of a Slice
 NOTHING, SPACE, LETTER, SIGN = range(4)
 """Symbols: none, what separates words, and what is in no piece: part of a word, or a word by itself."""
 DEAD, BEGIN, CONTINUE = range(3)
@@ -170,10 +168,10 @@ class WordPieceOps:
         begins = op.And(op.Not(space), op.Or(apart, before))
         pieces, lengths = self._longest_pieces(op, symbols, begins)
         reached = self._reached(op, begins, op.Or(begins, space), lengths)
-        word = op.Max(op.Sub(op.CumSum(_integer(op, begins), 0), 1), 0)
+        word = op.Max(op.Sub(op.CumSum(integer(op, begins), 0), 1), 0)
         # More than a word may have of either: characters, or one place from which no piece goes on.
         lost = op.And(reached, op.Equal(lengths, 0))
-        counted = op.Add(_integer(op, op.Not(space)), op.Mul(_integer(op, lost), self.longest_word))
+        counted = op.Add(integer(op, op.Not(space)), op.Mul(integer(op, lost), self.longest_word))
         none = op.Mul(symbols, 0)
         unknown = op.Greater(op.ScatterElements(none, word, counted, axis=0, reduction="add"), self.longest_word)
         unknown = op.Gather(unknown, word)
@@ -262,7 +260,7 @@ class WordPieceOps:
         stops = op.Or(op.Equal(lengths, 0), op.Gather(op.Concat(barred, [True], axis=0), after))
         # One more place, from which nothing goes on, and which is no one's.
         jump = op.Concat(op.Where(stops, count, after), op.Reshape(count, [1]), axis=0)
-        reached = op.Concat(_integer(op, begins), [0], axis=0)
+        reached = op.Concat(integer(op, begins), [0], axis=0)
         for _ in range(int(self.longest_word).bit_length()):
             reached = op.ScatterElements(reached, jump, reached, axis=0, reduction="max")
             jump = op.Gather(jump, jump)
@@ -274,15 +272,13 @@ class WordPieceOps:
         count = op.ScatterElements(op.Expand(0, size), rows, op.Add(op.Mul(rows, 0), 1), axis=0, reduction="add")
         start = op.CumSum(count, 0, exclusive=1)
         count = op.Min(count, self.most - 2)
-        longest = op.Add(op.ReduceMax(count, keepdims=0), 2)
-        rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
-        width = op.Max(longest, op.Min(rounded, self.most))
+        width = padded_width(op, op.Add(op.ReduceMax(count, keepdims=0), 2), self.most)
         # A value before the first, so that there is one to read for the column of the first token.
         values = op.Concat([self.first], ids, [self.last], axis=0)
         ids, column = rows_of(op, values, start, op.Add(count, 1), self.pad, width)
         end = op.Unsqueeze(op.Add(count, 1), [1])
         ids = op.Where(op.Equal(column, 0), self.first, op.Where(op.Equal(column, end), self.last, ids))
-        return Lines(ids, _integer(op, op.LessOrEqual(column, end)), op.Equal(count, 0))
+        return Lines(ids, integer(op, op.LessOrEqual(column, end)), op.Equal(count, 0))
 
 
 def _check_kind(specification: dict[str, Any]) -> None:
@@ -315,7 +311,3 @@ def _ranges(members: Sequence[str]) -> str:
     ends = np.flatnonzero(np.diff(codes) > 1)
     first, last = codes[[0, *(ends + 1)]], codes[[*ends, len(codes) - 1]]
     return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in zip(first, last, strict=True)) + "]"
-
-
-def _integer(op: Op, x: ir.Value) -> ir.Value:
-    return op.Cast(x, to=ir.DataType.INT64)

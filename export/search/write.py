@@ -33,7 +33,6 @@ from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.pooling import EMBEDDING
-from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files
@@ -98,7 +97,8 @@ def export_search(
         (generation[SHORTLIST],) = named
     of_vectors = text and not plan.config.has_decoder
     if of_vectors:
-        model = vector_model(request, str(inside), _embedding(plan))
+        assert plan.embedding is not None
+        model = vector_model(request, str(inside), plan.embedding)
     else:
         digest = None if inside is None else sha256(inside.encode()).digest()
         key = (SEARCH, plan.target.name, precision, digest, repr(request), repr(generation))
@@ -158,16 +158,10 @@ def _check_text(plan: Plan, out: Path) -> None:
             f"{folder}: has a vocabulary of bytes for each language; text in a graph is of a joint one, or of"
             " SentencePiece's pieces: export without text"
         )
+    if not plan.config.has_decoder and plan.embedding is None:
+        raise UserError(f"{folder}: has no {EMBEDDING}, which says how a text's vector is made: export a folder")
     if plan.request.attention_layer is not None:
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --attention")
-
-
-def _embedding(plan: Plan) -> TextEmbedding:
-    """Return how the model's folder says that a vector is made. `UserError` if it doesn't."""
-    if plan.embedding is None:
-        folder = plan.checkpoint.folder
-        raise UserError(f"{folder}: has no {EMBEDDING}, which says how a text's vector is made: export a folder")
-    return plan.embedding
 
 
 def _source(file: Path) -> str | None:

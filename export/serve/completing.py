@@ -16,7 +16,7 @@ from mlx_transformer.generation.translate import fitting_tokenizer
 
 from .batching import Batcher
 from .metrics import Metrics
-from .requests import RequestError
+from .requests import RequestError, check_count
 from .service import Model, Row, Search, check_lengths
 from .streaming import streamed
 
@@ -108,8 +108,7 @@ class Completions:
         check_lengths({"max_tokens": request.options["max_new_tokens"]}, self.model.config.max_positions)
         check_stop(request.stop)
         count = len(request.prompts) * request.n
-        if count > self.max_sentences:
-            raise RequestError(413, f"prompt: {count} outputs, at most {self.max_sentences}; send it in parts")
+        check_count(f"prompt: {count} outputs", count, self.max_sentences)
         rows = await asyncio.to_thread(self._ids, request.prompts)
         return [ids for ids in rows for _ in range(request.n)]
 

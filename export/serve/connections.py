@@ -170,12 +170,16 @@ class Connection(HttpToolsProtocol):
                 break
             piece = data[first : first + PIECE]
             if self.left_over is not None:
-                self._drop(len(piece))
+                self.left_over -= len(piece)
+                if self.left_over < 0:
+                    self._close()
                 continue
             self.overhead += len(piece)
             answered = self.cycle is not None and self.cycle.response_complete
             if answered and self.incomplete and not self.in_head:  # the rest of a body that was refused
-                self._drop_within(len(piece))
+                self.dropped += len(piece)
+                if self.dropped > LINGER_BYTES:
+                    self._close()
             else:
                 self.hold(len(piece))
                 if self.left_over is not None or self.transport.is_closing():
@@ -305,17 +309,6 @@ class Connection(HttpToolsProtocol):
         if self.incomplete and self.in_head and self.left_over is None:
             self.refuse(408, f"the request's head is not complete after {self.header_seconds:g} s")
         else:
-            self._close()
-
-    def _drop(self, size: int) -> None:
-        assert self.left_over is not None
-        self.left_over -= size
-        if self.left_over < 0:
-            self._close()
-
-    def _drop_within(self, size: int) -> None:
-        self.dropped += size
-        if self.dropped > LINGER_BYTES:
             self._close()
 
     def _close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +14,8 @@ from mlx_transformer.generation.embed import Embedder
 
 from .batching import Batcher
 from .metrics import Metrics
-from .requests import RequestError
-from .service import SHORT_TEXT, Model
+from .requests import RequestError, check_count
+from .service import Model, without_blocking
 
 Made = NDArray[np.float32] | dict[int, float]
 """The result of `Embedder.made` for a text: a vector, those of its tokens, or the weights of its ids."""
@@ -55,19 +54,15 @@ class Embeddings:
     def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int, name: str):
         self.model, self.batcher, self.metrics, self.name = model, batcher, metrics, name
         self.max_sentences = min(max_sentences, batcher.share)
-        self.alone = model.depends_on_batch
         _ = model.embedder().tokenizer
 
     async def embed(self, request: EmbeddingsRequest, client: Hashable) -> tuple[list[Made], int]:
         """Return what is made of each input and the number of their tokens. Raises `UserError`, `RequestError`,
         `OverloadError`, `EndingError`."""
-        if len(request.inputs) > self.max_sentences:
-            raise RequestError(
-                413, f"input: {len(request.inputs)} texts, at most {self.max_sentences}; send it in parts"
-            )
+        check_count(f"input: {len(request.inputs)} texts", len(request.inputs), self.max_sentences)
         embedder = self.model.embedder(**request.options)
         rows, of_text = await self._rows(embedder, request.inputs)
-        work = Embed(embedder, self.name, tuple(sorted(request.options.items())), of_text, self.alone)
+        work = Embed(embedder, self.name, tuple(sorted(request.options.items())), of_text, self.model.depends_on_batch)
         lengths = [len(row) for row in rows]
         items = self.batcher.submit(work, rows, lengths, client=client)
         made = await self.batcher.results(items)
@@ -80,6 +75,4 @@ class Embeddings:
             if (longest := max(map(len, rows))) > embedder.most:
                 raise RequestError(400, f"input: {longest} tokens, the model takes at most {embedder.most}")
             return rows, False
-        if sum(map(len, inputs)) < SHORT_TEXT:
-            return embedder.rows(inputs), True
-        return await asyncio.to_thread(embedder.rows, inputs), True  # others should not wait for it
+        return await without_blocking(sum(map(len, inputs)), embedder.rows, inputs), True

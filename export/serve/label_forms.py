@@ -12,7 +12,7 @@ from mlx_transformer.generation.rerank import Ranked
 from mlx_transformer.generation.text_options import RerankOptions
 from mlx_transformer.system.errors import UserError
 
-from .requests import RequestError, texts
+from .requests import RequestError, flag, texts
 
 RERANK_EXAMPLE = '{"query": "a greeting", "documents": ["Good morning.", "Two dogs play."]}'
 PREDICT_EXAMPLE = '{"inputs": "Good morning."}'
@@ -38,8 +38,7 @@ def _fields(values: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
     if unknown := [name for name in values if name not in known]:
         raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {', '.join(known)}")
     for name in FLAGS:
-        if not isinstance(values.get(name, True), bool):
-            raise RequestError(400, f"{name}: must be true or false")
+        flag(name, values.get(name, True))
     if not values.get("truncate", True):
         raise RequestError(400, "truncate: what is too long is cut; leave it out")
     if not isinstance(values.get("model", ""), str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,8 @@ from mlx_transformer.generation.rerank import check_reranker
 
 from .batching import Batcher
 from .metrics import Metrics
-from .requests import RequestError
-from .service import SHORT_TEXT, Model
+from .requests import check_count
+from .service import Model, without_blocking
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,13 @@ class Labels:
         check_reranker(self.model.config, self.name)
         pairs = [(query, document) for document in documents]
         logits = await self._logits(pairs, "documents", client)
-        return [scored(self.encoder, each, several=True)[0].probability for each in logits], [
-            float(each[0]) for each in logits
-        ]
+        probabilities = [scored(self.encoder, each, several=True)[0].probability for each in logits]
+        return probabilities, [float(each[0]) for each in logits]
 
     async def _logits(self, texts: Sequence[Text], field: str, client: Hashable) -> list[Any]:
-        if len(texts) > self.max_sentences:
-            raise RequestError(413, f"{field}: {len(texts)} texts, at most {self.max_sentences}; send it in parts")
+        check_count(f"{field}: {len(texts)} texts", len(texts), self.max_sentences)
         cut = LineReport(on_overlong=lambda number: None)
-        if sum(len("".join(text)) for text in texts) < SHORT_TEXT:
-            rows = text_rows(self.encoder, texts, cut)
-        else:  # others should not wait for it
-            rows = await asyncio.to_thread(text_rows, self.encoder, texts, cut)
+        rows = await without_blocking(sum(len("".join(text)) for text in texts), text_rows, self.encoder, texts, cut)
         items = self.batcher.submit(self._work, rows, [len(row.ids) for row in rows], client=client)
         logits = await self.batcher.results(items)
         self.metrics.sentences.inc(len(rows))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mlx_transformer.families.language_codes import short_codes
 from mlx_transformer.system.errors import UserError
@@ -14,6 +15,8 @@ from .embedding import Embeddings
 from .labelling import Labels
 from .requests import AUTO, RequestError
 from .service import Service
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -123,23 +126,17 @@ class Models:
 
     def writer(self, name: str) -> Completions:
         """Return the decoder of that name, which completes prompts."""
-        if name in self.completions:
-            return self.completions[name]
-        raise self._other(name)
+        return self._named(self.completions, name)
 
     def embedder(self, name: str) -> Embeddings:
         """Return the encoder of that name, which turns texts into vectors."""
-        if name in self.embeddings:
-            return self.embeddings[name]
-        raise self._other(name)
+        return self._named(self.embeddings, name)
 
     def labeller(self, name: str | None, reranks: bool = False) -> Labels:
         """Return the encoder with classes of that name; None: the only one, or with `reranks` the only one that has one
         class."""
         if name is not None:
-            if name in self.labellers:
-                return self.labellers[name]
-            raise self._other(name)
+            return self._named(self.labellers, name)
         fitting = [each for each in self.labellers.values() if not reranks or each.reranks]
         if len(fitting) == 1:
             return fitting[0]
@@ -147,13 +144,15 @@ class Models:
             raise RequestError(400, f"this server has no model {'with one class' if reranks else 'with classes'}")
         raise RequestError(400, f"model: several fit, say which: {', '.join(each.name for each in fitting)}")
 
-    def _other(self, name: str) -> RequestError:
-        """Make the error for a name that no model of the wanted kind has."""
+    def _named(self, models: Mapping[str, T], name: str) -> T:
+        """Return the model of that name among those of the wanted kind; the error says what another one is for."""
+        if name in models:
+            return models[name]
         uses = dict.fromkeys(self.names, "is a translator; send its text to /translate")
         uses |= dict.fromkeys(self.completions, "completes prompts; send them to /v1/completions")
         uses |= dict.fromkeys(self.embeddings, "makes vectors; send its texts to /v1/embeddings")
         uses |= dict.fromkeys(self.labellers, "tells classes; send its texts to /predict, or queries to /rerank")
-        return RequestError(400, f"model: {name} {uses[name]}", "wrong_model") if name in uses else self.unknown(name)
+        raise RequestError(400, f"model: {name} {uses[name]}", "wrong_model") if name in uses else self.unknown(name)
 
     def unknown(self, name: str) -> RequestError:
         """Make the error for a name that no model has."""

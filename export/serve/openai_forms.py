@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .completing import CompletionRequest, Written
-from .requests import RequestError, options_of, texts, texts_or_ids
+from .requests import RequestError, flag, options_of, texts, texts_or_ids
 
 EXAMPLE = '{"model": "stories", "prompt": "Once upon a time", "max_tokens": 16}'
 MAX_TOKENS = 16  # where a request doesn't say
@@ -48,7 +48,7 @@ class OpenAIRequest:
         if not isinstance(model, str) or "prompt" not in values:
             raise RequestError(400, f'body: "model" and "prompt" are needed; send {EXAMPLE}')
         prompts = texts_or_ids("prompt", values.pop("prompt"))
-        stream = _flag(values.pop("stream", False), "stream")
+        stream = flag("stream", values.pop("stream", False))
         n = _whole(values.pop("n", 1), "n", 1, LARGEST_N)
         if values.pop("best_of", n) != n:
             raise RequestError(400, "best_of: all outputs are given; leave it out")
@@ -90,18 +90,12 @@ def _whole(value: Any, name: str, least: int, most: int | None = None) -> int:
     return value
 
 
-def _flag(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise RequestError(400, f"{name}: must be true or false")
-    return value
-
-
 def _usage(value: Any, stream: bool) -> bool:
     if value is None:
         return False
     if not stream or not isinstance(value, dict) or set(value) - {"include_usage"}:
         raise RequestError(400, 'stream_options: only {"include_usage": true}, and with stream')
-    return _flag(value.get("include_usage", False), "include_usage")
+    return flag("include_usage", value.get("include_usage", False))
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,7 @@ class TranslateRequest:
         overlong = values.pop("overlong", "error")
         if overlong not in get_args(Overlong):
             raise RequestError(400, f"overlong: {overlong!r} is not one of {', '.join(get_args(Overlong))}")
-        alignment = values.pop("alignment", False)
-        if not isinstance(alignment, bool):
-            raise RequestError(400, "alignment: must be true or false")
+        alignment = flag("alignment", values.pop("alignment", False))
         spoken = {name: values.pop(name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if name in values}
         for name, code in spoken.items():
             if not isinstance(code, str):
@@ -79,6 +77,19 @@ class TranslateRequest:
         lines = texts("text", text)
         options = dict(sorted({**options_of(values), **spoken}.items()))
         return cls(lines, options, overlong, "n_best" in values, alignment, languages)
+
+
+def check_count(what: str, count: int, most: int) -> None:
+    """Refuse more than a request may have. what: so many of them, in words, such as "3 sentences"."""
+    if count > most:
+        raise RequestError(413, f"{what}, at most {most}; send it in parts")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return true or false; `RequestError` for anything else."""
+    if not isinstance(value, bool):
+        raise RequestError(400, f"{name}: must be true or false")
+    return value
 
 
 def texts(name: str, value: Any) -> list[str]:
@@ -114,8 +125,7 @@ def language(values: dict[str, Any], name: str) -> str | None:
 def options_of(values: dict[str, Any]) -> dict[str, Any]:
     """Return settings of a search in the order of their names, once `Options` and LIMITS allow them."""
     for name in ("early_stopping", "sample"):
-        if not isinstance(values.get(name, False), bool):
-            raise RequestError(400, f"{name}: must be true or false")
+        flag(name, values.get(name, False))
     try:
         options = Options(**values)
     except UserError as error:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import HeadKind
@@ -30,8 +30,10 @@ from mlx_transformer.generation.translate import Translation, Translator
 
 from .batching import Batcher
 from .metrics import Metrics
-from .requests import AUTO, RequestError, TranslateRequest
+from .requests import AUTO, RequestError, TranslateRequest, check_count
 from .streaming import streamed
+
+T = TypeVar("T")
 
 SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
 
@@ -60,6 +62,12 @@ class Model(Protocol):
     def embedder(self, **options: Any) -> Embedder: ...
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead: ...
     def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
+
+
+async def without_blocking(characters: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Return what `work` makes of a text of so many characters: a long one's in a thread, for others should not wait
+    for it."""
+    return work(*arguments) if characters < SHORT_TEXT else await asyncio.to_thread(work, *arguments)
 
 
 NO_ALIGNMENT = "alignment: this server's model returns no attention; export it with --attention, for a folder or a file"
@@ -108,10 +116,8 @@ class Search:
     def __call__(self, payloads: list[Row], stopped: Callable[[], bool]) -> list[list[Hypothesis]]:
         if self.model.depends_on_batch and len(payloads) > 1:
             return [hypotheses for row in payloads for hypotheses in self([row], stopped)]
-        ids, share = (
-            [row.ids for row in payloads],
-            SharedSearch(row_numbers=[row.place for row in payloads], stopped=stopped),
-        )
+        ids = [row.ids for row in payloads]
+        share = SharedSearch(row_numbers=[row.place for row in payloads], stopped=stopped)
         options = asdict(self.options)
         if self.aligned:
             outputs = self.model.search(ids, attention=True, share=share, **options)
@@ -175,25 +181,17 @@ class Service:
         self.metrics.sentences.inc(len(request.lines))
         self.metrics.tokens.inc(sum(len(n_best[0].ids) for n_best in hypotheses))
         more = [[[h.alignment for h in row] for row in hypotheses]] if request.wants_alignment else []
-        if sum(map(len, request.lines)) < SHORT_TEXT:
-            return self.translator.texts(len(request.lines), owners, hypotheses, *more)
-        return await asyncio.to_thread(self.translator.texts, len(request.lines), owners, hypotheses, *more)
+        size, count = sum(map(len, request.lines)), len(request.lines)
+        return await without_blocking(size, self.translator.texts, count, owners, hypotheses, *more)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
         lengths = {name: request.options.get(name) for name in ("min_new_tokens", "max_new_tokens")}
         check_lengths(lengths, self.translator.config.max_positions)
-        if len(request.lines) > self.max_sentences:
-            raise self._too_many(len(request.lines))
-        if sum(map(len, request.lines)) < SHORT_TEXT:
-            owners, rows = self.translator.rows(request.lines, request.overlong)
-        else:  # others should not wait for it
-            owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
-        if len(rows) > self.max_sentences:
-            raise self._too_many(len(rows))
+        check_count(f"{len(request.lines)} sentences", len(request.lines), self.max_sentences)
+        size = sum(map(len, request.lines))
+        owners, rows = await without_blocking(size, self.translator.rows, request.lines, request.overlong)
+        check_count(f"{len(rows)} sentences", len(rows), self.max_sentences)
         return owners, rows
-
-    def _too_many(self, count: int) -> RequestError:
-        return RequestError(413, f"{count} sentences, at most {self.max_sentences}; send it in parts")
 
     async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[str]:
         """Return the translation of its one line in pieces, once it is its turn. Errors are raised before the first."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlx_transformer.generation.steps import Stopped
@@ -21,7 +22,7 @@ UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 class StreamTask:
     """Work on one stream of text: begins it and hands over each piece; its output is as bounded as a translation is."""
 
-    give: Callable[[str], None]
+    give: Callable[[str], Any]
 
     def __call__(self, payloads: list[Callable[[], Iterator[str]]], stopped: Callable[[], bool]) -> list[None]:
         for begin in payloads:
@@ -46,7 +47,7 @@ async def streamed(
     length, size: as `Batcher.submit` has them. done: called after the last.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
-    work = StreamTask(lambda piece: _tell(loop, queue, piece))
+    work = StreamTask(partial(loop.call_soon_threadsafe, queue.put_nowait))
     [item] = batcher.submit(work, [begin], [length], size, client)
     item.future.add_done_callback(lambda _: queue.put_nowait(None))
     try:
@@ -70,10 +71,6 @@ async def _pieces(
         done()
     finally:
         batcher.drop([item])
-
-
-def _tell(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str | None], piece: str) -> None:
-    loop.call_soon_threadsafe(queue.put_nowait, piece)
 
 
 def event(data: Any, kind: str | None = None) -> str:

@@ -1,8 +1,8 @@
 """The vector of a text, and what its tokens have, beside an encoder's output: `core/text_embedding.py` as operators,
 float32 in every precision.
 
-Not in graphs, but made of their other output by whoever runs them: what `fits_graphs` refuses, and in target coreml the
-maximum, which isn't among its operators.
+Not in graphs, but made of their other output by whoever runs them: what `Target.embedding_of` leaves out, and in
+target coreml the maximum, which isn't among its operators.
 
 Shapes: B rows, L positions, D model, P ways of pooling, W numbers of a vector.
 """
@@ -32,12 +32,6 @@ LANES = 16
 """Numbers in a register. Were a dense layer's width no multiple of it, a row's last numbers would be computed otherwise
 than those of the row after it, and a vector depend on its neighbours: zeros are computed behind the numbers of others,
 which all activations leave zero."""
-
-
-def fits_graphs(embedding: TextEmbedding) -> bool:
-    """Return whether a graph can make such vectors: it doesn't know which tokens are a prompt's, where those aren't
-    pooled."""
-    return embedding.prompt_counts
 
 
 def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:

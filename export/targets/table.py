@@ -23,7 +23,6 @@ from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .portable import graphs
-from .sentence_embedding import fits_graphs
 
 Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
 """By architecture, then by the graph's name."""
@@ -101,8 +100,8 @@ class Target:
 
     def embedding_of(self, config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
         """Return what its graphs make of an encoder's output; None where whoever runs them does: see
-        `sentence_embedding.py`."""
-        if embedding is None or config.has_decoder or not fits_graphs(embedding):
+        `sentence_embedding.py`. A graph doesn't know which tokens are a prompt's, where those aren't pooled."""
+        if embedding is None or config.has_decoder or not embedding.prompt_counts:
             return None
         return None if self.fixed_shape and "max" in embedding.pooling else embedding.arithmetic
 

@@ -11,7 +11,6 @@ B batch, S source length, T target length (an encoder or a decoder alone has one
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -183,14 +182,9 @@ class Extras:
     """The outputs that graphs have besides their taps, if they were exported so."""
 
     layer: int | None = None
-    """The decoder layer whose cross-attention they return."""
+    """The decoder layer whose cross-attention they return, for which a reference has to show its inner points."""
     embedding: TextEmbedding | None = None
     """The settings by which they make a text's vector, and what else they say of it."""
-
-    @property
-    def inner_points(self) -> bool:
-        """Whether a reference has to show its inner points for it."""
-        return self.layer is not None
 
 
 TAPS_ALONE = Extras()
@@ -219,10 +213,6 @@ def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[
     return taps
 
 
-def fresh_seed() -> int:
-    return secrets.randbits(32)
-
-
 def grid(
     config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
 ) -> list[Case]:
@@ -247,11 +237,8 @@ def grid(
         cases.append(_text_case(config, rng, [row[:limit] for row in texts if row]))
     width = config.vocab_size
     fitting = max(middle, min(limit, MOST_LOGITS // width))
-    if config.architecture == "encoder-decoder":
-        cases.append(_case(config, rng, "longest", 1, limit, fitting))
-    else:
-        cases.append(_case(config, rng, "longest", 1, fitting, fitting))
-    return cases
+    source = limit if config.architecture == "encoder-decoder" else fitting
+    return [*cases, _case(config, rng, "longest", 1, source, fitting)]
 
 
 def with_vectors(cases: Sequence[Case], config: TransformerConfig, seed: int) -> list[Case]:
@@ -306,7 +293,10 @@ def _case(
     ids = words(config, rng, (batch, source), config.has_encoder)
     if mask is not None:
         ids = np.where(mask, ids, config.pad_id)
-    targets = _targets(config, rng, batch, target) if config.architecture == "encoder-decoder" else None
+    targets = None
+    if config.architecture == "encoder-decoder":
+        targets = words(config, rng, (batch, target), False)
+        targets[:, 0] = config.bos_id
     return Case(name, ids, mask, targets, prefill, others=_others(config, rng, ids.shape))
 
 
@@ -329,12 +319,6 @@ def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[l
 def _others(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
     """Draw at random what a model reads with its ids or vectors; nothing of what it hasn't."""
     return {entry.name: rng.integers(0, entry.size(config), shape) for entry in companions(config)}
-
-
-def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, length: int) -> Array:
-    targets = words(config, rng, (batch, length), False)
-    targets[:, 0] = config.bos_id
-    return targets
 
 
 def _prefill(rng: np.random.Generator, length: int) -> int:

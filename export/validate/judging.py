@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .cases import Case
-from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
+from .checks.second_look import WORTH_A_SECOND_LOOK
 from .engines.protocol import Engine
 from .findings import Point, worse
-from .rule import Deviation, ErrorScale, Measurement
+from .rule import Budget, Deviation, ErrorScale, Measurement
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,11 @@ class Sample:
     scale: ErrorScale
 
 
-def judged_points(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
+def judged_points(
+    samples: Sequence[Sample], second_look: Callable[[Case, str], ErrorScale], budget: Budget | None = None
+) -> list[Point]:
     """Judge the samples; points come in the order of the data. Samples slightly over the budget are judged by a second
-    look."""
+    look. budget: in place of the engines' own."""
     parts: dict[str, list[ErrorScale]] = {}
     for sample in samples:
         parts.setdefault(sample.tap, []).append(sample.scale)
@@ -34,11 +36,11 @@ def judged_points(samples: Sequence[Sample], second_look: SecondLook) -> list[Po
     points: dict[tuple[str, str, str], Point] = {}
     for sample in samples:
         engine, tap = sample.engine, sample.tap
-        budget = engine.budget
-        measurement = Measurement.of(sample.deviation, sample.scale, pools[tap], budget)
+        limits = engine.budget if budget is None else budget
+        measurement = Measurement.of(sample.deviation, sample.scale, pools[tap], limits)
         if not measurement.passed and measurement.share <= WORTH_A_SECOND_LOOK and sample.deviation.same_bits is None:
             scale = second_look(sample.case, tap)
-            measurement = Measurement.of(sample.deviation, scale, pools[tap], budget)
+            measurement = Measurement.of(sample.deviation, scale, pools[tap], limits)
         case = sample.case.name
         point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
         key = (engine.name, sample.path, tap)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # Plain builds, and those of NumPy's and SciPy's wheels with 64 and 32 bit integers.
-PREFIXES, SUFFIXES = ("", "scipy_"), ("", "64_")
+SETTERS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
 
 
 @contextmanager
@@ -42,8 +42,6 @@ def _openblas() -> Iterator[tuple[ctypes.CDLL, str, ctypes._CFuncPtr]]:  # type:
             library = ctypes.CDLL(path)
         except OSError:
             continue
-        for prefix in PREFIXES:
-            for suffix in SUFFIXES:
-                name = f"{prefix}openblas_set_num_threads{suffix}"
-                if hasattr(library, name):
-                    yield library, name, getattr(library, name.replace("_set_", "_get_"))
+        for name in SETTERS:
+            if hasattr(library, name):
+                yield library, name, getattr(library, name.replace("_set_", "_get_"))

@@ -125,8 +125,7 @@ class CoreMLModel(Model):
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
         """Return (B, L, D) of a source, by value, and its mask (B, L)."""
-        if self.encoder is None:
-            raise UserError("a decoder alone encodes nothing")
+        assert self.encoder is not None  # who runs a decoder alone doesn't ask for it
         return self.encoder.encode(source, mask)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray:

@@ -95,7 +95,7 @@ def decoder_cpu(request: Request) -> GraphBuilder:
     beam_width (1), cache_indirection ---+
     source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`. With SSRUs a layer has one
+    R = B * K rows, the beams of one sentence side by side. For the candidates see `choice`. With SSRUs a layer has one
     buffer, past.N.state (R, D), in which a beam has a row of its own: the runtime moves it.
     """
     g = CpuGraphBuilder.declared(DECODER_CPU, request)
@@ -141,7 +141,7 @@ def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Am
     cache = CpuCache(layers, past, g.pairs("cross"), g.inputs["source_mask"])
     attention = AttentionTap(model, request.attention_layer, g.tap)
     logits = model.step(g.op, ids, cache, among=among, tap=attention.tap)
-    scores, tokens = Chooser(g, request.config.vocab_size if among is None else None)(logits)
+    scores, tokens = choice(g, logits, request.config.vocab_size if among is None else None)
     g.give(
         candidate_scores=scores,
         candidate_tokens=tokens,
@@ -152,8 +152,8 @@ def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Am
     return g
 
 
-class Chooser:
-    """The candidates of a step, of which a search takes the next tokens.
+def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[ir.Value, ir.Value]:
+    """Return the candidates of a step, of which a search takes the next tokens, of logits (R, V).
 
         greedy, C = 1      the sum of a row's logits, finite if they all are, and the likeliest token: both (R, 1)
         beam search        the W best extensions (B, W) of each sentence's K hypotheses, best first: log p, and
@@ -166,36 +166,29 @@ class Chooser:
     extensions (1)    W
     log_p (R, 1)      of each hypothesis so far
     first_entry (R, 1)   hypothesis * V
+
+    vocab_size: None where there are as many logits as somebody lists. An If, because a runtime computes all of a graph,
+    whatever outputs it is asked for.
     """
+    op, inputs = g.op, g.inputs
 
-    def __init__(self, g: GraphBuilder, vocab_size: int | None):
-        """vocab_size: None where there are as many logits as somebody lists."""
-        self.g, self.vocab_size = g, vocab_size
+    def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
+        return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, inputs["bans"], EXCLUDED, vocab_size)
 
-    def __call__(self, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """logits (R, V). An If, because a runtime computes all of a graph, whatever outputs it is asked for."""
-        inputs = self.g.inputs
+    def beam(op: Op) -> tuple[ir.Value, ir.Value]:
+        log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), inputs["candidates"], vocab_size)
+        log_p = op.Add(op.Add(log_p, op.Gather(inputs["bans"], tokens, axis=0)), inputs["log_p"])
+        entries = op.Reshape(op.Add(tokens, inputs["first_entry"]), inputs["by_sentence"])
+        best, place = op.TopK(op.Reshape(log_p, inputs["by_sentence"]), inputs["extensions"], axis=-1, _outputs=2)
+        return best, op.GatherElements(entries, place, axis=1)
 
-        def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-            return op.ReduceSum(logits, [-1], keepdims=1), largest(
-                op, logits, inputs["bans"], EXCLUDED, self.vocab_size
-            )
+    several = op.Greater(op.Squeeze(inputs["candidates"], [0]), 1)
 
-        def beam(op: Op) -> tuple[ir.Value, ir.Value]:
-            log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), inputs["candidates"], self.vocab_size)
-            log_p = op.Add(op.Add(log_p, op.Gather(inputs["bans"], tokens, axis=0)), inputs["log_p"])
-            entries = op.Reshape(op.Add(tokens, inputs["first_entry"]), inputs["by_sentence"])
-            best, place = op.TopK(op.Reshape(log_p, inputs["by_sentence"]), inputs["extensions"], axis=-1, _outputs=2)
-            return best, op.GatherElements(entries, place, axis=1)
+    def pair(name: str) -> list[ir.Value]:
+        return [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
 
-        op = self.g.op
-        several = op.Greater(op.Squeeze(inputs["candidates"], [0]), 1)
-
-        def pair(name: str) -> list[ir.Value]:
-            return [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
-
-        then, otherwise = branch(op, "beam", pair("beam"), beam), branch(op, "greedy", pair("greedy"), greedy)
-        return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
+    then, otherwise = branch(op, "beam", pair("beam"), beam), branch(op, "greedy", pair("greedy"), greedy)
+    return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
 
 
 BUILDERS = {

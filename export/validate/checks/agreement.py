@@ -45,12 +45,12 @@ class Agreement:
         """Note the logits (B,L,V) of one path; those of a case's plain path must come first."""
         if path == PLAIN:
             self._full.pop(runtime, None)
-            if _usable(logits, truth):
-                assert logits is not None
-                self._full[runtime] = logits
-                self._note(runtime, "top-1, teacher-forced", case, logits, truth.t64, truth)
-        elif path == "cached" and runtime in self._full and _usable(logits, truth):
-            assert logits is not None
+        if logits is None or logits.shape != truth.t64.shape:
+            return
+        if path == PLAIN:
+            self._full[runtime] = logits
+            self._note(runtime, "top-1, teacher-forced", case, logits, truth.t64, truth)
+        elif path == "cached" and runtime in self._full:
             self._note(runtime, "cached against full", case, logits, self._full[runtime], truth)
 
     def _note(self, runtime: str, kind: str, case: Case, got: Array, expected: Array, truth: Truth) -> None:
@@ -75,7 +75,3 @@ class Agreement:
             ]
             ties = [message for gap, message in noted.parted if gap <= tie]
             yield Tokens(runtime, kind, noted.sentences, noted.tokens, tuple(ties), tuple(problems))
-
-
-def _usable(logits: Array | None, truth: Truth) -> bool:
-    return logits is not None and logits.shape == truth.t64.shape

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from export.graph.protos import all_nodes, initializers
+from export.graph.protos import all_nodes, constants_of
 from export.nn.marks import HIDDEN
 from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.config import TransformerConfig
@@ -117,7 +117,7 @@ def _operators(
     that make a text's vector aren't the architecture's: its numbers are judged."""
     nodes = [node for node in all_nodes(graph) if f"/{SENTENCE_EMBEDDING}/" not in f"/{node.name}"]
     makers = {output: node for node in nodes for output in node.output}
-    constants = {tensor.name: tensor for tensor in initializers(graph)}
+    constants = constants_of(graph)
     for node in nodes:
         own = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Sqrt":
@@ -139,19 +139,8 @@ def _added_to_mean(
     made = [makers.get(name) for name in below.input]
     if not any(node is not None and node.op_type == "ReduceMean" for node in made):
         return None
-    values = [_constant(name, node, constants, folder) for name, node in zip(below.input, made, strict=True)]
-    return next((value for value in values if value is not None), math.nan)
-
-
-def _constant(
-    name: str, maker: onnx.NodeProto | None, constants: Mapping[str, onnx.TensorProto], folder: Path
-) -> float | None:
-    tensor = constants.get(name)
-    if maker is not None and maker.op_type == "Constant":
-        tensor = onnx.helper.get_attribute_value(maker.attribute[0])
-    if not isinstance(tensor, onnx.TensorProto):
-        return None
-    return float(numpy_helper.to_array(tensor, str(folder)).reshape(-1)[0])
+    tensor = next((constants[name] for name in below.input if name in constants), None)
+    return math.nan if tensor is None else float(numpy_helper.to_array(tensor, str(folder)).reshape(-1)[0])
 
 
 def _plain(value: Any) -> Any:

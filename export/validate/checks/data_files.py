@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import escape
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -122,24 +123,19 @@ def _bytes(start: int, end: int) -> str:
     return f"bytes {start:,} to {end - 1:,} ({end - start:,}) are read by no tensor"
 
 
-def _external(graph: Path) -> Iterator[tuple[str, _Tensor]]:
+def _external(file: Path) -> Iterator[tuple[str, _Tensor]]:
     """Yield (data file, tensor) of all tensors of a graph, and of the graphs within it, that lie in a data file."""
-    data = read_protobuf(graph)
+    data = read_protobuf(file)
     try:
-        for tensor in _tensors(onnx.load_from_string(data).graph):
+        graph = onnx.load_from_string(data).graph
+        attributes = (attribute for node in all_nodes(graph) for attribute in node.attribute)
+        for tensor in chain(initializers(graph), (each.t for each in attributes if each.HasField("t"))):
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 entries = {entry.key: entry.value for entry in tensor.external_data}
                 start, length = int(entries.get("offset", 0)), int(entries["length"])
                 if min(start, length) < 0:
                     raise ValueError(f"{tensor.name} begins at {start} and has {length} bytes")
                 dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
-                yield entries["location"], _Tensor(start, start + length, dtype, tensor.name, graph.name)
+                yield entries["location"], _Tensor(start, start + length, dtype, tensor.name, file.name)
     except Exception as error:  # protobuf's exceptions have no common base
-        raise UserError(f"{graph}: its tensors' places can't be read ({error!r}); export the model again") from error
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield initializers, and the tensors of constants, of a graph and of those within it."""
-    yield from initializers(graph)
-    for node in all_nodes(graph):
-        yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+        raise UserError(f"{file}: its tensors' places can't be read ({error!r}); export the model again") from error

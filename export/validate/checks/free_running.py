@@ -119,20 +119,15 @@ def free_running(
         return
     rows = sources[:WITH_RULES]
     chosen = [list((listed or partial(half_of, c))(row)) for row in rows]
-    for name, options in among_candidates(c, limit).items():
-        yield from _searched(reference, able, rows, limits, words, name, options, chosen)
+    beam = min(BEAM, c.vocab_size)
+    for name, width in {"greedy": 1, f"beam {beam}": beam}.items():
+        options = Options(max_new_tokens=limit, beam=width)
+        yield from _searched(reference, able, rows, limits, words, f"{name}{AMONG}", options, chosen)
 
 
 def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
     """Return half of all ids, which half the source decides."""
     return np.flatnonzero(np.random.default_rng([*source, len(source)]).random(c.vocab_size) < 0.5).tolist()
-
-
-def among_candidates(c: TransformerConfig, limit: int) -> dict[str, Options]:
-    """Return the searches among candidates, by their names."""
-    beam = min(BEAM, c.vocab_size)
-    widths = {"greedy": 1, f"beam {beam}": beam}
-    return {f"{name}{AMONG}": Options(max_new_tokens=limit, beam=width) for name, width in widths.items()}
 
 
 def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerConfig) -> tuple[list[Any], int]:
@@ -213,24 +208,38 @@ def _searched(
             judged = judge_greedy(reference, sources, outputs, options, limits[engine.name], candidates)
         else:
             judged = judge_beam(truth, hypotheses, options, limits[engine.name], c)
-        parted = [i for i, j in enumerate(judged) if j.summary] if hypotheses is not None else []
+        parted = outputs and any(j.summary for j in judged)
         expected: list[list[int]] = []
         if parted and options.beam == 1:
             expected = [ids for ids, _ in token_by_token(reference, sources, options, candidates)]
         elif parted:
             expected = [without_end(s.finished[0][1].tokens, c, options) for s in truth]
-        yield Tokens(
-            runtime=engine.name,
-            search=name,
-            sentences=len(outputs),
-            tokens=sum(map(len, outputs)),
-            ties=tuple(j.tie for j in judged if j.tie),
-            problems=tuple(j.problem for j in judged if j.problem),
-            divergences=tuple(
-                Divergence(i, words(outputs[i]), words(expected[i]), judged[i].summary, bool(judged[i].problem))
-                for i in parted
-            ),
-        )
+        yield tokens_of(engine, name, judged, outputs, expected, words)
+
+
+def tokens_of(
+    engine: Engine,
+    search: str,
+    judged: Sequence[Judged],
+    outputs: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[int]],
+    words: TokenText,
+) -> Tokens:
+    """Return the finding about one search of a runtime. outputs: none where it failed; expected: what those that part
+    would have to be."""
+    return Tokens(
+        runtime=engine.name,
+        search=search,
+        sentences=len(outputs),
+        tokens=sum(map(len, outputs)),
+        ties=tuple(j.tie for j in judged if j.tie),
+        problems=tuple(j.problem for j in judged if j.problem),
+        divergences=tuple(
+            Divergence(i, words(got), words(expected[i]), judged[i].summary, bool(judged[i].problem))
+            for i, got in enumerate(outputs)
+            if judged[i].summary
+        ),
+    )
 
 
 def judge_greedy(
@@ -295,12 +304,8 @@ def _gap(
         return token, best, float(scores[best] - scores[token]), tie
     best, gap = drawn(scores, noise(o.seed, step, np.array([row]), c.vocab_size)[0], token)
     # Sums in float32: of a block's probabilities, and of scores and noise.
-    return (
-        token,
-        best,
-        gap,
-        tie + UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0))),
-    )
+    tie += UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
+    return token, best, gap, tie
 
 
 def _stretched(o: Options) -> float:

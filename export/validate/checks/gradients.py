@@ -114,34 +114,27 @@ def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> fl
 def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
     """Return dL/dw of every parameter by the trainer's loss and MLX's automatic differentiation, without TF32."""
     import mlx.core as mx
-
-    from mlx_transformer.device import gradient_device, set_tf32
-
-    set_tf32(False)
-    with mx.stream(gradient_device(min(ids.shape[1] for ids in batch.inputs))):
-        return _mlx_gradients(config, weights, batch)
-
-
-def _mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
-    import mlx.core as mx
     from mlx import nn
     from mlx.utils import tree_flatten
 
+    from mlx_transformer.device import gradient_device, set_tf32
     from mlx_transformer.runtime.transformer import Transformer
     from mlx_transformer.training.loss import label_smoothed_loss
 
-    model = Transformer.from_weights(config, weights)
-    targets, count = mx.array(batch.targets), int((batch.targets != config.pad_id).sum())
+    set_tf32(False)
+    with mx.stream(gradient_device(min(ids.shape[1] for ids in batch.inputs))):
+        model = Transformer.from_weights(config, weights)
+        targets, count = mx.array(batch.targets), int((batch.targets != config.pad_id).sum())
 
-    def mean_loss() -> mx.array:
-        hidden = model.hidden(*batch.inputs, batch.mask)
-        total = label_smoothed_loss(
-            hidden, model.output_matrix(), model.output_bias(), targets, SMOOTHING, config.pad_id
-        )
-        return total / count
+        def mean_loss() -> mx.array:
+            hidden = model.hidden(*batch.inputs, batch.mask)
+            total = label_smoothed_loss(
+                hidden, model.output_matrix(), model.output_bias(), targets, SMOOTHING, config.pad_id
+            )
+            return total / count
 
-    _, gradients = nn.value_and_grad(model, mean_loss)()
-    return {name: np.array(value) for name, value in tree_flatten(gradients)}  # type: ignore[misc]
+        _, gradients = nn.value_and_grad(model, mean_loss)()
+        return {name: np.array(value) for name, value in tree_flatten(gradients)}  # type: ignore[misc]
 
 
 def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from export.graph.protos import all_nodes, initializers
+from export.graph.protos import all_nodes, constants_of, initializers
 from export.nn.marks import HIDDEN
 from export.precision import half
 from export.targets.coreml import shape as coreml
@@ -42,14 +42,8 @@ Found = tuple[str, float, tuple[float, ...]]
 def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> Iterator[Found]:
     """Yield every number that is known of by its place, in a graph and in those within it."""
     settings = {entry.name for entry in graph.input}  # of a search, which have a default
-    constants = {tensor.name: tensor for tensor in initializers(graph) if tensor.name not in settings}
-    nodes = list(all_nodes(graph))
-    for node in nodes:
-        if node.op_type == "Constant":
-            value = onnx.helper.get_attribute_value(node.attribute[0])
-            if isinstance(value, onnx.TensorProto):
-                constants[node.output[0]] = value
-    for node in (each for each in nodes if each.op_type in OPERATORS):
+    constants = {name: tensor for name, tensor in constants_of(graph).items() if name not in settings}
+    for node in (each for each in all_nodes(graph) if each.op_type in OPERATORS):
         allowed = _allowed(node, config)
         for name in node.input if allowed else ():
             array = _single(constants.get(name), folder)

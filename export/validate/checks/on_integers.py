@@ -13,6 +13,7 @@ the reference's own activations, but where these are as near to the middle of tw
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,15 @@ from export.precision.activations import ZERO, unit_of, zero_point
 from export.precision.int8 import quantiser
 from export.precision.rounding import from_int8_rows
 from export.validate.cases import Case, reference_taps
-from export.validate.findings import ON_INTEGERS, Point, worse
+from export.validate.findings import ON_INTEGERS, Point
+from export.validate.judging import Sample, judged_points
 from export.validate.reference import Reference
-from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Measurement, Truth
+from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales, multiplied_names
 from mlx_transformer.core.parameters import embedding_names
 
-from .second_look import DRAWS, WORTH_A_SECOND_LOOK, Reordered
+from .second_look import DRAWS, Reordered
 
 Array = NDArray
 BUDGET = BUDGETS["float32", "cpu"]
@@ -80,7 +82,7 @@ def on_its_integers(
     if any(engine.int8_scales.of(name).activation is None for name in names):
         return
     stored = with_tables(engine, stored)
-    deviations: list[tuple[Case, str, Deviation, ErrorScale]] = []
+    samples: list[Sample] = []
     for case in cases:
         taps, integers = engine.taps_with_integers(case, searching)
         if not names <= integers.keys():
@@ -93,20 +95,10 @@ def on_its_integers(
             truth, got = Truth.of(t64[tap], t32[tap], _valid(tap, case)), exact[tap]
             if tap.endswith(INTEGERS):
                 got = _nearest(got, truth, engine.int8_scales.of(tap.removesuffix(INTEGERS)))
-            deviations.append((case, tap, Deviation.of(got, truth), truth.scale))
-    pools = {tap: ErrorScale.pooled([each for _, t, _, each in deviations if t == tap]) for _, tap, *_ in deviations}
-    drawn: dict[str, dict[str, ErrorScale]] = {}
-    points: dict[str, Point] = {}
-    for case, tap, deviation, scale in deviations:
-        worst = Measurement.of(deviation, scale, pools[tap], BUDGET)
-        if not worst.passed and worst.share <= WORTH_A_SECOND_LOOK:
-            if case.name not in drawn:
-                drawn[case.name] = _redrawn(engine, stored, case, searching)
-            worst = Measurement.of(deviation, drawn[case.name][tap], pools[tap], BUDGET)
-        failures = () if worst.passed else (case.name,)
-        point = Point(engine.name, ON_INTEGERS, tap, worst, case.name, 1, failures)
-        points[tap] = worse(points[tap], point) if tap in points else point
-    yield from points.values()
+            samples.append(Sample(engine, ON_INTEGERS, tap, case, Deviation.of(got, truth), truth.scale))
+    by_name = {case.name: case for case in cases}
+    drawn = cache(lambda name: _redrawn(engine, stored, by_name[name], searching))
+    yield from judged_points(samples, lambda case, tap: drawn(case.name)[tap], BUDGET)
 
 
 def with_tables(engine: Any, stored: Mapping[str, Array]) -> dict[str, Array]:

@@ -66,7 +66,7 @@ class SecondLook:
         return self._errors[case.name][tap]
 
     def _drawn(self, case: Case) -> dict[str, ErrorScale]:
-        reference = Reference(self._config, self._weights, inner_points=self._extras.inner_points)
+        reference = Reference(self._config, self._weights, inner_points=self._extras.layer is not None)
         truth = reference_outputs(reference, case, self._extras)
         draws: dict[str, list[ErrorScale]] = {name: [] for name in truth}
         for _ in range(DRAWS):
@@ -78,4 +78,4 @@ class SecondLook:
 
     @cached_property
     def _reordered(self) -> Reordered:
-        return Reordered(self._config, self._weights, np.float32, self._extras.inner_points)
+        return Reordered(self._config, self._weights, np.float32, self._extras.layer is not None)

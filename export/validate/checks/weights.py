@@ -62,6 +62,5 @@ def reference_weights(engine: Engine, stored: Mapping[str, Array]) -> Mapping[st
     float32 with weights that are stored as integers, it is another network, with these weights."""
     if engine.activations != "float32":
         return stored
-    read = {name: where for where, name, _ in engine.parameters()}
-    known = {name: where for name, where in read.items() if name in stored}
+    known = {name: where for where, name, _ in engine.parameters() if name in stored}
     return {**stored, **{name: engine.as_stored(where, name, stored[name]) for name, where in known.items()}}

@@ -58,15 +58,11 @@ class Browser(Host):
         """package: of onnxruntime-web. adapter: "software" computes on the processor, though there be a GPU."""
         program, profile = find_browser(), tempfile.mkdtemp(prefix="validate-browser-")
         query = urlencode({"threads": threads, "adapter": adapter})
-        flags = [*FLAGS, NOBODY_ELSE, f"--user-data-dir={profile}", *["--no-sandbox"] * _is_root()]
+        is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # by whom Chromium's sandbox can't be made
+        flags = [*FLAGS, NOBODY_ELSE, f"--user-data-dir={profile}", *["--no-sandbox"] * is_root]
         shell = ["/bin/sh", "-c", WITH_PIPE, "sh", program, *flags]
         try:
             super().__init__(package, lambda address: [*shell, f"{address}?{query}"], profile)
         except RuntimeError as error:
             self.close()
             raise Unavailable(f"runtime webgpu: {program}: {error}; name another browser by {VARIABLE}") from error
-
-
-def _is_root() -> bool:
-    """Say whether this is root's process: Chromium's sandbox can't be made by root."""
-    return hasattr(os, "geteuid") and os.geteuid() == 0

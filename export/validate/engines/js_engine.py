@@ -159,9 +159,8 @@ class JsDecoder:
     def repeat(self, times: int) -> None:
         self.keep(np.repeat(np.arange(self.rows), times))
 
-    def reorder(self, rows: Array) -> None:
-        self.keep(rows)
-
     def keep(self, rows: Array) -> None:
         self.engine.ask("reorder", decoder=self.number, order=rows.tolist())
         self.rows = len(rows)
+
+    reorder = keep

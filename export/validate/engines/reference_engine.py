@@ -107,8 +107,7 @@ class ReferenceDecoder:
     def repeat(self, times: int) -> None:
         self.keep(np.repeat(np.arange(len(self.cache.real)), times))
 
-    def reorder(self, rows: Array) -> None:
-        self.keep(rows)
-
     def keep(self, rows: Array) -> None:
         self.cache = self.cache.select(rows)
+
+    reorder = keep

@@ -34,15 +34,6 @@ def _of_checkpoint(runtime: str, options: Sequence[str], checkpoint: Checkpoint 
     return ReferenceEngine(source.config, dict(source.tensors()), *options)
 
 
-def _of_file(path: Path, options: Sequence[str], checkpoint: Checkpoint | None, threads: int | None) -> Engine:
-    from .search_engine import SearchEngine
-
-    source = _source(checkpoint, "one file")
-    if len(options) > 1:
-        raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
-    return SearchEngine(source, path, *options, threads=threads)
-
-
 def _of_folder(folder: Path, runtime: str) -> Any:
     """Return the engine class for the folder's graphs, which may be the target cpu's, or of fixed shape."""
     if has_graph(folder, ENCODER_CPU):
@@ -125,7 +116,12 @@ def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, thr
     if runtime not in GRAPH_ENGINES:
         engine = _of_checkpoint(runtime, options, checkpoint)
     elif (path := _needed(onnx, runtime)).is_file():
-        engine = _of_file(path, options, checkpoint, threads)
+        from .search_engine import SearchEngine
+
+        source = _source(checkpoint, "one file")
+        if len(options) > 1:
+            raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
+        engine = SearchEngine(source, path, *options, threads=threads)
     else:
         source = checkpoint if runtime == "onnxruntime" else _source(checkpoint, runtime)
         named = {} if runtime == "evaluator" else {"threads": threads}

@@ -60,14 +60,6 @@ def _blocks(bits: int) -> RoundTrip:
     return lambda w: from_block_rows(*block_rows(w, bits, BLOCK), bits, w.shape[1])
 
 
-def _from_rows(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
-    return from_int8_rows(q, scale.reshape(-1))
-
-
-def _from_columns(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
-    return from_int8_rows(q.T, scale.reshape(-1))
-
-
 def _from_packed(bits: int) -> Callable[[NDArray, NDArray, tuple[int, ...]], NDArray]:
     def read(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
         values = q if bits == 8 else np.stack([q & 15, q >> 4], axis=-1).astype(np.uint8)
@@ -82,8 +74,8 @@ def _from_blocks(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
 
 
 KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], RoundTrip]] = {
-    "int8": (_from_columns, _int8_in(np.float32(1))),
-    "int8_rows": (_from_rows, _int8_in(np.float32(1))),
+    "int8": (lambda q, scale, _: from_int8_rows(q.T, scale.reshape(-1)), _int8_in(np.float32(1))),
+    "int8_rows": (lambda q, scale, _: from_int8_rows(q, scale.reshape(-1)), _int8_in(np.float32(1))),
     "uint4": (_from_packed(4), _blocks(4)),
     "uint8": (_from_packed(8), _blocks(8)),
     "uint8_rows": (_from_packed(8), _blocks(8)),

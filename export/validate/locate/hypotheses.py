@@ -8,6 +8,7 @@ than float32's own error (twice that, for it is another calculation's).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
@@ -63,7 +64,7 @@ def _changed(
 ) -> Iterator[tuple[str, Array]]:
     """Yield (in words, what the point would be) of each mistake that this kind of operation invites."""
     if last.endswith("_norm") or last == "norm":
-        x = _before(point, inputs)
+        x = {after: inputs[before] for before, after in pairwise(inputs)}.get(point)  # what a norm reads
         if x is not None and x.size == truth.size:
             gamma, beta = weights[f"{point}.weight"], weights.get(f"{point}.bias")
             for epsilon in EPSILONS:
@@ -102,13 +103,6 @@ def _changed(
     bias = weights.get(f"{module}.bias")
     if bias is not None and bias.shape == truth.shape[-1:]:
         yield "the bias is missing", truth - bias
-
-
-def _before(point: str, inputs: Mapping[str, Array]) -> Array | None:
-    """Return the value of the point before this one, which is what a norm reads."""
-    names = list(inputs)
-    i = names.index(point) if point in inputs else 0
-    return inputs[names[i - 1]] if i else None
 
 
 def _mask(got: Array, truth: Array) -> str:

@@ -17,14 +17,14 @@ import numpy as np
 
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.validate.cases import Case, reference_logits, reference_taps
-from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of
+from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of, tokens_of
 from export.validate.checks.on_integers import IntegerReference, on_its_integers, with_tables
 from export.validate.checks.second_look import SecondLook
 from export.validate.engines.kernel import EXACT, integer_kernel
 from export.validate.engines.onnx_engine import OnnxEngine
 from export.validate.engines.protocol import Engine
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.findings import Divergence, Point, Tokens
+from export.validate.findings import Point, Tokens
 from export.validate.judging import Sample, judged_points, largest_error
 from export.validate.reference import Reference
 from export.validate.reference.search import beam_search, greedy_scores
@@ -138,19 +138,7 @@ def _tokens(
                 judged = [_of_beam(*row) for row in zip(judged, outputs, expected, strict=True)]
             else:
                 judged = _greedy(origin, stored, engine, sources, outputs, options, limits[engine.name])
-            yield Tokens(
-                runtime=engine.name,
-                search=f"{origin.name}: {name}",
-                sentences=len(outputs),
-                tokens=sum(map(len, outputs)),
-                ties=tuple(j.tie for j in judged if j.tie),
-                problems=tuple(j.problem for j in judged if j.problem),
-                divergences=tuple(
-                    Divergence(i, _words(outputs[i]), _words(expected[i]), j.summary, bool(j.problem))
-                    for i, j in enumerate(judged)
-                    if j.summary and searched is not None
-                ),
-            )
+            yield tokens_of(engine, f"{origin.name}: {name}", judged, outputs, expected, _words)
 
 
 def _sources(origin: Origin, cases: Sequence[Case], engines: Sequence[Engine]) -> tuple[list[list[int]], int]:
@@ -180,26 +168,17 @@ def _greedy(
     limit: float,
 ) -> list[Judged]:
     """Judge greedy outputs by the original's logits along each; of fixed scales, by its integers."""
-    if not (isinstance(origin, Marian) and origin.has_integers and has_fixed_scales(engine)):
+    fixed = isinstance(engine, OnnxEngine) and engine.int8_scales.is_fixed
+    if not (isinstance(origin, Marian) and origin.has_integers and fixed):
         return judge_greedy(origin, sources, outputs, options, limit)  # type: ignore[arg-type]
-    exact = origin.with_arithmetic("exact")
+    exact, ours, single = origin.with_arithmetic("exact"), engine.budget, BUDGETS["float32", "cpu"]
     # Between integers errors are float32's: those of an engine that computes in it.
-    judged = judge_greedy(exact, sources, outputs, options, limit * _float32_share(engine))  # type: ignore[arg-type]
+    limit *= single.max * single.unit / (ours.max * ours.unit)
+    judged = judge_greedy(exact, sources, outputs, options, limit)  # type: ignore[arg-type]
     return [
         certified_flip(engine, stored, source, ids, options) or j if j.problem else j
         for j, source, ids in zip(judged, sources, outputs, strict=True)
     ]
-
-
-def has_fixed_scales(engine: Engine) -> bool:
-    """Return whether an engine's products have fixed scales of activations."""
-    return isinstance(engine, OnnxEngine) and engine.precision == "int8" and engine.int8_scales.is_fixed
-
-
-def _float32_share(engine: Engine) -> float:
-    """Return float32's largest error as a share of an engine's."""
-    ours, single = engine.budget, BUDGETS["float32", "cpu"]
-    return single.max * single.unit / (ours.max * ours.unit)
 
 
 def certified_flip(

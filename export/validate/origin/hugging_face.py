@@ -140,8 +140,6 @@ class HuggingFace(Origin):
             torch.set_default_dtype(before)
 
     def searches(self, limit: int, settings: Mapping[str, Any]) -> dict[str, Options]:
-        if not self.config.has_decoder:
-            return {}
         beam = min(BEAM, self.config.vocab_size)
         like_theirs = {"penalty_form": "length", "length_penalty": 1.0, "heuristic_stop": True}
         by_name = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,21 +25,20 @@ SPECIAL = 2
 
 
 class Marian(Origin):
-    """One file. arithmetic: of `MarianNetwork`."""
+    """One file."""
 
     name = "marian"
 
-    def __init__(self, path: Path, config: TransformerConfig, arithmetic: str = "float"):
+    def __init__(self, path: Path, config: TransformerConfig):
         if config.architecture != "encoder-decoder":
             raise UserError(f"--against marian: Marian's models are encoder-decoders, this is an {config.architecture}")
         self.file, self.config = model_of(path), config
         self._read = read_marian(self.file)
-        self.network = MarianNetwork(*self._read, arithmetic)
+        self.network = MarianNetwork(*self._read)
 
     def with_arithmetic(self, arithmetic: str) -> Marian:
         """Return the same file's network, computed another way."""
-        other = object.__new__(Marian)
-        other.file, other.config, other._read = self.file, self.config, self._read
+        other = copy(self)
         other.network = MarianNetwork(*self._read, arithmetic)
         return other
 

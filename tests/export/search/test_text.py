@@ -16,7 +16,7 @@ from export.__main__ import main as build
 from export.graph.builder import GraphBuilder
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
-from export.search.metadata import TOKENIZER
+from export.search.metadata import TEXT_DOMAIN, TOKENIZER
 from export.search.text import PIECES, WORDS, TextOps, _split
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
@@ -80,7 +80,7 @@ def encoder_of(tokenizer):
     """Texts -> ids, mask and which are blank, by the graph."""
     g = GraphBuilder("encode")
     ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size}))
-    g.graph.opset_imports[ops.domain] = 1
+    g.graph.opset_imports[TEXT_DOMAIN] = 1
     lines = ops.encode(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]))
     integer, boolean = ir.DataType.INT64, ir.DataType.BOOL
     session = opened(g, ids=(lines.ids, integer, 2), mask=(lines.mask, integer, 2), blank=(lines.blank, boolean, 1))
@@ -91,7 +91,7 @@ def encoder_of(tokenizer):
 def decode(tokenizer):
     g = GraphBuilder("decode")
     ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size + 3}))
-    g.graph.opset_imports[ops.domain] = 1
+    g.graph.opset_imports[TEXT_DOMAIN] = 1
     blank = g.builder.input("blank", ir.DataType.BOOL, ["lines"])
     text = ops.decode(g.op, g.input("ids", "lines", "n", "t", dtype="int64"), blank)
     session = opened(g, text=(text, ir.DataType.STRING, 2))
@@ -129,7 +129,7 @@ POINTS = [point for point in range(1, 0x110000) if not 0xD800 <= point < 0xE000]
 def split():
     """Texts -> their pieces, in one list."""
     g = GraphBuilder("split")
-    g.graph.opset_imports[TextOps.domain] = 1
+    g.graph.opset_imports[TEXT_DOMAIN] = 1
     words, *_ = _split(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]), "words", WORDS)
     pieces, *_ = _split(g.op, words, "pieces", PIECES)
     session = opened(g, pieces=(pieces, ir.DataType.STRING, 1))
