@@ -69,7 +69,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.taps_weights = False  # those of the attention to the encoder's output, as cross_attention.weights
+        self.taps_weights = False
         self.pre_norm = config.norm_placement == "pre"
         self.self_attention = SSRU(config) if config.recurrent else attention(config)
         self.self_attention_norm = make_norm(config)
@@ -105,6 +105,10 @@ class DecoderLayer(nn.Module):
             x = self.feed_forward_norm(op, op.Add(x, self.transform(op, x, tap)))
         tap("", x)
         return x
+
+    def tap_weights(self) -> None:
+        """Tap the weights of the attention to the encoder's output as well, as cross_attention.weights."""
+        self.taps_weights = True
 
     def attend_self(
         self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, past: LayerCache | LayerState | None, tap: Tap

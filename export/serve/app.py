@@ -68,7 +68,7 @@ class App:
         self.load, self.batcher, self.settings, self.ready, self.failed = load, batcher, settings, ready, failed
         self.shared = Shared(settings, KeyRing(settings.api_keys()))
         self.metrics = self.shared.metrics
-        batcher.on_batch = self.metrics.on_batch
+        batcher.report_to(self.metrics.on_batch)
         self.metrics.watch("waiting_sentences", "Sentences in the queue.", lambda: batcher.waiting)
         self.metrics.watch("running_sentences", "Sentences that are computed now.", lambda: batcher.running)
         self.metrics.watch("ready", "1 when the models are loaded.", lambda: float(self.shared.loaded is not None))

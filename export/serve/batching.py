@@ -100,7 +100,7 @@ class Batcher:
         workers: int = 1,
     ):
         self.max_batch, self.max_wait, self.max_queue, self.workers = max_batch, max_wait, max_queue, workers
-        self.on_batch: Callable[[int, float], None] = lambda sentences, seconds: None  # called at the end of each call
+        self._on_batch: Callable[[int, float], None] = lambda sentences, seconds: None
         self.share = math.ceil(LARGEST_SHARE * max_queue)  # of one client, in sentences
         self.turns = Turns()
         self.batches: list[list[Item]] = []  # that run
@@ -117,6 +117,10 @@ class Batcher:
     def waiting(self) -> int:
         """Sentences in the queue."""
         return self.turns.size
+
+    def report_to(self, on_batch: Callable[[int, float], None]) -> None:
+        """Call `on_batch(sentences, seconds)` at the end of each call, from now on."""
+        self._on_batch = on_batch
 
     def start(self) -> None:
         self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
@@ -196,7 +200,7 @@ class Batcher:
             seconds = time.monotonic() - began
             if not all(item.future.cancelled() for item in batch):  # a mean in which the last five or so count
                 self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
-            self.on_batch(sentences, seconds)
+            self._on_batch(sentences, seconds)
 
     async def _collect(self) -> list[Item]:
         """Return the item whose turn it is and those that may share its call, once they fill it or it has waited

@@ -38,7 +38,7 @@ class AttentionTap:
         self._tap, self._name = tap, f"decoder.layers.{layer}.cross_attention.weights"
         self._weights: ir.Value | None = None
         if layer is not None:
-            cast(DecoderLayer, model.decoder.layers[layer]).taps_weights = True
+            cast(DecoderLayer, model.decoder.layers[layer]).tap_weights()
 
     def tap(self, name: str, value: ir.Value) -> None:
         if name == self._name:

@@ -125,7 +125,8 @@ class CoreMLModel(Model):
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
         """Return (B, L, D) of a source, by value, and its mask (B, L)."""
-        assert self.encoder is not None  # who runs a decoder alone doesn't ask for it
+        if self.encoder is None:
+            raise UserError("a decoder alone encodes nothing")
         return self.encoder.encode(source, mask)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray:
