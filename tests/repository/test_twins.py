@@ -60,6 +60,7 @@ ONLY_ONNX = {
     "attention.matmul_shared_heads": "see share_heads",
     "cache.Cache.position_ids": "a runner's caches know their positions each in a way of their own",
     "cache.LayerCache.contents": "what becomes the graph's outputs",
+    "layers.DecoderLayer.tap_weights": "a graph's weights are an output",
     "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
     "masks.additive": "masks are added to the scores",
     "masks.as_boolean": "masks come in as integers",
