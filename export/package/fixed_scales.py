@@ -9,8 +9,8 @@ percentile is taken whose best tokens are most often float32's; where even that 
 own scale.
 
 An encoder alone has the second chance of fixed scales in attention alone, where it keeps nearly as many neighbours as
-with a scale a token. Feed-forward nets are where a few tokens, [CLS] or [SEP], have numbers ten times as large as all
-others, which one scale for all can't hold; attention costs nothing to fix, and has half of the products.
+with a scale a token. Feed-forward nets are where a text's first token may have numbers six to ten times as large as
+all others, which one scale for all can't hold; attention costs nothing to fix, and has half of the products.
 """
 
 from __future__ import annotations
