@@ -159,7 +159,17 @@ def test_a_batch_of_padding_changes_no_weight_to_nan():
     assert all(np.isfinite(w).all() for w in flat(step.model.parameters()).values())
 
 
-@pytest.mark.slow  # MLX compiles C++ at run time on Linux CPUs
+@pytest.fixture
+def compiler():
+    """MLX compiles C++ at run time on Linux CPUs, which g++ 13 and later refuse (ml-explore/mlx#2281)."""
+    try:
+        mx.eval(mx.compile(lambda x: mx.exp(x) * x)(mx.array(1.0)))
+    except RuntimeError as error:
+        pytest.skip(f"MLX can't compile here: {str(error)[:99]}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 def test_the_compiled_step_is_the_same_step():
     eager, compiled = step_with(model(), clip_norm=1.0), step_with(model(), clip_norm=1.0, streams=0)
     traces = []
@@ -177,6 +187,7 @@ def test_the_compiled_step_is_the_same_step():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 def test_the_compiled_step_draws_new_dropout_and_skips_bad_steps():
     step = step_with(model(dropout=0.3), streams=0)
     losses = [run(step, batch(), rate=0.0)[0] for _ in range(3)]
