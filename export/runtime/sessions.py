@@ -123,12 +123,6 @@ def run_aside() -> None:
     _here.aside = True
 
 
-ASKED_FOR = ort.RunOptions()
-"""A run that computes the outputs that it is asked for, and nothing besides: ONNX Runtime runs all nodes otherwise. A
-text's vector is all the same to a pooler beside it, a hundredth of a small encoder's time."""
-ASKED_FOR.only_execute_path_to_fetches = True
-
-
 class Session(ort.InferenceSession):
     """A session whose failed runs are a `UserError` that names the file: the graph isn't what it seemed to be."""
 
@@ -136,17 +130,14 @@ class Session(ort.InferenceSession):
         """weights: the data file in memory that it uses, which must live as long as the session."""
         super().__init__(str(file), *arguments, **options)
         self.file, self.weights = file, weights
-        self._outputs = len(self.get_outputs())
 
-    def run(self, names: Sequence[str] | None, feeds: dict[str, Any], options: ort.RunOptions | None = None) -> Any:
-        if options is None and names is not None and len(names) < self._outputs:
-            options = ASKED_FOR
+    def run(self, *arguments: Any, **options: Any) -> Any:
         try:
-            return (self._run_aside if _here.aside else super().run)(names, feeds, options)
+            return self._run_aside(*arguments, **options) if _here.aside else super().run(*arguments, **options)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise self._failed(error) from error
 
-    def _run_aside(self, names: Sequence[str] | None, feeds: dict[str, Any], options: ort.RunOptions | None) -> Any:
+    def _run_aside(self, names: Sequence[str] | None, feeds: dict[str, Any], *options: Any) -> Any:
         def keep(*outputs_and_error: Any) -> None:
             result.extend(outputs_and_error)
 
@@ -155,9 +146,9 @@ class Session(ort.InferenceSession):
         over = SimpleQueue[Any]()
         result: list[Any] = [weakref.ref(keep, over.put)]
         try:
-            self.run_async(names, feeds, keep, None, options)
+            self.run_async(names, feeds, keep, None, *options)
         except Exception:  # ONNX Runtime gave it no thread besides the caller's, as on a machine of one core
-            return super().run(names, feeds, options)
+            return super().run(names, feeds, *options)
         del keep
         over.get()
         _, outputs, _, error = result
