@@ -102,22 +102,20 @@ def settled(
         if not quality.problems:
             log(f"int8: fixed scales from {scales.origin['sentences']} lines of {text.origin}; on others: {quality}")
             return replace(plan, int8_scales=scales)
-        reasons = f"{text.origin}: {'; '.join(quality.problems)}"
+        reasons = "; ".join(quality.problems)
         if encodes and settings.int8_scales is None:
             some, its = trial.best(before, ATTENTION)
             if its.agreement >= trial.agreement(plan.int8_scales) - MORE_LOST:
-                log(
-                    f"int8: fixed scales in attention, a scale a token elsewhere: with fixed ones from {reasons}; {its}"
-                )
+                elsewhere = f"a scale a token elsewhere: with fixed ones from {text.origin}: {reasons}"
+                log(f"int8: fixed scales in attention, {elsewhere}; {its}")
                 return replace(plan, int8_scales=some)
     if settings.int8_scales == "fixed" and not settings.accept_loss:
-        reasons = "; ".join(quality.problems)
         raise UserError(
             f"{text.origin}: fixed scales from it lose too much: {reasons}; give other text, or leave them out"
         )
     if settings.int8_scales == "fixed":
         return replace(plan, int8_scales=scales)
-    log(f"int8: a scale a token: with fixed ones from {reasons}")
+    log(f"int8: a scale a token: with fixed ones from {text.origin}: {reasons}")
     return plan
 
 
