@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import write_text_model
+from small_models import alone, write_text_model
 
 from export import OnnxTransformer
 from mlx_transformer import Transformer
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation import line_files
-from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder, _batches
+from mlx_transformer.generation.embed import BATCH_TOKENS, MULTIPLE, Embedder, _batches
 from mlx_transformer.generation.embed_files import embed_stream
 from mlx_transformer.generation.passes import ONE_AT_A_TIME
 from mlx_transformer.generation.text_options import EmbedOptions
@@ -52,6 +53,20 @@ def test_every_vector_is_the_one_alone(model):
     np.testing.assert_allclose(together, alone, rtol=0, atol=most)
     np.testing.assert_allclose(model.embed(TEXTS[::-1])[::-1], together, rtol=0, atol=most)
     assert model.embed([]).shape == (0, 2 * model.config.d_model)
+
+
+@pytest.mark.parametrize("token_types", [0, 2])
+@pytest.mark.parametrize("length", [1, 3, 4, 37, 39, 40])
+def test_a_row_by_itself_is_padded_as_one_of_many(token_types, length):
+    config = replace(alone("untied", "encoder"), max_positions=40, token_types=token_types, pad_id=1)
+    embedder = Embedder(config, None, MADE, lambda ids, mask: None)
+    for row in (list(range(length)), np.arange(length), tuple(range(length))):
+        arrays, mask = Sources.of(config, ids=[row]).padded(MULTIPLE, config.max_positions)
+        own_arrays, own_mask = embedder._alone([row])
+        assert own_arrays.keys() == arrays.keys()
+        for own, one in [(own_mask, mask), *((own_arrays[name], arrays[name]) for name in arrays)]:
+            assert own.dtype == one.dtype
+            np.testing.assert_array_equal(own, one)
 
 
 def test_mlx_computes_one_pass_after_the_other(folder):
@@ -161,8 +176,15 @@ def test_rows_of_ids(model):
     np.testing.assert_array_equal(embedder.vectors(rows, of_text=False), model.embed(TEXTS[:20]))
     with pytest.raises(UserError, match="rows: 41 tokens, the model takes at most 40"):
         embedder.vectors([[4] * 41])
-    with pytest.raises(UserError, match="row 0, position 0: id 999 is outside the vocabulary"):
-        embedder.vectors([[999]])
+    for rows, message in (
+        ([[999]], "row 0, position 0: id 999 is outside the vocabulary"),
+        ([[-1]], "row 0, position 0: id -1 is outside the vocabulary"),
+        ([[]], "rows row 0 is empty"),
+        ([[1.5]], "rows row 0: ids must be whole numbers"),
+        ({1}, "rows: expected a list of lists of ids"),
+    ):
+        with pytest.raises(UserError, match=message):
+            embedder.vectors(rows)
 
 
 def test_a_saved_model_keeps_how_vectors_are_made(folder, tmp_path):
