@@ -39,8 +39,9 @@ from .plugins import chosen, find_plugin, missing
 
 CPU = "CPUExecutionProvider"
 
-SLOW_FUSIONS = ["SkipLayerNormFusion"]
-"""A pass of ONNX Runtime's optimiser. On CPU its operator is slower than the Add and LayerNormalization it replaces."""
+SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
+"""Passes of ONNX Runtime's optimiser. On CPU the operator of each is slower than the two it replaces: Add and
+LayerNormalization, Add and Gelu, which has a kernel for AVX-512 of its own."""
 
 FOLDING = ["ConstantFolding"]
 """A pass of ONNX Runtime's optimiser. It copies a matrix that a graph transposes where it multiplies, and then packs
