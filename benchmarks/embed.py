@@ -14,7 +14,8 @@ target cpu, opened by transformers.js, beside its own pipeline with Optimum's ex
 
 A ratio is of median times, to the best of the others: the one whose median is the shortest. Behind it is that to
 whichever of them was the fastest in a round, the median of the rounds: of several that are as fast, one always has
-luck. Each round begins with another engine. With one thread the time is the processor's, which other programs take
+luck. Each round begins with another engine, and each engine when the threads of the last one rest: ONNX Runtime's stay
+awake for up to fifty milliseconds. With one thread the time is the processor's, which other programs take
 less of; in the browser it is the wall's. Tokenizing counts for all. In float32 the vectors are compared first.
 """
 
@@ -42,6 +43,8 @@ from mlx_transformer.data.corpus import read_lines
 
 Engine = Callable[[Sequence[str]], NDArray]
 BATCHES, THREADS = (1, 8, 64), (1, 2)
+REST = 0.1
+"""Seconds between two engines."""
 Clock = Callable[[], float]
 PEERS = (
     "optimum:float32",
@@ -148,6 +151,7 @@ def measure(
     for first in range(rounds):
         for i in range(len(names)):
             name = names[(first + i) % len(names)]
+            time.sleep(REST)
             found[name].append(seconds(engines[name], texts, batch, clock))
     return found
 
