@@ -1,19 +1,18 @@
 """One product in the place of several with the same x, whose matrices lie side by side: each takes its own columns.
 
-    y (N, T d) --> Split --> (N, H d) of each product
+    y (N, T D) --> Split --> (N, D) of each product
 
-Where each is split into heads of one width d at once, which are gathered into the places where attention reads them,
-the heads are gathered from the rows of y:
+Where all are as wide and each one's rows are gathered into the places where attention reads them, they are gathered
+from the rows of y:
 
-    y --> Reshape (N T, d) --> Gather(i // H * T + i % H + first) --> (B, H, S, d) of each product
+    y --> Reshape (N T, D) --> Gather(i T + k) --> (B, S, D) of each product
 
-Shapes: N rows, H heads of a product, T those of all, i (B, H, S) the row of each head among those of its product alone.
+Shapes: N rows, T products, D columns of each, i (B, S) the row of each place among those of one product, k its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -23,28 +22,17 @@ from export.nn.marks import extent
 
 from .products import Linear, put_product
 
-Rows = dict[tuple[str, int, int, int], ir.Value]
-"""Rows of heads among those of several products, by i, H, T and first: all layers of a graph share them."""
-
-
-class Heads(NamedTuple):
-    """Where a product's rows become heads. `split`: the Reshape to (N H, d); `taken`: the Gather of its rows, by
-    `index`."""
-
-    split: ir.Node
-    taken: ir.Node
-    index: ir.Value
-    width: int
+Rows = dict[tuple[str, int, int], ir.Value]
+"""Rows of one product among those of several, by i, T and k: all layers of a graph share them."""
 
 
 def put_parts(model: ir.Model, products: Sequence[Linear], y: ir.Value, biased: bool, rows: Rows) -> None:
     """Let `y` take the place of these products. biased: it has their biases in it. rows: those of earlier layers, to
     which this one's are added."""
     add, widths = Nodes(model, products[0].node, "int8"), [_width(linear) for linear in products]
-    heads = [_heads(linear) for linear in products if biased or linear.addend is None]
-    taken = [each for each in heads if each is not None]
-    sizes = {each.width for each in taken}
-    if len(taken) < len(products) or len(sizes) > 1:
+    gathers = [_gather(linear) for linear in products if biased or linear.addend is None]
+    taken = [node for node in gathers if node is not None]
+    if len(taken) < len(products) or len({*widths}) > 1:
         parts = add.several(len(products), "Split", y, add.constant(np.array(widths)), axis=-1)
         add.before()
         for linear, part in zip(products, parts, strict=True):
@@ -54,30 +42,24 @@ def put_parts(model: ir.Model, products: Sequence[Linear], y: ir.Value, biased: 
             else:
                 put_product(each, linear, part)
         return
-    (d,) = sizes
-    split = add("Reshape", y, add.constant(np.array([-1, d])))
+    split = add("Reshape", y, add.constant(np.array([-1, widths[0]])))
     add.before()
-    first = 0
-    for linear, own, width in zip(products, taken, widths, strict=True):
-        own.taken.replace_input_with(0, split)
-        own.taken.replace_input_with(1, _rows(model, own.index, width // d, sum(widths) // d, first, rows))
-        for node in (own.split, linear.node):
-            assert node.graph is not None
-            node.graph.remove(node, safe=True)
-        first += width // d
+    for k, (linear, node) in enumerate(zip(products, taken, strict=True)):
+        index = node.inputs[1]
+        assert index is not None
+        node.replace_input_with(0, split)
+        node.replace_input_with(1, _rows(model, index, len(products), k, rows))
+        assert linear.node.graph is not None
+        linear.node.graph.remove(linear.node, safe=True)
 
 
-def _rows(model: ir.Model, index: ir.Value, own: int, of_all: int, first: int, rows: Rows) -> ir.Value:
-    """Return the rows of heads, `own` a row, where there are `of_all`, `first` others before them."""
-    name = str(index.name)
-    if (key := (name, own, of_all, first)) not in rows:
-        add = Nodes(model, f"{name}/{own}_of_{of_all}/{first}", "int8")
-        if first:
-            index = _rows(model, index, own, of_all, 0, rows)
-            rows[key] = add("Add", index, add.constant(first))
-        else:
-            rows[key] = add("Add", index, add("Mul", add("Div", index, add.constant(own)), add.constant(of_all - own)))
-        producer = index.producer()
+def _rows(model: ir.Model, index: ir.Value, count: int, k: int, rows: Rows) -> ir.Value:
+    """Return the rows of product k where each of `index` stands for those of `count` products."""
+    if (key := (str(index.name), count, k)) not in rows:
+        first = _rows(model, index, count, 0, rows) if k else index
+        add = Nodes(model, f"{index.name}/of_{count}/{k}", "int8")
+        rows[key] = add("Add", first, add.constant(k)) if k else add("Mul", index, add.constant(count))
+        producer = first.producer()
         assert producer is not None
         assert producer.graph is not None
         producer.graph.insert_after(producer, add.nodes)
@@ -88,21 +70,12 @@ def _width(linear: Linear) -> int:
     return extent(linear.weight, 0 if linear.rows else 1)
 
 
-def _heads(linear: Linear) -> Heads | None:
-    """Return where the product's rows become heads, if nothing else becomes of them."""
-    split = _only_user(linear.node, "Reshape")
-    taken = _only_user(split, "Gather") if split else None
-    if split is None or taken is None or taken.attributes.get_int("axis", 0) != 0:
+def _gather(linear: Linear) -> ir.Node | None:
+    """Return what gathers the product's rows, if nothing else becomes of them."""
+    uses = [*linear.node.outputs[0].uses()]
+    if len(uses) != 1 or uses[0].node.op_type != "Gather" or linear.node.outputs[0].is_graph_output():
         return None
-    (_, shape), (data, index) = split.inputs, taken.inputs
-    sizes = [] if shape is None or shape.const_value is None else shape.const_value.numpy().tolist()
-    if len(sizes) != 2 or sizes[0] != -1 or _width(linear) % sizes[1] or data is not split.outputs[0]:
-        return None
-    return None if index is None or index.producer() is None else Heads(split, taken, index, sizes[1])
-
-
-def _only_user(node: ir.Node, operator: str) -> ir.Node | None:
-    """Return the one node that reads the node's output, if it is such an operator's."""
-    uses = [*node.outputs[0].uses()]
-    alone = len(uses) == 1 and uses[0].node.op_type == operator and not node.outputs[0].is_graph_output()
-    return uses[0].node if alone else None
+    node = uses[0].node
+    (data, index), axis = node.inputs, node.attributes.get_int("axis", 0)
+    by_rows = axis == 0 and data is linear.node.outputs[0] and index is not None and index.producer() is not None
+    return node if by_rows else None

@@ -171,7 +171,7 @@ class CpuTreeDecoder(TreeDecoder):
     def _encode(
         self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
     ) -> tuple[Sequence[KeyValues], ir.Value]:
-        sources = Sources.of(op, source_mask, self.config.of("encoder").heads)
+        sources = Sources.of(op, source_mask)
         self.model, self.shape = CpuTransformer(self.config, sources), operator_shape(self.config)
         memory = self.model.encode_rows(op, source)
         return self.model.cross_keys_values(op, memory), sources.mask

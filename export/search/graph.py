@@ -17,7 +17,7 @@ from export.interface import SEARCH, Request
 from export.precision.table import ONNXRUNTIME, STANDARD, takes_rows
 from export.search_inputs import TEXT_SETTINGS
 from export.targets.cpu.gemm import join_reshapes, use_gemm
-from export.targets.cpu.network import DOMAIN
+from export.targets.cpu.network import OPSETS
 from export.targets.table import target_of
 from mlx_transformer.system.errors import UserError
 
@@ -63,7 +63,7 @@ def search_model(
     operators = target_of(target).lowering.operators
     g = GraphBuilder.declared(SEARCH, request)
     if operators == ONNXRUNTIME:
-        g.graph.opset_imports[DOMAIN] = 1
+        g.graph.opset_imports.update(OPSETS)
     if request.text:
         _give_text(g, request, operators, takes_rows(precision), str(tokenizer))
     else:

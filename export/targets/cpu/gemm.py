@@ -23,13 +23,22 @@ def use_gemm(graph: ir.Graph) -> None:
 
 
 def join_reshapes(graph: ir.Graph) -> None:
-    """Let a Reshape of a Reshape read what the first one reads, in place: heads are split and merged for the sake of
-    what may lie between."""
+    """Let a Reshape of a Reshape read what the first one reads, and leave it out if that has its shape, in place: heads
+    are split and merged for the sake of what may lie between."""
     for node in graph:
         before = node.inputs[0] if node.op_type == "Reshape" else None
         producer = None if before is None else before.producer()
         if producer is not None and producer.op_type == "Reshape" and _counts_all(node.inputs[1]):
-            node.replace_input_with(0, producer.inputs[0])
+            node.replace_input_with(0, source := producer.inputs[0])
+            if source is not None and _are_alike(source, node.outputs[0]):
+                ir.convenience.replace_all_uses_with(node.outputs[0], source)
+
+
+def _are_alike(x: ir.Value, reshaped: ir.Value) -> bool:
+    """Return whether both are known to be matrices of as many columns, and so the same."""
+    if x.shape is None or reshaped.shape is None or reshaped.is_graph_output():
+        return False
+    return len(x.shape) == len(reshaped.shape) == 2 and x.shape.is_static(1) and x.shape[1] == reshaped.shape[1]
 
 
 def _counts_all(shape: ir.Value | None) -> bool:

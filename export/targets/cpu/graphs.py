@@ -29,7 +29,7 @@ from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
 
 from .gemm import join_reshapes, use_gemm
-from .network import DOMAIN, CpuCache, CpuTransformer, InPlace, Sources
+from .network import OPSETS, CpuCache, CpuTransformer, InPlace, Sources
 
 
 class CpuGraphBuilder(GraphBuilder):
@@ -37,7 +37,7 @@ class CpuGraphBuilder(GraphBuilder):
 
     def __init__(self, name: str, ports: Ports):
         super().__init__(name, ports)
-        self.graph.opset_imports[DOMAIN] = 1
+        self.graph.opset_imports.update(OPSETS)
 
     def model(self) -> ir.Model:
         join_reshapes(self.graph)
@@ -55,7 +55,7 @@ def encoder_cpu(request: Request) -> GraphBuilder:
     """
     g = CpuGraphBuilder.declared(ENCODER_CPU, request)
     source = g.source()
-    sources = Sources.of(g.op, source.pop("source_mask"), request.config.of("encoder").heads)
+    sources = Sources.of(g.op, source.pop("source_mask"))
     model = CpuTransformer(request.config, sources)
     memory = model.encode_rows(g.op, source, tap=g.tap)
     cross = model.cross_keys_values(g.op, memory)
@@ -73,7 +73,7 @@ def encoder_alone(request: Request) -> GraphBuilder:
     g = CpuGraphBuilder.declared(MODEL, request)
     config, source = request.config, g.source()
     tokens = source.pop("source_mask")
-    sources = Sources.of(g.op, tokens, config.of("encoder").heads)
+    sources = Sources.of(g.op, tokens)
     model = CpuTransformer(config, sources)
     rows = model.encode_rows(g.op, source, tap=g.tap)
     memory = sources.padded(g.op, rows)

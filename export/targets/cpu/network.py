@@ -10,7 +10,7 @@ buffer, D model, H heads, G key-value heads, d one head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +31,8 @@ from export.nn.taps import Tap, no_tap, within
 from mlx_transformer.core.config import TransformerConfig
 
 DOMAIN = "com.microsoft"
+OPSETS = {"": 23, DOMAIN: 1}
+"""Those of the graphs: Attention is an operator from opset 23 on."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +48,18 @@ class Sources:
     slots: ir.Value
     """(B, S) row of each place; any row on padding."""
     hidden: ir.Value
-    """(B, 1, 1, S) added to the scores of keys: `HIDDEN` on padding."""
-    heads: int
-    head_slots: ir.Value
-    """(B, H, S) the same as `slots`, in rows split by head (N*H,)."""
-    head_tokens: ir.Value
-    """(N, H) place of each token's heads in the flattened (B, H, S)."""
+    """(B, 1, S, S) added to the scores: `HIDDEN` for keys on padding."""
 
     @classmethod
-    def of(cls, op: Op, attention_mask: ir.Value, heads: int) -> Sources:
+    def of(cls, op: Op, attention_mask: ir.Value) -> Sources:
         flat = op.Reshape(attention_mask, [-1])
         tokens = op.Squeeze(op.NonZero(flat), [0])
         slots = op.Reshape(op.Max(op.Sub(op.CumSum(flat, 0), 1), 0), op.Shape(attention_mask))
         mask = op.Cast(attention_mask, to=ir.DataType.INT32)
-        hidden = padding_mask(op, attention_mask)
-        by_head = _by_head(op, attention_mask, tokens, slots, table(op, "heads", lambda: np.arange(heads)[None]))
-        return cls(attention_mask, mask, tokens, slots, hidden, heads, *by_head)
-
-    def with_heads(self, op: Op, heads: int) -> Sources:
-        """Return the same, where rows are split into so many heads."""
-        if heads == self.heads:
-            return self
-        head = table(op, f"heads.{heads}", lambda: np.arange(heads)[None])
-        slots, tokens = _by_head(op, self.mask, self.tokens, self.slots, head)
-        return replace(self, heads=heads, head_slots=slots, head_tokens=tokens)
+        # The operator takes no mask that has one row for all queries.
+        queries = op.Concat([1, 1], op.Shape(attention_mask, start=1), [1], axis=0)
+        hidden = op.Expand(padding_mask(op, attention_mask), queries)
+        return cls(attention_mask, mask, tokens, slots, hidden)
 
     def rows(self, op: Op, x: ir.Value) -> ir.Value:
         """Turn padded (B, S) into rows (N,), or (B, S, D) into (N, D)."""
@@ -82,27 +72,16 @@ class Sources:
 
     def by_head(self, op: Op, x: ir.Value) -> ir.Value:
         """Turn rows (N, H, d) into (B, H, S, d): padding and the transposition in one go."""
-        return op.Gather(op.Reshape(x, [-1, extent(x, 2)]), self.head_slots, axis=0)
-
-    def from_heads(self, op: Op, y: ir.Value, width: int) -> ir.Value:
-        """Turn (B, H, S, d) into rows (N, H, d)."""
-        return op.Gather(op.Reshape(y, [-1, width]), self.head_tokens, axis=0)
+        heads = extent(x, 1)
+        head = table(op, f"heads.{heads}", lambda: np.arange(heads)[None, :, None])
+        slots = op.Add(op.Unsqueeze(op.Mul(self.slots, heads), [1]), head)
+        return op.Gather(op.Reshape(x, [-1, extent(x, 2)]), slots, axis=0)
 
     def positions(self, op: Op) -> PositionIds:
         """Return the position of each row: the tokens before it in its own sentence; padding on either side takes no
         position."""
         places = op.Range(0, op.Squeeze(op.Shape(self.real, start=1), [0]), 1)
         return PositionIds(self.rows(op, op.CumSum(self.real, 1, exclusive=1)), distances(op, places, places))
-
-
-def _by_head(op: Op, mask: ir.Value, tokens: ir.Value, slots: ir.Value, head: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return `head_slots` and `head_tokens` of sources, for the heads (1, H)."""
-    heads = extent(head, 1)
-    head_slots = op.Add(op.Unsqueeze(op.Mul(slots, heads), [1]), op.Unsqueeze(head, [2]))
-    # Token s of sentence b is at b*S + s, its head h at (b*H + h)*S + s.
-    length = op.Shape(mask, start=1)
-    before = op.Mul(op.Sub(tokens, op.Mod(tokens, length)), heads - 1)
-    return head_slots, op.Add(op.Unsqueeze(op.Add(tokens, before), [1]), op.Mul(head, length))
 
 
 class InPlace(LayerCache):
@@ -177,13 +156,12 @@ class CpuAttention(Attention):
         return self.from_operand(op, y)
 
     def within_source(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask) -> ir.Value:
-        """Attend from tokens of a source to those of the same source. added: (B, 1 or H, 1 or S, S)."""
+        """Attend from tokens of a source to those of the same source. added: (B or 1, H or 1, S, S)."""
         assert self.sources is not None
-        width = extent(v, 2)
-        q, k, v = (self.sources.by_head(op, for_all_heads(op, x, self.heads)) for x in (q, k, v))
-        scores = op.FusedMatMul(q, k, transB=1, alpha=self.scale, _domain=DOMAIN)
-        weights = op.Softmax(op.Add(typed(scores, rank=4), added), axis=-1)
-        return typed(self.sources.from_heads(op, op.MatMul(weights, v), width), self.heads, width)
+        heads, width = {"q_num_heads": self.heads, "kv_num_heads": extent(k, 1)}, extent(v, 2)
+        padded = (self.sources.padded(op, self.merge(op, x)) for x in (q, k, v))
+        y = typed(op.Attention(*padded, added, scale=self.scale, **heads), self.heads * width)
+        return self.split(op, self.sources.rows(op, y), self.heads)
 
     def over_source(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask) -> ir.Value:
         """Attend from rows to their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32.
@@ -272,9 +250,8 @@ class CpuTransformer(Transformer):
         """Return every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""
         assert self.sources is not None
         shape, pairs = operator_shape(self.config), []
-        sources = self.sources.with_heads(op, shape.heads)
         for layer, (k, v) in zip(self.decoder.layers, self.decoder.cross_keys_values(op, memory), strict=True):
             k = op.Mul(k, cast(DecoderLayer, layer).cross_attention.scale)
-            k, v = (sources.by_head(op, as_operand(op, x, shape)) for x in (k, v))
+            k, v = (self.sources.by_head(op, as_operand(op, x, shape)) for x in (k, v))
             pairs.append((k, v))
         return pairs

@@ -38,6 +38,8 @@ ABSENT = {
     "alpha": 1.0,
     "mask_filter_value": -1e4,
     "unidirectional": 0,
+    "is_causal": 0,
+    "softcap": 0.0,
     "stash_type": 1,
 }
 """The value that an operator takes where its node states none."""
@@ -66,6 +68,13 @@ def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str,
         **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last | stashed)} for name in NORMS},
         **dict.fromkeys(("Softmax", "LogSoftmax"), last),
         **dict.fromkeys(ATTENTIONS, attention),
+        "Attention": {
+            "q_num_heads": attention["num_heads"],
+            "kv_num_heads": _one_of(c.key_value_heads for c in stacks),
+            "scale": _one_of(scales),
+            "is_causal": (0,),
+            "softcap": (0.0,),
+        },
         "FusedMatMul": {"alpha": _one_of(scales)},
         "Gelu": {"approximate": gelu},
         "Sqrt": {"epsilon": (epsilon,)},

@@ -34,7 +34,7 @@ from export.targets.session import Session
 from export.validate.cases import Case
 from export.validate.checks.int8_products import quantisers, show_integers
 from export.validate.findings import PLAIN, tap_names
-from export.validate.locate.isolate_onnx import points_of
+from export.validate.locate.isolate_onnx import points_of, show_weights
 from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG
@@ -321,6 +321,7 @@ class OnnxEngine(OnnxFiles):
         """Open a session of a copy that shows these points."""
         if (key := (graph, *names)) not in self._tapped_sessions:
             model = onnx.load(self.files[graph], load_external_data=False)
+            show_weights(model.graph)
             points = {value: point for point, value in points_of(model.graph, names).items()}
             session = self.open(self.files[graph], add_taps(model, list(points)))
             tapped = TappedSession(session, list(points), lambda value, array: self._observe(points[value], array))

@@ -23,6 +23,8 @@ from mlx_transformer.core.config import TransformerConfig
 from .isolated_inputs import IsolatedInputs
 
 Array = NDArray
+AFTER_SOFTMAX = 3
+"""The form of Attention's fourth output, `qk_matmul_output`: softmax(Q K^T / sqrt(d_k))."""
 
 
 def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
@@ -76,6 +78,14 @@ def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
             for value, parts, arrays in zip(("cache", "cross"), (own, PARTS), pair, strict=True):
                 values |= {f"{value}.{i}.{part}": x for part, x in zip(parts, arrays or (), strict=False)}
     return {value: x.astype(np.float32) if x.dtype == np.float64 else x for value, x in values.items()}
+
+
+def show_weights(graph: onnx.GraphProto) -> None:
+    """Let the operators that keep their attention weights to themselves give them, as the points NAME.weights."""
+    for node in graph.node:
+        if node.op_type == "Attention" and len(node.output) == 1:
+            node.output.extend(["", "", f"{node.name.rpartition('/')[0].replace('/', '.')}.weights"])
+            node.attribute.append(onnx.helper.make_attribute("qk_matmul_output_mode", AFTER_SOFTMAX))
 
 
 def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:

@@ -83,9 +83,9 @@ def test_a_wrong_number_is_found(tmp_path: Path) -> None:
     checkpoint, cpu = write_model(alone("paper", "encoder"), tmp_path, 3, target="cpu")
     file = cpu / "onnx" / f"{MODEL}.onnx"
     model = onnx.load(file, load_external_data=False)
-    (product,) = [node for node in model.graph.node if node.op_type == "FusedMatMul"][:1]
-    (alpha,) = [entry for entry in product.attribute if entry.name == "alpha"]
-    alpha.f *= 1.01
+    attention = next(node for node in model.graph.node if node.op_type == "Attention")
+    (scale,) = [entry for entry in attention.attribute if entry.name == "scale"]
+    scale.f *= 1.01
     onnx.save(model, file)
     report = compare(checkpoint, cpu, ["onnxruntime"], 1, threads=1)
     assert not report.equal
