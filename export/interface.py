@@ -112,17 +112,15 @@ class CacheShape(NamedTuple):
         return dict(zip(PARTS, self[1:], strict=True))
 
 
-def cache_shape(config: TransformerConfig) -> CacheShape:
-    """Return those of a model's decoder, of its own keys and of the source's."""
-    c = config.of("decoder")
-    return CacheShape(c.key_value_heads, c.d_k, c.d_v)
+def cache_shape(layer: TransformerConfig) -> CacheShape:
+    """Keys and values of a decoder layer, of its own positions and of the source."""
+    return CacheShape(layer.key_value_heads, layer.d_k, layer.d_v)
 
 
-def operator_shape(config: TransformerConfig) -> CacheShape:
-    """Shape of keys and values as ONNX Runtime's own operators take them: one width, and no heads that share."""
-    c = config.of("decoder")
-    width = max(c.d_k, c.d_v)
-    return CacheShape(c.heads, width, width)
+def operator_shape(layer: TransformerConfig) -> CacheShape:
+    """Keys and values as ONNX Runtime's own operators take them: of one width, and none shared by several heads."""
+    width = max(layer.d_k, layer.d_v)
+    return CacheShape(layer.heads, width, width)
 
 
 def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
@@ -137,15 +135,15 @@ def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
 
 
 def keys_values(
-    value: str, name: str, layers: int, shape: CacheShape, rows: Axis, length: Axis
+    value: str, name: str, shapes: Iterable[CacheShape], rows: Axis, length: Axis
 ) -> list[tuple[Port, ...]]:
-    """Return keys and values of each layer: VALUE.N.key and VALUE.N.value. name: the graph's, "{}" where N stands."""
+    """Keys and values of each layer: VALUE.N.key and VALUE.N.value. name: the graph's, with "{}" for N."""
     return [
         tuple(
             Port(f"{value}.{i}.{part}", f"{name.format(i)}.{part}", "float32", (rows, shape.heads, length, width))
             for part, width in shape.widths.items()
         )
-        for i in range(layers)
+        for i, shape in enumerate(shapes)
     ]
 
 
@@ -156,12 +154,12 @@ def cache(
     layers, axes = r.config.decoder_layers, (rows, r.config.d_model)
     if r.config.recurrent:
         return [(Port(f"cache.{i}.{STATE}", f"{name.format(i)}.{STATE}", "float32", axes),) for i in range(layers)]
-    return keys_values("cache", name, layers, shape(r.config), rows, length)
+    return keys_values("cache", name, map(shape, r.config.layers("decoder")), rows, length)
 
 
 def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
     """Return what each layer of a decoder reads of the source."""
-    return keys_values("cross", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
+    return keys_values("cross", name, map(cache_shape, r.config.layers("decoder")), rows, length)
 
 
 def layer_by_layer(*caches: Iterable[tuple[Port, ...]]) -> Iterator[Port]:
@@ -292,8 +290,7 @@ def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
 
 
 def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
-    shape, layers = operator_shape(r.config), r.config.decoder_layers
-    return keys_values("cross", "cross.{}", layers, shape, SENTENCES, LENGTH)
+    return keys_values("cross", "cross.{}", map(operator_shape, r.config.layers("decoder")), SENTENCES, LENGTH)
 
 
 def encoder_coreml(r: Request) -> Ports:

@@ -146,13 +146,12 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config = config.of("encoder")
-        self.positions = Positions(config, causal=False)
+        self.config = config
+        self.positions = Positions(config, "encoder")
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
-        self.layers = nn.ModuleList(
-            [EncoderLayer(config, attention, first=i == 0) for i in range(config.encoder_layers)]
-        )
+        layers = enumerate(config.layers("encoder"))
+        self.layers = nn.ModuleList([EncoderLayer(layer, attention, first=i == 0) for i, layer in layers])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
@@ -176,11 +175,11 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config = config.of("decoder")
-        self.positions = Positions(config, causal=True)
+        self.config = config
+        self.positions = Positions(config, "decoder")
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
-        self.layers = nn.ModuleList([DecoderLayer(config, attention) for _ in range(config.decoder_layers)])
+        self.layers = nn.ModuleList([DecoderLayer(layer, attention) for layer in config.layers("decoder")])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import nn
 
-from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
-from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, Stack, TransformerConfig
+from mlx_transformer.core.positions import distinct_rotations, relative_buckets, rotary_tables, sinusoids
 
 from .marks import HIDDEN, Role
 from .masks import Mask, window_mask
@@ -70,21 +70,22 @@ class PositionedInput(NamedTuple):
 
 
 class Positions(nn.Module):
-    """Where the tokens of one stack are. Parameter `weight` only if learned or relative, tables of the `layers` if each
-    has its own. `causal`: no query sees a later key."""
+    """Positions of the tokens of one stack. Parameters: `weight` if learned or relative, or a table in each of
+    `layers`."""
 
-    def __init__(self, config: TransformerConfig, causal: bool):
+    def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()
         self.config = config
+        self.stack: Stack = stack
         self.kind = config.positions
-        self.causal = causal
-        self.count = config.decoder_layers if causal else config.encoder_layers
+        self.causal = stack == "decoder"
+        self.count = config.decoder_layers if self.causal else config.encoder_layers
         if self.kind == "learned":
             self.weight = Parameter([config.max_positions, config.d_model], Role.ADDED)
         if self.kind == "relative":
-            self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
+            self.weight = Parameter([config.relative_buckets, config.of(stack).heads], Role.ADDED)
         if self.kind == "relative_layers":
-            self.layers = nn.ModuleList([RelativeTable(config) for _ in range(self.count)])
+            self.layers = nn.ModuleList([RelativeTable(layer) for layer in config.layers(stack)])
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
         """x (B, L, D)."""
@@ -92,20 +93,20 @@ class Positions(nn.Module):
         return PositionedInput(self.add_rows(op, x, position_ids), angles, self.add_bias(op, mask, position_ids))
 
     def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
-        """Return each layer's angles: once for all layers, or once for each of their bases."""
-        if not self.config.layer_pattern:
-            return [rotation(op, self.config, position_ids)] * self.count
-        each = [self.config.of("encoder", i) for i in range(self.count)]
-        angles = {c.rotary_base: rotation(op, c, position_ids, self.tables_of(c)) for c in dict.fromkeys(each)}
-        return [angles[c.rotary_base] for c in each]
+        """cos and sin for each layer, computed once for all layers that rotate alike."""
+        distinct, of_layer = distinct_rotations(self.config, self.stack)
+        angles = [rotation(op, layer, position_ids, self.tables_of(layer)) for layer in distinct]
+        return [angles[i] for i in of_layer]
 
     def tables_of(self, layer: TransformerConfig) -> str:
-        """Return what tables of a layer's own base are called."""
-        return "positions" if layer.rotary_base == self.config.rotary_base else f"positions.{layer.rotary_base:g}"
+        """The name of a layer's cos and sin tables: "positions", "positions.500000" or "positions.500000.64"."""
+        base = "" if layer.rotary_base == self.config.rotary_base else f".{layer.rotary_base:g}"
+        width = "" if layer.d_k == self.config.d_k else f".{layer.d_k}"
+        return f"positions{base}{width}"
 
     def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
         """Return each layer's mask with what its window hides."""
-        windows = [self.config.of("encoder", i).window for i in range(self.count)]
+        windows = [layer.window for layer in self.config.layers(self.stack)]
         masks = {
             w: mask if w is None else window_mask(op, mask, position_ids.distances, w, position_ids.hidden)
             for w in dict.fromkeys(windows)

@@ -80,7 +80,7 @@ class TreeDecoder:
         """Encode the source. source: what `embedded` takes; source_mask (B, S); beam: K (scalar)."""
         self.vocabulary = vocabulary
         self.config, self.model, self.beam = request.config, Transformer(request.config), beam
-        self.shape = cache_shape(request.config)
+        self.shapes = [cache_shape(layer) for layer in request.config.layers("decoder")]
         self.cross, self.tokens = self._encode(op, source, source_mask)
         vocabulary.take_rows(op, self.model)
         self.attention = AttentionTap(self.model, request.attention_layer, no_tap)
@@ -112,12 +112,11 @@ class TreeDecoder:
         return self.model.decoder.cross_keys_values(op, memory), source_mask
 
     def initial(self, op: Op) -> dict[str, Carried]:
-        heads = self.shape.heads
         caches = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
-        for i in range(self.config.decoder_layers):
-            for name, width in self.shape.widths.items():
-                axes = (BATCH, heads, "past", width)
-                caches[f"cache.{i}.{name}"] = Carried(self._zeros(op, [heads, 0, width]), ir.DataType.FLOAT, axes)
+        for i, shape in enumerate(self.shapes):
+            for name, width in shape.widths.items():
+                axes = (BATCH, shape.heads, "past", width)
+                caches[f"cache.{i}.{name}"] = Carried(self._zeros(op, [shape.heads, 0, width]), ir.DataType.FLOAT, axes)
         return caches
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
@@ -172,7 +171,8 @@ class CpuTreeDecoder(TreeDecoder):
         self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
     ) -> tuple[Sequence[KeyValues], ir.Value]:
         sources = Sources.of(op, source_mask)
-        self.model, self.shape = CpuTransformer(self.config, sources), operator_shape(self.config)
+        self.model = CpuTransformer(self.config, sources)
+        self.shapes = [operator_shape(layer) for layer in self.config.layers("decoder")]
         memory = self.model.encode_rows(op, source)
         return self.model.cross_keys_values(op, memory), sources.mask
 

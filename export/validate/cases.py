@@ -221,7 +221,7 @@ def grid(
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
     rng = np.random.default_rng(seed)
-    heads = max(config.of("encoder").heads, config.of("decoder").heads)
+    heads = max(layer.heads for layer in (*config.layers("encoder"), *config.layers("decoder")))
     limit = min(config.max_positions, longest or config.max_positions, math.isqrt(MOST_SCORES // max(8, heads)))
     short, middle = min(limit, int(rng.integers(5, 10))), min(limit, int(rng.integers(10, 19)))
     cases = [

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
@@ -62,10 +63,10 @@ without them stay as they were, byte for byte."""
 
 
 Stack = Literal["encoder", "decoder"]
-OF_A_LAYER = ("rotary_base", "window")
-"""Fields of which a layer may have another value than the others."""
-OF_A_STACK = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated")
-"""Fields of which the decoder may have another value than the encoder."""
+PATTERN = "layer_pattern"
+LAYER_FIELDS = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated", "attention_bias")
+LAYER_FIELDS += ("feed_forward_bias", "query_key_norm", "attention_scale", "window", "positions", "rotary_base")
+"""Fields that a stack (`decoder`) or single layers (`layer_pattern`) may have other values of."""
 
 
 class Table(Mapping[str, Any]):
@@ -97,12 +98,18 @@ SAME = Table()
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """Sizes and choices of one Transformer. A field's annotation is its whole description: `fields.py` checks it, and
-    the tests vary it. The demands of two fields on each other stand in `_relations`.
+    the tests vary it. Rules between fields are in relations.py.
 
     Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
     `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
-    `vocab_size`. After construction these four hold numbers, never None. Both stacks are as the fields say, but for
-    what `decoder` says; `of` is the config as one of them sees it.
+    `vocab_size`. After construction these four hold numbers, never None.
+
+    The fields describe every layer of both stacks. `decoder` holds the decoder's own values, `layer_pattern` those of
+    single layers; `of("decoder", 3)` is the config that decoder layer 3 is built from.
+
+    >>> config = TransformerConfig(vocab_size=100, decoder={"heads": 4}, layer_pattern=[{}, {"d_ff": 512}])
+    >>> config.of("decoder", 1).heads, config.of("decoder", 1).d_ff
+    (4, 512)
 
     Raises `UserError` listing every problem at once.
     """
@@ -200,12 +207,11 @@ class TransformerConfig:
     """Dropout of the inner activations of the feed-forward nets."""
 
     decoder: Table = SAME
-    """The fields that the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff,
-    activation, gated."""
+    """Fields of the decoder that differ from the encoder's, such as heads or d_ff; layer_pattern too."""
 
     layer_pattern: tuple[Table, ...] = ()
-    """The fields that layers of an encoder alone have otherwise, of rotary_base and window: layer i what entry i has,
-    and from the last one on again from the first."""
+    """Fields of single layers that differ, such as window or rotary_base: layer i has those of entry i, and the pattern
+    repeats: [{}, {"window": 64}] gives every second layer a window."""
 
     pad_id: TokenId = 0
     """Padding."""
@@ -225,6 +231,8 @@ class TransformerConfig:
             problems += relations(self)
         if not problems:
             problems += self._keep_decoder()
+        if not problems and (self.decoder or self.layer_pattern):
+            problems += self._check_layers()
         if problems:
             raise UserError("TransformerConfig: " + "; ".join(problems))
 
@@ -246,29 +254,31 @@ class TransformerConfig:
         return []
 
     def _keep_pattern(self) -> list[str]:
-        """Keep the shortest pattern of what makes a difference; returns what is wrong with it."""
+        """Store the shortest equal pattern, without values that are the stack's anyway; returns the problems."""
         pattern = self.layer_pattern
         if not isinstance(pattern, list | tuple) or not all(isinstance(layer, Mapping) for layer in pattern):
             return [f"layer_pattern={pattern!r:.60} must be a list of tables of fields"]
-        if unknown := [name for layer in pattern for name in layer if name not in OF_A_LAYER]:
-            return [f"layer_pattern: {unknown[0]!r} is not one of {', '.join(OF_A_LAYER)}"]
-        own = [Table({n: x for n, x in layer.items() if x != getattr(self, n)}) for layer in pattern]
-        if own and isinstance(self.encoder_layers, int) and 0 < self.encoder_layers <= MOST_LAYERS:
-            each = [own[i % len(own)] for i in range(self.encoder_layers)]
+        if unknown := [name for layer in pattern for name in layer if name not in LAYER_FIELDS]:
+            return [f"layer_pattern: {unknown[0]!r} is not one of {', '.join(LAYER_FIELDS)}"]
+        decoder = self.decoder if isinstance(self.decoder, Mapping) else SAME
+        own = [Table({n: x for n, x in layer.items() if x != getattr(self, n) or n in decoder}) for layer in pattern]
+        layers = [n for n in (self.encoder_layers, self.decoder_layers) if isinstance(n, int) and n <= MOST_LAYERS]
+        if own and (count := max(layers, default=0)) > 0:
+            each = [own[i % len(own)] for i in range(count)]
             periods = (n for n in range(1, len(each) + 1) if all(x == each[i % n] for i, x in enumerate(each)))
             own = each[: next(periods)]
-        object.__setattr__(self, "layer_pattern", tuple(own) if any(own) else ())
+        object.__setattr__(self, PATTERN, tuple(own) if any(own) else ())
         kinds = field_types(TransformerConfig)
         wrong = [(name, x) for layer in own for name, x in layer.items() if not kinds[name].accepts(x)]
         return [f"layer_pattern: {name}={x!r:.60} {kinds[name].expectation}" for name, x in wrong]
 
     def _keep_decoder(self) -> list[str]:
-        """Keep of the decoder's table what makes a difference; returns what is wrong with it."""
+        """Store the decoder's table without values that change nothing; returns the problems."""
         table = self.decoder
         if not isinstance(table, Mapping):
             return [f"decoder={table!r:.60} must be a table of fields"]
-        if unknown := [name for name in table if name not in OF_A_STACK]:
-            return [f"decoder: {unknown[0]!r} is not one of {', '.join(OF_A_STACK)}"]
+        if unknown := [name for name in table if name not in (*LAYER_FIELDS, PATTERN)]:
+            return [f"decoder: {unknown[0]!r} is not one of {', '.join((*LAYER_FIELDS, PATTERN))}"]
         if table and self.architecture != "encoder-decoder":
             return [f"decoder: an architecture of {self.architecture!r} alone has one stack"]
         object.__setattr__(self, "decoder", SAME)
@@ -281,9 +291,22 @@ class TransformerConfig:
                 own = without if _with_own(self, without) == stack else own
         except UserError as error:
             return [str(error).replace("TransformerConfig", "decoder", 1)]
-        if self.positions == "rotary" and stack.d_k != self.d_k:
-            return [f"decoder: d_k={stack.d_k} differs from d_k={self.d_k}, and positions='rotary' turn both alike"]
+        if PATTERN in own:
+            own[PATTERN] = stack.layer_pattern
         object.__setattr__(self, "decoder", Table(own))
+        return []
+
+    def _check_layers(self) -> list[str]:
+        """The problems of single layers."""
+        for stack in self.stacks:
+            pattern = self.of(stack).layer_pattern
+            for entry in range(len(pattern)):
+                try:
+                    layer = self.of(stack, entry)
+                except UserError as error:
+                    return [str(error).replace("TransformerConfig", PATTERN, 1)]
+                if layer.positions != self.positions and {layer.positions, self.positions} != {"rotary", "none"}:
+                    return [f"positions={layer.positions!r}: layers can differ in 'rotary' and 'none' only"]
         return []
 
     @property
@@ -293,6 +316,11 @@ class TransformerConfig:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        stacks: dict[Stack, bool] = {"encoder": self.has_encoder, "decoder": self.has_decoder}
+        return tuple(stack for stack, exists in stacks.items() if exists)
 
     @property
     def recurrent(self) -> bool:
@@ -316,18 +344,31 @@ class TransformerConfig:
         return {"vocabulary": self.vocab_size, "spans": 2}.get(self.head.kind, len(self.head.labels))
 
     def of(self, stack: Stack, layer: int | None = None) -> TransformerConfig:
-        """Return the config as one stack sees it, or one layer. A field that follows, as d_k = d_model / heads, follows
-        from the stack's own."""
-        if layer is not None and self.layer_pattern:
-            return _of_layer(self, layer % len(self.layer_pattern))
-        return _of(self, stack) if self.decoder else self
+        """The config of one stack, or of one of its layers.
+
+        Fields that were derived (d_k = d_model / heads) are derived again from its own values.
+        """
+        config = _of(self, stack) if self.decoder else self
+        if layer is None or not config.layer_pattern:
+            return config
+        return _of_layer(config, layer % len(config.layer_pattern))
+
+    def at(self, name: str) -> TransformerConfig:
+        """The config that holds at a parameter, module or tap, e.g. `at("decoder.layers.3.feed_forward")`."""
+        place = re.match(r"(encoder|decoder)\.(?:layers\.(\d+))?", name)
+        if place is None:
+            return self
+        return self.of(cast(Stack, place[1]), None if place[2] is None else int(place[2]))
+
+    def layers(self, stack: Stack) -> tuple[TransformerConfig, ...]:
+        """The config of each layer of a stack."""
+        return _layers(self, stack)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field; of `YOUNGER` those that are not at their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
         written = {name: value for name, value in vars(self).items() if name not in defaults or value != defaults[name]}
-        tables = {"decoder": dict, "head": Head.to_dict, "layer_pattern": lambda pattern: list(map(dict, pattern))}
-        return {name: tables[name](value) if name in tables else value for name, value in written.items()}
+        return {name: _plain(value) for name, value in written.items()}
 
     def summary(self) -> dict[str, str]:
         """Return the config in words for a table: the sizes, and what else isn't as it is by default."""
@@ -376,11 +417,26 @@ def _of(config: TransformerConfig, stack: Stack) -> TransformerConfig:
 
 @lru_cache(maxsize=256)
 def _of_layer(config: TransformerConfig, entry: int) -> TransformerConfig:
-    return dataclasses.replace(config, layer_pattern=(), **config.layer_pattern[entry])
+    return _with_own(dataclasses.replace(config, layer_pattern=()), config.layer_pattern[entry])
+
+
+@lru_cache(maxsize=64)
+def _layers(config: TransformerConfig, stack: Stack) -> tuple[TransformerConfig, ...]:
+    count = config.encoder_layers if stack == "encoder" else config.decoder_layers
+    return tuple(config.of(stack, i) for i in range(count))
+
+
+def _plain(value: Any) -> Any:
+    """Dicts and lists in place of tables, tuples and heads, as JSON has them."""
+    if isinstance(value, Head):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerConfig:
-    """Return the config of a stack with fields of its own; what followed from those that it replaces follows anew."""
+    """`config` with the values of a stack or layer; fields that were derived from replaced ones are derived again."""
     widths = () if config.d_model % config.heads else ("d_k", "d_v")
     follow = ("key_value_heads", *widths)
     followed = {n: None for n, value in config._following().items() if n in follow and getattr(config, n) == value}

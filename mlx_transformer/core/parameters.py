@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mlx_transformer.system.errors import UserError, first_of
 
-from .config import RELATIVE, TransformerConfig
+from .config import RELATIVE, Stack, TransformerConfig
 
 if TYPE_CHECKING:
     from .quantization import Quantization
@@ -68,8 +68,7 @@ def embedding_names(config: TransformerConfig) -> set[str]:
 def added_table_names(config: TransformerConfig) -> set[str]:
     """Return tables whose rows are only added, learned positions, T5's buckets and the kinds of tokens: nothing is
     multiplied by them."""
-    stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
-    positions = {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+    positions = {name for stack in config.stacks for name, _ in _position_tables(config, stack)}
     return positions | ({TOKEN_TYPES} if config.token_types else set())
 
 
@@ -119,9 +118,9 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
     if c.token_types:
         yield TOKEN_TYPES, (c.token_types, c.d_model)
     if c.has_encoder:
-        yield from _stack(c.of("encoder"), "encoder", c.encoder_layers, cross=False)
+        yield from _stack(c, "encoder", cross=False)
     if c.has_decoder:
-        yield from _stack(c.of("decoder"), "decoder", c.decoder_layers, cross=c.has_encoder)
+        yield from _stack(c, "decoder", cross=c.has_encoder)
     if c.head.activation:
         yield from _linear("head_proj", c.d_model, c.d_model, c.head.bias)
     if c.head.norm:
@@ -132,32 +131,33 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
         yield "output_proj.bias", (c.outputs,)
 
 
-def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Shape]]:
+def _position_tables(c: TransformerConfig, stack: Stack) -> Iterator[tuple[str, Shape]]:
     if c.positions == "learned":
         yield f"{stack}.positions.weight", (c.max_positions, c.d_model)
-    if c.positions in RELATIVE:
-        layers = c.encoder_layers if stack == "encoder" else c.decoder_layers
-        each = [f".layers.{i}" for i in range(layers)] if c.positions == "relative_layers" else [""]
-        yield from ((f"{stack}.positions{table}.weight", (c.relative_buckets, c.heads)) for table in each)
+    if c.positions == "relative":
+        yield f"{stack}.positions.weight", (c.relative_buckets, c.of(stack).heads)
+    if c.positions == "relative_layers":
+        for i, layer in enumerate(c.layers(stack)):
+            yield f"{stack}.positions.layers.{i}.weight", (c.relative_buckets, layer.heads)
 
 
-def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
-    yield from _position_tables(c, name)
+def _stack(c: TransformerConfig, stack: Stack, cross: bool) -> Iterator[tuple[str, Shape]]:
+    yield from _position_tables(c, stack)
     if c.embedding_norm:
-        yield from _norm(c, f"{name}.embedding_norm")
+        yield from _norm(c, f"{stack}.embedding_norm")
     of_self = _ssru if cross and c.recurrent else _attention
-    for i in range(layers):
-        layer = f"{name}.layers.{i}"
-        yield from of_self(c, f"{layer}.self_attention")
+    for i, layer in enumerate(c.layers(stack)):
+        name = f"{stack}.layers.{i}"
+        yield from of_self(layer, f"{name}.self_attention")
         if c.first_norm or i:
-            yield from _norm(c, f"{layer}.self_attention_norm")
+            yield from _norm(c, f"{name}.self_attention_norm")
         if cross:
-            yield from _attention(c, f"{layer}.cross_attention")
-            yield from _norm(c, f"{layer}.cross_attention_norm")
-        yield from _feed_forward(c, f"{layer}.feed_forward")
-        yield from _norm(c, f"{layer}.feed_forward_norm")
+            yield from _attention(layer, f"{name}.cross_attention")
+            yield from _norm(c, f"{name}.cross_attention_norm")
+        yield from _feed_forward(layer, f"{name}.feed_forward")
+        yield from _norm(c, f"{name}.feed_forward_norm")
     if c.norm_placement == "pre":
-        yield from _norm(c, f"{name}.norm")
+        yield from _norm(c, f"{stack}.norm")
 
 
 def _attention(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:

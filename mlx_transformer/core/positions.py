@@ -6,11 +6,12 @@ Both sides take their tables from here; `export/validate/reference` writes the f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .config import TransformerConfig
+from .config import Stack, TransformerConfig
 
 
 def sinusoids(
@@ -44,6 +45,20 @@ def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.fl
     pair = np.arange(config.d_k // 2, dtype=np.float64)[None, :]
     angle = position * config.rotary_base ** (-2 * pair / config.d_k)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+@lru_cache(maxsize=64)
+def distinct_rotations(
+    config: TransformerConfig, stack: Stack
+) -> tuple[tuple[TransformerConfig, ...], tuple[int, ...]]:
+    """Layers of a stack that rotate differently, each as its config, and for every layer which of them it rotates like.
+
+    Gemma 3's bases are 10,000 in five layers of six and 1,000,000 in the sixth: two configs, (0, 0, 0, 0, 0, 1, ...).
+    """
+    layers = config.layers(stack)
+    rotations = [(c.rotary_base, c.d_k) if c.positions == "rotary" else None for c in layers]
+    distinct = list(dict.fromkeys(rotations))
+    return tuple(layers[rotations.index(r)] for r in distinct), tuple(map(distinct.index, rotations))
 
 
 def relative_buckets(length: int, config: TransformerConfig, causal: bool) -> NDArray[np.int64]:

@@ -42,14 +42,15 @@ def relations(c: Any) -> list[str]:
     if c.positions == "sinusoidal_concat":
         check(c.d_model >= 4, "positions='sinusoidal_concat' divides by d_model/2 - 1: d_model must be at least 4")
     check(c.norm_bias or c.norm == "layernorm", f"norm_bias is of layernorm, not of norm={c.norm!r}")
-    local = c.window is not None or bool(c.layer_pattern)
-    alone = "window, layer_pattern and first_norm are of an encoder alone"
-    check(c.architecture == "encoder" or (c.first_norm and not local), f"{alone}, not of {c.architecture!r}")
+    local = c.window is not None or any("window" in layer for layer in c.layer_pattern)
+    only = f"need architecture='encoder', not {c.architecture!r}"
+    check(c.architecture == "encoder" or (c.first_norm and not local), f"window and first_norm=False {only}")
     check(c.first_norm or c.norm_placement == "pre", "first_norm: norms behind the sub-layers are in every layer")
-    relative = c.positions in RELATIVE and local
-    check(not relative, f"positions={c.positions!r} are the same in all layers and see all keys: no window, no pattern")
-    bases = c.positions == "rotary" or not any("rotary_base" in layer for layer in c.layer_pattern)
-    check(bases, f"layer_pattern: rotary_base is of rotary positions, not of positions={c.positions!r}")
+    check(not (c.positions in RELATIVE and local), f"positions={c.positions!r} has no window: every key is seen")
+    shared = c.positions == "relative" and any("heads" in layer for layer in c.layer_pattern)
+    check(not shared, "layer_pattern: heads can't differ with positions='relative', whose table all layers share")
+    based = [layer.get("positions", c.positions) for layer in c.layer_pattern if "rotary_base" in layer]
+    check({*based} <= {"rotary"}, f"layer_pattern: rotary_base needs positions='rotary', not {c.positions!r}")
     if c.architecture == "encoder-decoder":
         check(c.encoder_layers > 0, "an encoder-decoder needs encoder_layers of at least 1")
         check(c.decoder_layers > 0, "an encoder-decoder needs decoder_layers of at least 1")

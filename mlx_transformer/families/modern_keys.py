@@ -61,7 +61,7 @@ class LocalLayers:
         return []
 
     def write(self, config: Any) -> Values:
-        each = [config.of("encoder", i) for i in range(config.encoder_layers)]
+        each = config.layers("encoder")
         near = [c for c in each if c.window is not None]
         types = [FULL if c.window is None else LOCAL for c in each]
         bases = {"global_rope_theta": config.rotary_base}

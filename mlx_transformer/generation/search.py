@@ -131,8 +131,7 @@ def checked(
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
     """Raise `UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses
     change places, and the logits of a step."""
-    stack = c.of("decoder")
-    position = 4 * stack.key_value_heads * (stack.d_k + stack.d_v) * c.decoder_layers
+    position = 4 * sum(layer.key_value_heads * (layer.d_k + layer.d_v) for layer in c.layers("decoder"))
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
     check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
 

@@ -11,6 +11,7 @@ then grow by CHUNK. Keys and values of the encoder's output are computed once, c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import mlx.core as mx
 
@@ -144,6 +145,13 @@ class Cache:
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
     """Return what the decoder's layers remember before the first step."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]
+
+
+@lru_cache(maxsize=64)
+def mask_heads(config: TransformerConfig) -> int:
+    """Heads that the decoder's masks are repeated for; 1, to be broadcast, where its layers have different numbers."""
+    heads = {layer.heads for layer in config.layers("decoder")}
+    return heads.pop() if len(heads) == 1 else 1
 
 
 def _empty(like: mx.array, capacity: int) -> mx.array:

@@ -134,12 +134,13 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config = config.of("encoder")
-        self.positions = Positions(config, causal=False)
+        self.config = config
+        self.positions = Positions(config, "encoder")
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.layers = [EncoderLayer(config, attention, first=i == 0) for i in range(config.encoder_layers)]
+        layers = enumerate(config.layers("encoder"))
+        self.layers = [EncoderLayer(layer, attention, first=i == 0) for i, layer in layers]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
@@ -164,12 +165,12 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config = config.of("decoder")
-        self.positions = Positions(config, causal=True)
+        self.config = config
+        self.positions = Positions(config, "decoder")
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.layers = [DecoderLayer(config, attention) for _ in range(config.decoder_layers)]
+        self.layers = [DecoderLayer(layer, attention) for layer in config.layers("decoder")]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 

@@ -27,7 +27,7 @@ from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
 
 from .attention import Attention, MakeAttention
-from .cache import Cache, empty_layers
+from .cache import Cache, empty_layers, mask_heads
 from .feedforward import ACTIVATIONS
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_input, padding_before
 from .layers import Decoder, Encoder
@@ -222,7 +222,7 @@ class Transformer(nn.Module):
             return Cache(empty_layers(c), starts=starts)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         cross = self.decoder.cross_keys_values(memory)
-        return Cache(empty_layers(c), cross, tokens, c.of("decoder").heads, starts)
+        return Cache(empty_layers(c), cross, tokens, mask_heads(c), starts)
 
     def step(
         self, ids: Ids, cache: Cache, *, last: bool = False, among: Rows | None = None, tap: Tap | None = None
@@ -236,7 +236,7 @@ class Transformer(nn.Module):
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
         x = self.embed_target(ids)
-        mask = cache.self_mask(length, self.config.of("decoder").heads)
+        mask = cache.self_mask(length, mask_heads(self.config))
         position_ids = positions_after(cache.offset, length, cache.starts)
         scope = within(tap or no_tap, "decoder")
         x = self.decoder(x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)

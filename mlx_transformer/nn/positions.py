@@ -13,8 +13,8 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
-from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, Stack, TransformerConfig
+from mlx_transformer.core.positions import distinct_rotations, relative_buckets, rotary_tables, sinusoids
 from mlx_transformer.system.errors import UserError
 
 from .masks import Mask, as_array, as_numbers, window_mask
@@ -69,21 +69,23 @@ class PositionedInput(NamedTuple):
 
 
 class Positions(nn.Module):
-    """Where the tokens of one stack are. Parameter `weight` only if learned or relative, tables of the `layers` if each
-    has its own. `causal`: no query sees a later key."""
+    """Positions of the tokens of one stack. Parameters: `weight` if learned or relative, or a table in each of
+    `layers`."""
 
-    def __init__(self, config: TransformerConfig, causal: bool):
+    def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()
         self.config = config
+        self.stack: Stack = stack
         self.kind = config.positions
-        self.causal = causal
-        self.count = config.decoder_layers if causal else config.encoder_layers
+        self.causal = stack == "decoder"
+        self.count = config.decoder_layers if self.causal else config.encoder_layers
         if self.kind == "learned":
             self.weight = mx.random.normal((config.max_positions, config.d_model), scale=config.d_model**-0.5)
         if self.kind == "relative":
-            self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
+            shape = config.relative_buckets, config.of(stack).heads
+            self.weight = mx.random.normal(shape, scale=config.d_model**-0.5)
         if self.kind == "relative_layers":
-            self.layers = [RelativeTable(config) for _ in range(self.count)]
+            self.layers = [RelativeTable(layer) for layer in config.layers(stack)]
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
         """x (B, L, D). `UserError` for a position past a learned table."""
@@ -91,16 +93,14 @@ class Positions(nn.Module):
         return PositionedInput(self.add_rows(x, position_ids), angles, self.add_bias(mask, position_ids, x.shape[1]))
 
     def turned(self, position_ids: PositionIds, dtype: mx.Dtype) -> list[Rotation]:
-        """Return each layer's angles: once for all layers, or once for each of their bases."""
-        if not self.config.layer_pattern:
-            return [rotation(self.config, position_ids, dtype)] * self.count
-        each = [self.config.of("encoder", i) for i in range(self.count)]
-        angles = {c.rotary_base: rotation(c, position_ids, dtype) for c in dict.fromkeys(each)}
-        return [angles[c.rotary_base] for c in each]
+        """cos and sin for each layer, computed once for all layers that rotate alike."""
+        distinct, of_layer = distinct_rotations(self.config, self.stack)
+        angles = [rotation(layer, position_ids, dtype) for layer in distinct]
+        return [angles[i] for i in of_layer]
 
     def windowed(self, mask: Mask, queries: int) -> list[Mask]:
         """Return each layer's mask with what its window hides."""
-        windows = [self.config.of("encoder", i).window for i in range(self.count)]
+        windows = [layer.window for layer in self.config.layers(self.stack)]
         masks: dict[int | None, Mask] = {None: mask}
         masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
         return [masks[w] for w in windows]

@@ -51,15 +51,15 @@ class Work:
     def _attention(self, sizes: dict[str, tuple[int, ...]]) -> Iterator[int]:
         """Count the multiplications for the scores and weighted sums of all heads, stack by stack."""
         c = self.config
-        stacks = {"source": (c.of("encoder"), c.encoder_layers), "target": (c.of("decoder"), c.decoder_layers)}
-        widths = {side: stack.heads * (stack.d_k + stack.d_v) for side, (stack, _) in stacks.items()}
-        for side, (_, layers) in stacks.items():
+        stacks = {"source": c.layers("encoder"), "target": c.layers("decoder")}
+        widths = {side: sum(c.heads * (c.d_k + c.d_v) for c in layers) for side, layers in stacks.items()}
+        for side, width in widths.items():
             if side in sizes and not (side == "target" and c.recurrent):
                 rows, length = sizes[side]
-                yield layers * widths[side] * rows * length * length
+                yield width * rows * length * length
         if len(sizes) == 2:
             (rows, length), (_, target_length) = sizes["source"], sizes["target"]
-            yield c.decoder_layers * widths["target"] * rows * length * target_length
+            yield widths["target"] * rows * length * target_length
 
 
 def peak_speed(arithmetic: Arithmetic) -> float:

@@ -40,6 +40,11 @@ BY_HAND: Factors = {
     "attention scale": [{}, dict(attention_scale=0.7)],
     "logit scale": [{}, dict(logit_scale=0.3)],
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],
+    "layers": [
+        {},
+        dict(layer_pattern=[{}, {"heads": 2, "key_value_heads": 2, "d_ff": 11, "activation": "silu"}]),
+        dict(layer_pattern=[{"query_key_norm": True}, {"attention_bias": True, "gated": True, "attention_scale": 0.4}]),
+    ],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "first position": [{}, dict(first_position=3)],
     "lengths": [{}, dict(max_positions=17)],
@@ -106,9 +111,11 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
     d_k = draw(st.integers(1, 12))
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
     near = [{}, {}, dict(window=2), dict(layer_pattern=[{}, {"window": 3}])]
-    near += [dict(layer_pattern=[{"rotary_base": 50.0, "window": 1}, {}])] if values["positions"] == "rotary" else []
+    turned = [dict(layer_pattern=[{"rotary_base": 50.0}, {"positions": "none", "d_ff": 5}])]
+    turned += [dict(layer_pattern=[{}, {"d_k": 4, "d_v": 5, "gated": True}])]
     sees_all = values["architecture"] != "encoder" or values["positions"] in RELATIVE
-    local = {} if sees_all else draw(st.sampled_from(near))
+    near = [{}, {}] if sees_all else [*near, dict(layer_pattern=[{"window": 1}, {"d_k": 4, "d_ff": 5}])]
+    local = draw(st.sampled_from([*near, *(turned if values["positions"] == "rotary" else [])]))
     head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))
     return drawn(
         dict(

@@ -26,6 +26,7 @@ ONLY_MLX = {
     "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
     "cache.Cache.reorder": "rows are moved by the runtime",
     "cache.Cache.repeat": "rows are moved by the runtime",
+    "cache.mask_heads": "a fused kernel wants one mask a head",
     "cache.LayerCache.arrays": "MLX is lazy",
     "cache.LayerCache.take": "rows are moved by the runtime",
     "cache._empty": "a graph's cache is its inputs",

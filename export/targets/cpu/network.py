@@ -249,9 +249,10 @@ class CpuTransformer(Transformer):
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
         """Return every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""
         assert self.sources is not None
-        shape, pairs = operator_shape(self.config), []
+        pairs = []
         for layer, (k, v) in zip(self.decoder.layers, self.decoder.cross_keys_values(op, memory), strict=True):
-            k = op.Mul(k, cast(DecoderLayer, layer).cross_attention.scale)
-            k, v = (self.sources.by_head(op, as_operand(op, x, shape)) for x in (k, v))
+            attention = cast(CpuAttention, cast(DecoderLayer, layer).cross_attention)
+            k = op.Mul(k, attention.scale)
+            k, v = (self.sources.by_head(op, as_operand(op, x, attention.shape)) for x in (k, v))
             pairs.append((k, v))
         return pairs

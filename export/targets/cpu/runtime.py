@@ -248,10 +248,9 @@ class CpuDecoder:
 
     def _buffers(self, room: int) -> list[NDArray[np.float32]]:
         """Take the memory of all layers, before the first token."""
-        shape = operator_shape(self.graphs.config)
-        buffer = (self.sentences, shape.heads, room, shape.key_width)
         memory = self.graphs.memory
-        lent = [memory.take(buffer) for _ in self.graphs.cache]
+        shapes = [shape for layer in self.graphs.config.layers("decoder") for shape in [operator_shape(layer)] * 2]
+        lent = [memory.take((self.sentences, shape.heads, room, shape.key_width)) for shape in shapes]
         weakref.finalize(self, memory.give_back, lent).atexit = False
         return lent
 

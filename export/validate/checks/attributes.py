@@ -49,7 +49,7 @@ Allowed = tuple[float | str, ...]
 
 def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str, dict[str, Allowed]]:
     """Return {operator: {attribute: what it may be}} of one stack, or of both; numbers as float32 holds them."""
-    stacks = [config.of(each) for each in STACKS if not stack or each == stack]
+    stacks = [layer for each in STACKS if not stack or each == stack for layer in config.layers(each)] or [config]
     epsilon = _float32(config.norm_epsilon)
     scales = [_float32(c.attention_scale or 1 / math.sqrt(c.d_k)) for c in stacks]
     last: dict[str, Allowed] = {"axis": (-1,)}

@@ -78,8 +78,8 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
 
 
 def _scales(config: TransformerConfig, stack: Any) -> tuple[float, ...]:
-    stacks = [config.of(each) for each in (("encoder", "decoder") if stack is None else (stack,))]
-    return tuple(1 / math.sqrt(c.d_k) if c.attention_scale is None else c.attention_scale for c in stacks)
+    layers = [c for each in (("encoder", "decoder") if stack is None else (stack,)) for c in config.layers(each)]
+    return tuple(1 / math.sqrt(c.d_k) if c.attention_scale is None else c.attention_scale for c in layers)
 
 
 def _single(tensor: onnx.TensorProto | None, folder: Path) -> np.ndarray | None:

@@ -46,7 +46,7 @@ def explain(
         masked = _mask(np.where(valid[..., None, None], got, truth), truth)
         if masked:
             return masked
-    config = config.of("decoder" if point.startswith("decoder.") else "encoder")
+    config = config.at(point)
     tolerance = max(EXPLAINED * float(np.abs(got - truth)[valid].sum()), 2 * natural)
     for words, changed in _changed(point, last, config, weights, inputs, truth):
         if changed.shape == got.shape and np.abs(got - changed)[valid].sum() <= tolerance:

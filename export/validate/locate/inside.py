@@ -63,8 +63,8 @@ HEADS = ("queries", "keys", "values")
 def operation(point: str, config: TransformerConfig) -> str:
     """Say in words what makes this point out of those before it."""
     last = point.rpartition(".")[2]
-    if last == "scores" and config.attention_scale is not None:
-        return f"scores: Q K^T times {config.attention_scale:g}"
+    if last == "scores" and (scale := config.at(point).attention_scale) is not None:
+        return f"scores: Q K^T times {scale:g}"
     if last == "self_attention" and point.startswith("decoder.") and config.recurrent:
         return "ReLU of the states"
     if last == "head" and not config.head.norm:

@@ -92,9 +92,9 @@ class Sublayers:
 
     def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
         """Return the keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
-        c = self._stack(name)
+        c = self.config.at(name)
         keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
-        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions, c.rotary_base)
+        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions, c)
         values = split_heads(observe("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
         return keys, values
 
@@ -102,21 +102,15 @@ class Sublayers:
         self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, observe: Observe
     ) -> Array:
         """Compute one multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
-        c = self._stack(name)
+        c = self.config.at(name)
         group = c.heads // c.key_value_heads
         Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
-        Q = observe(
-            "queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions, c.rotary_base)
-        )  # (B,H,L,d_k)
+        Q = self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions, c)
+        Q = observe("queries", Q)  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self.score_bias(name, Q.shape[2], K.shape[2])
         heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
-
-    def _stack(self, name: str) -> TransformerConfig:
-        """Return the config of the stack, and of the layer of it, that a parameter or sub-layer of this name is in."""
-        stack, _, layer, *_ = name.split(".")
-        return self.config.of("decoder" if stack == "decoder" else "encoder", int(layer))
 
     def _weights(self, scores: Array) -> Array:
         return softmax(scores)
@@ -135,18 +129,18 @@ class Sublayers:
 
     def _head_norm(self, name: str, x: Array, observe: Observe) -> Array:
         """Apply RMSNorm over each head (B,H,L,d_k), where the config has one (Henry et al. 2020)."""
-        if not self.config.query_key_norm:
+        if not self.config.at(name).query_key_norm:
             return x
         return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
 
-    def _turn(self, x: Array, positions: Array | None, base: float) -> Array:
+    def _turn(self, x: Array, positions: Array | None, c: TransformerConfig) -> Array:
         """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
 
         `positions` (B,L); None in cross-attention, which has no common axis to turn along.
         """
-        if self.config.positions != "rotary" or positions is None:
+        if c.positions != "rotary" or positions is None:
             return x
-        cos, sin = rotation(positions, x.shape[-1], base)
+        cos, sin = rotation(positions, x.shape[-1], c.rotary_base)
         cos, sin = cos.astype(self.dtype)[:, None], sin.astype(self.dtype)[:, None]  # (B,1,L,d_k/2)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -163,7 +157,7 @@ class Sublayers:
     # Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2
 
     def feed_forward(self, layer: str, tap: Tap | None) -> Callable[[Array], Array]:
-        c, name = self._stack(layer), f"{layer}.feed_forward"
+        c, name = self.config.at(layer), f"{layer}.feed_forward"
         observe = self.observer(tap, name)
 
         def FFN(x: Array) -> Array:

@@ -212,7 +212,6 @@ def test_of_a_stack_only_what_differs_is_kept():
         ({"decoder": {"heads": "8"}}, r"decoder: heads='8' must be a whole number"),
         ({"decoder": {"heads": [8]}}, r"decoder: heads=\[8\] must be a whole number"),
         ({"decoder": {"heads": 7}}, "decoder: d_model=512 is not a multiple of heads=7: give d_k and d_v"),
-        ({"decoder": {"heads": 4}, "positions": "rotary"}, "decoder: d_k=128 differs from d_k=64, and positions="),
         (
             dict(architecture="decoder", encoder_layers=0, tie_embeddings="none", decoder={"heads": 4}),
             "decoder: an architecture of 'decoder' alone has one stack",
