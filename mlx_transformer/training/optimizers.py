@@ -3,7 +3,7 @@
 One learning rate serves all optimizers: a schedule gives Adam's, and an optimizer whose updates are of another size
 multiplies it. Weight decay is decoupled, for the parameters that it suits. Moments are float32, as the parameters are.
 
-A schedule is a warm-up, in steps or as a share of the run, and one of six curves after it:
+A schedule is a warm-up, in steps (at most half of the run) or as a share of the run, and one of six curves after it:
 
     inverse-square-root    peak (warm-up / step)^0.5; section 5.3's curve, its peak bounded in short runs
     noam                   the same with the paper's own peak, (d_model * warm-up)^-0.5
@@ -37,8 +37,9 @@ from .options import ENDLESS, TrainingOptions
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magnitude"
 
 
-# Where warm-up isn't given: a quarter of the run, at most the paper's steps.
-WARMUP_SHARE, MOST_WARMUP_STEPS = 0.25, 4000
+# Where warm-up isn't given: a quarter of the run, at most the paper's steps. Where it is: at most half of the run, so
+# that a short run reaches its peak before the rate falls.
+WARMUP_SHARE, MOST_WARMUP_STEPS, LONGEST_WARMUP_SHARE = 0.25, 4000, 0.5
 # The shorter the warm-up, the higher the paper's peak, (d_model * warm-up)^-0.5. Below this many steps for each unit of
 # d_model it grows no more, but stays at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and what Adam
 # takes falls with the width (Yang et al. 2021, "Tensor Programs V").
@@ -199,7 +200,7 @@ def matching(
 
 def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:
     """Return the rate of step `step` (counted from 1); the share of the run done before it is `share`, in [0, 1]."""
-    warmup = options.warmup_steps or warmup_steps(step, share)
+    warmup = warm_up(options, step, share)
     if options.schedule in ("noam", "inverse-square-root"):
         rate = noam(step, d_model, warmup, _scale(options, d_model, warmup))
     else:
@@ -218,6 +219,14 @@ def _after_warm_up(schedule: str, step: int, share: float, warmup: float) -> flo
     return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
+def warm_up(options: TrainingOptions, step: int, share: float) -> float:
+    """Return the steps of the warm-up: the recipe's, or fewer in a run too short for them, or those that follow from
+    the run's length; `step` and `share` are as in `warmup_steps`."""
+    if options.warmup_steps is None:
+        return warmup_steps(step, share)
+    return min(options.warmup_steps, LONGEST_WARMUP_SHARE * step / share) if share > 0 else options.warmup_steps
+
+
 def warmup_steps(step: int, share: float) -> float:
     """Return the warm-up steps where the recipe gives none, of a run whose first `step` steps are about its `share`.
 
@@ -228,15 +237,16 @@ def warmup_steps(step: int, share: float) -> float:
 
 
 def peak(options: TrainingOptions, d_model: int, warmup: float) -> float:
-    """Return the rate at the end of a warm-up of `warmup` steps."""
+    """Return the rate at the end of a warm-up of `warmup` steps. One shorter than the recipe's has the peak of the
+    recipe's: it is steeper, not higher."""
     return noam(warmup, d_model, warmup, _scale(options, d_model, warmup))
 
 
 def _scale(options: TrainingOptions, d_model: int, warmup: float) -> float:
     if options.learning_rate is not None:
         return options.learning_rate * (d_model * warmup) ** 0.5
-    bounded = options.schedule != "noam" and options.warmup_steps is None
-    short = min(1.0, warmup / (STEEPEST * d_model)) ** 0.5 if bounded else 1.0
+    unbounded = warmup if options.schedule == "noam" else STEEPEST * d_model
+    short = min(1.0, warmup / (options.warmup_steps or unbounded)) ** 0.5
     return options.learning_rate_scale * short
 
 
