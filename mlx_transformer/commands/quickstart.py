@@ -139,9 +139,10 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
             f"only {scores['exact_match']:.1f} % of the held-out phrases are right, at least {ENOUGH:.0f} % should be"
         )
         if state.step < steps:
-            needed = duration(state.seconds / state.step * steps)
-            reason += f": --minutes {minutes:g} ended training after {state.step:,} of {steps:,} steps; leave it out "
-            reason += f"(all steps take about {needed} at this speed)"
+            reason += f": --minutes {minutes:g} ended training after {state.step:,} of {steps:,} steps; leave it out"
+            if state.step:
+                needed = duration(state.seconds / state.step * steps)
+                reason += f" (all steps take about {needed} at this speed)"
         else:
             reason += f", though all {steps:,} steps are done; take another --seed than {seed}"
         raise UserError(reason)

@@ -92,11 +92,12 @@ def planned_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
 def short_for_warm_up(options: TrainingOptions, steps: int, ended: bool = False) -> Iterator[str]:
     """Warn in a line if a run of `steps` steps is too short for the recipe's warm-up."""
     asked, warmup = options.warmup_steps, warm_up(options, steps, 1.0)
-    if asked is not None and warmup < asked:
+    if asked is not None and (warmup < asked or steps <= asked):
         where = "inside its" if steps <= asked else "too soon after its"
+        shortened = f", which {'was' if ended else 'is'} shortened to {_whole(warmup):,}" if warmup < asked else ""
         yield (
-            f"warning: the run {'ended' if ended else 'ends'} at step {steps:,}, {where} warm-up of {asked:,} steps, "
-            f"which {'was' if ended else 'is'} shortened to {_whole(warmup):,}: train longer, or lower warmup_steps"
+            f"warning: the run {'ended' if ended else 'ends'} at step {steps:,}, {where} warm-up of {asked:,} steps"
+            f"{shortened}: train longer, or lower warmup_steps"
         )
 
 

@@ -3,7 +3,7 @@
 One learning rate serves all optimizers: a schedule gives Adam's, and an optimizer whose updates are of another size
 multiplies it. Weight decay is decoupled, for the parameters that it suits. Moments are float32, as the parameters are.
 
-A schedule is a warm-up, in steps (at most half of the run) or as a share of the run, and one of six curves after it:
+A schedule is a warm-up, in steps or as a share of the run, and one of six curves after it:
 
     inverse-square-root    peak (warm-up / step)^0.5; section 5.3's curve, its peak bounded in short runs
     noam                   the same with the paper's own peak, (d_model * warm-up)^-0.5
@@ -12,6 +12,10 @@ A schedule is a warm-up, in steps (at most half of the run) or as a share of the
     warmup-stable-decay    peak, then the falling end
 
 The first two and the last may have a falling end: linear, to 0, over the last share `cooldown` of the run.
+
+Where the rate falls to 0 by the end of the run, the warm-up takes at most half of it, so that a short run reaches its
+peak. Other schedules don't depend on the run's length: one that goes on with --resume is as if it had been longer from
+its start.
 """
 
 from __future__ import annotations
@@ -37,8 +41,7 @@ from .options import ENDLESS, TrainingOptions
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magnitude"
 
 
-# Where warm-up isn't given: a quarter of the run, at most the paper's steps. Where it is: at most half of the run, so
-# that a short run reaches its peak before the rate falls.
+# Where warm-up isn't given: a quarter of the run, at most the paper's steps. Where it is: see above.
 WARMUP_SHARE, MOST_WARMUP_STEPS, LONGEST_WARMUP_SHARE = 0.25, 4000, 0.5
 # The shorter the warm-up, the higher the paper's peak, (d_model * warm-up)^-0.5. Below this many steps for each unit of
 # d_model it grows no more, but stays at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and what Adam
@@ -224,7 +227,14 @@ def warm_up(options: TrainingOptions, step: int, share: float) -> float:
     the run's length; `step` and `share` are as in `warmup_steps`."""
     if options.warmup_steps is None:
         return warmup_steps(step, share)
-    return min(options.warmup_steps, LONGEST_WARMUP_SHARE * step / share) if share > 0 else options.warmup_steps
+    if share <= 0 or not falls(options):
+        return options.warmup_steps
+    return min(options.warmup_steps, LONGEST_WARMUP_SHARE * step / share)
+
+
+def falls(options: TrainingOptions) -> bool:
+    """Say whether the rate falls to 0 by the end of the run."""
+    return options.schedule in ("linear", "cosine") or (options.schedule not in ENDLESS and options.cooldown > 0)
 
 
 def warmup_steps(step: int, share: float) -> float:
