@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tiny_run import metrics
 
 import export.explain.command
 import export.validate
@@ -129,6 +130,9 @@ def test_interrupted_it_goes_on_as_if_nothing_had_been(call, monkeypatch):
     assert summary()["steps"] == STEPS
     weights = [Path(out, "model", "model.safetensors").read_bytes() for out in ("straight", "quickstart")]
     assert weights[0] == weights[1]
+    curves = [read_run(Path(out)).train["loss"] for out in ("straight", "quickstart")]
+    assert curves[0] == curves[1]
+    assert len(metrics(Path("quickstart"), "end")) == 1
 
     status, said = call("--seed", 2)  # a finished one is replaced
     assert status == 0
