@@ -47,7 +47,10 @@ def run(out: Path, minutes: float | None, seed: int) -> int:
     recipe. `UserError` at the end if fewer than ENOUGH % of the held-out phrases are right.
     """
     with _held(out):
-        return _run(out, minutes, seed)
+        try:
+            return _run(out, minutes, seed)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on from there") from None
 
 
 def _run(out: Path, minutes: float | None, seed: int) -> int:

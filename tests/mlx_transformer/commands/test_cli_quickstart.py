@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,13 @@ def interrupted(monkeypatch, at: int) -> None:
     monkeypatch.setattr(Dashboard, "step", pressed)
 
 
+def raised(error: type[BaseException]) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
 @pytest.mark.usefixtures("learned")
 def test_whole(call):
     """With the proof; and the page says how long the run took, with more points than one each 50 steps."""
@@ -123,10 +131,16 @@ def test_interrupted_it_goes_on_as_if_nothing_had_been(call, monkeypatch):
     assert status == 2
     assert "--seed 1" in said[-1]
 
+    with monkeypatch.context() as patched:  # once more, after training
+        patched.setattr(export.validate, "validate_command", raised(KeyboardInterrupt))
+        status, said = call()
+    assert (status, said[-1]) == (130, "mlx-transformer: interrupted; the same command goes on from there")
+    assert any("resumed from step-00000004" in line for line in said)
+
     status, said = call()
     assert status == 0
     assert said[0] == "quickstart: going on with the quickstart that was interrupted there"
-    assert any("resumed from step-00000004" in line for line in said)
+    assert any(f"resumed from step-0000000{STEPS}" in line for line in said)
     assert summary()["steps"] == STEPS
     weights = [Path(out, "model", "model.safetensors").read_bytes() for out in ("straight", "quickstart")]
     assert weights[0] == weights[1]
