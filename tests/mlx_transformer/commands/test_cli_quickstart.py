@@ -176,6 +176,8 @@ def test_runtimes_that_differ_come_first(call, monkeypatch):
 
 @pytest.mark.usefixtures("without_proof", "learned")
 def test_what_is_refused_changes_nothing(call):
+    assert call("--minutes", -1)[0] == 2
+    assert not Path("quickstart").exists()
     assert call()[0] == 0
     before = {path: path.read_bytes() for path in Path("quickstart").rglob("*") if path.is_file()}
     status, said = call("--minutes", -1)
