@@ -287,7 +287,7 @@ $(NODE_MODULES)/.installed: $(CONSUMERS)/node/package.json
 $(CONSUMERS_MODEL): | $(VENV)/.installed-dev
 	@echo 'Training a small model for the consumers, once: two minutes on free cores'
 	@rm -rf $(CONSUMERS_MODEL)-run
-	@$(BIN)/mlx-transformer train quickstart --steps 1200 --minutes 60 --out $(CONSUMERS_MODEL)-run
+	@$(BIN)/mlx-transformer train quickstart --steps 1200 --out $(CONSUMERS_MODEL)-run
 	@mv $(CONSUMERS_MODEL)-run/model $@
 	@rm -rf $(CONSUMERS_MODEL)-run
 

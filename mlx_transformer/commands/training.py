@@ -32,10 +32,15 @@ def average(
 
 def quickstart(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything it makes.")] = Path("quickstart"),
-    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 3.5,
+    minutes: Annotated[
+        float | None, typer.Option(help="End training after so many minutes; unset: when all its steps are done.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of corpus, weights and dropout.")] = 1,
 ) -> None:
-    """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes."""
+    """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes.
+
+    Ctrl-C saves, and the same command goes on from there.
+    """
     from .quickstart import run
 
     try:

@@ -31,6 +31,8 @@ class RunLog:
     """(step, outputs for the first sentences of the validation text)."""
     skipped: int = 0
     """The number of steps whose gradient was not finite."""
+    seconds: float | None = None
+    """How long the run took; while it goes on, up to the last line of its log."""
 
     @property
     def steps(self) -> int:
@@ -64,6 +66,9 @@ def _add(log: RunLog, line: bytes) -> None:
         kind, step = entry.pop("kind"), int(entry.pop("step"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return
+    seconds = entry.get("seconds")
+    if kind in ("train", "end") and _is_number(seconds):
+        log.seconds = float(seconds)
     if kind == "skipped":
         log.skipped += 1
     elif kind == "samples" and isinstance(entry.get("samples"), list):
@@ -72,5 +77,9 @@ def _add(log: RunLog, line: bytes) -> None:
     elif kind in ("train", "valid"):
         curves = log.train if kind == "train" else log.valid
         for name, value in entry.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= DRAWN:
+            if _is_number(value):
                 curves.setdefault(name, []).append((step, float(value)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= DRAWN

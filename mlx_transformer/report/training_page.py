@@ -63,8 +63,8 @@ def _row(run: RunLog) -> dict[str, str]:
         "parameters": f"{run.parameters:,}",
         "steps": f"{run.steps:,}" + (f" ({run.skipped} skipped)" if run.skipped else ""),
     }
-    if seconds := run.train.get("seconds"):
-        row["seconds"] = f"{seconds[-1][1]:,.0f}"
+    if run.seconds is not None:
+        row["seconds"] = f"{run.seconds:,.0f}"
     for name, curve in run.valid.items():
         if name in TITLES:
             step, best = (max if name in HIGH_IS_GOOD else min)(curve, key=lambda point: point[1])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -20,6 +21,9 @@ from mlx_transformer.system.watch import Progress, no_progress
 
 LOG_SECONDS = 10.0
 """Between two lines in a log, and before the first one of brief work."""
+UNKNOWN = "-:--"
+SHORTEST_WINDOW = 20.0
+"""Seconds over which a speed is measured, at least."""
 
 
 class Reporter:
@@ -39,27 +43,27 @@ class Reporter:
         self.console = Console(file=self.file)
         self._progress: _Bar | None = None
         self._task: TaskID | None = None
-        self._first: tuple[float, float] | None = None  # when, at which share
+        self._left, self._wide = TimeLeft(), True
         self._last: float | None = time.monotonic() if brief else None
         self._reported = not brief
 
     def __enter__(self) -> Reporter:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             # All of it fits 80 columns, the elapsed time from 100 on.
-            elapsed = [TimeElapsedColumn()] if self.console.width >= 100 else []
+            self._wide = self.console.width >= 100
+            elapsed = [TimeElapsedColumn()] if self._wide else []
             self._progress = _Bar(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20 if elapsed else 5),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[status]}"),
                 *elapsed,
-                TextColumn("left"),
-                TimeRemainingColumn(compact=not elapsed),
+                TextColumn("left {task.fields[left]}"),
                 console=self.console,
                 transient=self.brief,
                 redirect_stdout=not self.brief,
             )
-            self._task = self._progress.add_task(self.title, total=1.0, status="")
+            self._task = self._progress.add_task(self.title, total=1.0, status="", left=UNKNOWN)
             self._progress.start()
         return self
 
@@ -75,20 +79,21 @@ class Reporter:
 
     def update(self, share: float, status: str, below: str = "") -> None:
         """below: a line under the bar, of what a log does without."""
+        now = time.monotonic()
+        self._left.note(now, share)
         if self._progress is not None and self._task is not None:
             self._progress.below = below
-            self._progress.update(self._task, completed=min(1.0, share), status=status)
+            seconds = self._left.seconds(now)
+            left = UNKNOWN if seconds is None else duration(seconds)
+            left = left if self._wide else left.removeprefix("0:")
+            self._progress.update(self._task, completed=min(1.0, share), status=status, left=left)
             return
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (now, share)
         soon = self._last is not None and now - self._last < LOG_SECONDS
         if soon and (share < 1 or not self._reported):
             return
         self._last, self._reported = now, True
-        begin, share_then = self._first  # a resumed run begins with a share that took no time
-        done = share - share_then
-        remaining = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
+        seconds = self._left.seconds(now)
+        remaining = "" if seconds is None or share >= 1 else f"  left {duration(seconds)}"
         self.line(f"{self.title} {100 * min(1.0, share):3.0f} %  {status}{remaining}")
 
     def line(self, text: str) -> None:
@@ -96,6 +101,37 @@ class Reporter:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=self.file, flush=True)
+
+
+class TimeLeft:
+    """Estimates the seconds that are left, from the speed over the last third of the time so far.
+
+    So it soon follows a machine that becomes busy or free, and a pause that comes again and again, such as a
+    validation, counts with its share.
+    """
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, float]] = deque()  # (when, share), the first from before that third
+        self._begin: float | None = None
+
+    def note(self, now: float, share: float) -> None:
+        """`share` of the work is done at the second `now`. A resumed run begins with a share that took no time."""
+        if self._begin is None:
+            self._begin = now
+        if len(self._noted) < 2 or now - self._noted[-2][0] >= 1:
+            self._noted.append((now, share))
+        else:
+            self._noted[-1] = (now, share)
+        since = now - max((now - self._begin) / 3, SHORTEST_WINDOW)
+        while len(self._noted) > 2 and self._noted[1][0] <= since:
+            self._noted.popleft()
+
+    def seconds(self, now: float) -> float | None:
+        """Return the estimate at the second `now`; None where nothing is known of the speed yet."""
+        if not self._noted:
+            return None
+        (begin, share_then), (_, share) = self._noted[0], self._noted[-1]
+        return (now - begin) * max(0.0, 1 - share) / (share - share_then) if share > share_then else None
 
 
 class _Bar(RichProgress):

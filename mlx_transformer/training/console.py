@@ -1,4 +1,4 @@
-"""The words of a run: the lines that it opens with, a forecast, and its status while it goes on.
+"""The words of a run: the lines that it opens with, a forecast, its status while it goes on, and how it ended.
 
 On a terminal the status has a line below with the loss's curve and the share of the device's speed that is used.
 """
@@ -20,7 +20,7 @@ from mlx_transformer.system.progress import Reporter, duration
 
 from .data import RunData, noun
 from .flops import Work, peak_speed
-from .optimizers import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warmup_steps
+from .optimizers import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warm_up
 from .options import ENDLESS, TrainingOptions
 from .progress import Speed, State
 from .recipe import Recipe
@@ -79,7 +79,7 @@ def plan_lines(
         rate += f", down to 0 over the last {options.cooldown:.0%}"
     yield f"{' or '.join(lengths)}, {steps_per_epoch:,} steps an epoch, {step_tokens:,} {unit} a step; {rate}"
     if steps is not None:
-        yield from ends_inside_warm_up(options, steps)
+        yield from short_for_warm_up(options, steps)
 
 
 def planned_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
@@ -89,22 +89,44 @@ def planned_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
     return min(ends, default=None)
 
 
-def ends_inside_warm_up(options: TrainingOptions, steps: int) -> Iterator[str]:
-    """Warn in a line if a run of `steps` steps ends inside its warm-up."""
-    if options.warmup_steps is not None and steps <= options.warmup_steps:
+def short_for_warm_up(options: TrainingOptions, steps: int, ended: bool = False) -> Iterator[str]:
+    """Warn in a line if a run of `steps` steps is too short for the recipe's warm-up."""
+    asked, warmup = options.warmup_steps, warm_up(options, steps, 1.0)
+    if asked is not None and (warmup < asked or steps <= asked):
+        where = "inside its" if steps <= asked else "too soon after its"
+        shortened = f", which {'was' if ended else 'is'} shortened to {_whole(warmup):,}" if warmup < asked else ""
         yield (
-            f"warning: the run ends at step {steps:,}, inside its warm-up of {options.warmup_steps:,} steps, and will "
-            "be poor: lower warmup_steps (--warmup), or leave it out and it follows from the run's length"
+            f"warning: the run {'ended' if ended else 'ends'} at step {steps:,}, {where} warm-up of {asked:,} steps"
+            f"{shortened}: train longer, or lower warmup_steps"
         )
 
 
+def closing_lines(options: TrainingOptions, state: State) -> Iterator[str]:
+    """Say how a run ended: before its limits, or too soon for its warm-up."""
+    share = min(1.0, state.progress(options))
+    if share < 1:
+        yield (
+            f"ended early, at step {state.step:,} of about {state.step / share:,.0f}: no better {options.best} in "
+            f"{state.validations_since_best} validations"
+        )
+        if state.step <= warm_up(options, state.step, share):
+            yield "warning: it ended inside its warm-up: raise patience, or lower warmup_steps"
+        return
+    yield from short_for_warm_up(options, state.step, ended=True)
+
+
+def _whole(warmup: float) -> int:
+    return max(1, round(warmup))
+
+
 def _warm_up(options: TrainingOptions, d_model: int, steps: int | None) -> str:
-    warmup = options.warmup_steps
-    if warmup is None and steps is not None and options.minutes is None:
-        warmup = max(1, round(warmup_steps(steps, 1.0)))
-    if warmup is not None:
-        return f"up to {peak(options, d_model, warmup):.2g} over {warmup:,} steps"
-    return f"up over the first {WARMUP_SHARE:.0%}, at most {MOST_WARMUP_STEPS:,} steps"
+    if steps is not None and options.minutes is None:
+        warmup = warm_up(options, steps, 1.0)
+    elif options.warmup_steps is not None:
+        warmup = options.warmup_steps
+    else:
+        return f"up over the first {WARMUP_SHARE:.0%}, at most {MOST_WARMUP_STEPS:,} steps"
+    return f"up to {peak(options, d_model, warmup):.2g} over {_whole(warmup):,} steps"
 
 
 def forecast_line(state: State, peak: int, unit: str = "target tokens") -> str:
@@ -135,7 +157,7 @@ class Forecast:
                 left = duration(remaining * (state.seconds - seconds))
                 yield f"at this speed: {steps:,.0f} steps in all, {left} from now"
                 if self.options.minutes is not None:
-                    yield from ends_inside_warm_up(self.options, round(steps))
+                    yield from short_for_warm_up(self.options, round(steps))
 
 
 class Dashboard:

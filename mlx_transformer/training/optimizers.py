@@ -12,6 +12,10 @@ A schedule is a warm-up, in steps or as a share of the run, and one of six curve
     warmup-stable-decay    peak, then the falling end
 
 The first two and the last may have a falling end: linear, to 0, over the last share `cooldown` of the run.
+
+Where the rate falls to 0 by the end of the run, the warm-up takes at most half of it, so that a short run reaches its
+peak. Other schedules don't depend on the run's length: one that goes on with --resume is as if it had been longer from
+its start.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ from .options import ENDLESS, TrainingOptions
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magnitude"
 
 
-# Where warm-up isn't given: a quarter of the run, at most the paper's steps.
-WARMUP_SHARE, MOST_WARMUP_STEPS = 0.25, 4000
+# Where warm-up isn't given: a quarter of the run, at most the paper's steps. Where it is: see above.
+WARMUP_SHARE, MOST_WARMUP_STEPS, LONGEST_WARMUP_SHARE = 0.25, 4000, 0.5
 # The shorter the warm-up, the higher the paper's peak, (d_model * warm-up)^-0.5. Below this many steps for each unit of
 # d_model it grows no more, but stays at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and what Adam
 # takes falls with the width (Yang et al. 2021, "Tensor Programs V").
@@ -199,7 +203,7 @@ def matching(
 
 def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:
     """Return the rate of step `step` (counted from 1); the share of the run done before it is `share`, in [0, 1]."""
-    warmup = options.warmup_steps or warmup_steps(step, share)
+    warmup = warm_up(options, step, share)
     if options.schedule in ("noam", "inverse-square-root"):
         rate = noam(step, d_model, warmup, _scale(options, d_model, warmup))
     else:
@@ -218,6 +222,21 @@ def _after_warm_up(schedule: str, step: int, share: float, warmup: float) -> flo
     return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
+def warm_up(options: TrainingOptions, step: int, share: float) -> float:
+    """Return the steps of the warm-up: the recipe's, or fewer in a run too short for them, or those that follow from
+    the run's length; `step` and `share` are as in `warmup_steps`."""
+    if options.warmup_steps is None:
+        return warmup_steps(step, share)
+    if share <= 0 or not falls(options):
+        return options.warmup_steps
+    return min(options.warmup_steps, LONGEST_WARMUP_SHARE * step / share)
+
+
+def falls(options: TrainingOptions) -> bool:
+    """Say whether the rate falls to 0 by the end of the run."""
+    return options.schedule in ("linear", "cosine") or (options.schedule not in ENDLESS and options.cooldown > 0)
+
+
 def warmup_steps(step: int, share: float) -> float:
     """Return the warm-up steps where the recipe gives none, of a run whose first `step` steps are about its `share`.
 
@@ -228,15 +247,16 @@ def warmup_steps(step: int, share: float) -> float:
 
 
 def peak(options: TrainingOptions, d_model: int, warmup: float) -> float:
-    """Return the rate at the end of a warm-up of `warmup` steps."""
+    """Return the rate at the end of a warm-up of `warmup` steps. One shorter than the recipe's has the peak of the
+    recipe's: it is steeper, not higher."""
     return noam(warmup, d_model, warmup, _scale(options, d_model, warmup))
 
 
 def _scale(options: TrainingOptions, d_model: int, warmup: float) -> float:
     if options.learning_rate is not None:
         return options.learning_rate * (d_model * warmup) ** 0.5
-    bounded = options.schedule != "noam" and options.warmup_steps is None
-    short = min(1.0, warmup / (STEEPEST * d_model)) ** 0.5 if bounded else 1.0
+    unbounded = warmup if options.schedule == "noam" else STEEPEST * d_model
+    short = min(1.0, warmup / (options.warmup_steps or unbounded)) ** 0.5
     return options.learning_rate_scale * short
 
 

@@ -162,7 +162,8 @@ class TrainingOptions:
     learning_rate_scale: Rate = 1.0
     """Factor on the highest learning rate, where learning_rate is unset."""
     warmup_steps: Some | None = None
-    """Steps over which the learning rate rises; unset: a quarter of the run, at most 4000 steps."""
+    """Steps over which the learning rate rises, at most half of a run by whose end it falls to 0; unset: a quarter of
+    the run, at most 4000 steps."""
     cooldown: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
     """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
     constant, linear and cosine have no such end."""
@@ -246,7 +247,8 @@ class TrainingOptions:
     keep: Some = 2
     """Checkpoints kept."""
     log_every: Some = 50
-    """Steps between lines of metrics.jsonl."""
+    """Steps between lines of metrics.jsonl. A short or slow run has more lines: at least one every 2 % of the run, and
+    every 30 seconds."""
     wandb: str | None = None
     """Project of Weights & Biases that the curves go to as well, where its package is installed."""
     stop_after_bad_steps: Some = 20

@@ -3,7 +3,7 @@
 OUT/run.json              recipe, model config, versions, digests of the data
 OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (two files for one of each language)
 OUT/clock.txt             when each step began, in a run by minutes
-OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
+OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps, the end
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
 OUT/wandb.txt             the run's name at Weights & Biases, where the recipe names a project
 OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
@@ -60,6 +60,7 @@ ENVIRONMENT = {"blas", "versions.mlx"}
 METRICS = "metrics.jsonl"
 MAX_LOG_BYTES = 1 << 30
 VALIDATION_LINES = '{"kind": "valid"', '{"kind": "samples"'
+END_LINE = '{"kind": "end"'
 STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
 PARTS = (
     *NAMES,
@@ -201,14 +202,15 @@ class Run:
             board.add(kind, step, numbers)
 
     def rewind(self, step: int, validated: bool = True) -> None:
-        """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short; unless
-        `validated`, the validation of `step` too."""
+        """Forget metrics after `step`, which will be computed again, how long the run took so far, and a last line
+        that a kill cut short; unless `validated`, the validation of `step` too."""
         self._first_step = step + 1
         path = self.folder / METRICS
         if not path.exists():
             return
         lines = read_bytes(path, MAX_LOG_BYTES).decode(errors="replace").split("\n")
         earlier = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
+        earlier = [line for line in earlier if not line.startswith(END_LINE)]
         if not validated:
             earlier = [line for line in earlier if not (line.startswith(VALIDATION_LINES) and _step_of(line) == step)]
         write_text(path, "".join(line + "\n" for line in earlier))

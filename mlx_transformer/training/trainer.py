@@ -30,6 +30,7 @@ from .console import (
     FORECAST_AFTER,
     Dashboard,
     Forecast,
+    closing_lines,
     forecast_line,
     opening_lines,
 )
@@ -44,6 +45,9 @@ from .recipe import Recipe, earlier_defaults, load_recipe
 from .run_folder import STATE, FollowerFolder, Run, check_folder
 from .setup import batches_per_step, check_apart, check_start, model_and_step, start
 from .weights import BEST, MOVING, AdapterWeights, MovingAverage, Weights, final_weights
+
+POINTS = 50  # of a curve, at least: one in each so many parts of the run
+POINT_SECONDS = 30.0  # between two points of a curve, at most
 
 
 @dataclass(frozen=True)
@@ -146,11 +150,15 @@ class Trainer:
                 recorded = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
                 coming = prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
                 most = None if self.options.memory is None else self.options.memory * 1e9
-                limited, clocked = training_memory(cache_limit(self.options), most), Clock(recorded, self.state.seconds)
-                with limited, self.group.translating_errors(), clocked as clock, coming as batches:
+                limited, clock = training_memory(cache_limit(self.options), most), Clock(recorded, self.state.seconds)
+                with limited, self.group.translating_errors(), clock, coming as batches:
                     self._train(clock, batches)
                 if self.group.leads:
                     self._finish()
+                    self.files.metric("end", self.state.step, seconds=round(clock.seconds(), 2))
+                    if self.stop.received is None:
+                        for line in closing_lines(self.options, self.state):
+                            self.reporter.line(line)
                 # Whoever started the processes ends all of them once one has gone with a signal's status: none goes
                 # before the model is written.
                 with self.group.translating_errors():
@@ -192,7 +200,8 @@ class Trainer:
         self.model.train()
         dashboard = Dashboard(self.reporter, self.recipe, self.config, self.step)
         speed, bad_in_a_row = Speed(), 0
-        saved, forecast = time.monotonic(), Forecast(o, state.step)
+        saved = logged = time.monotonic()
+        forecast = Forecast(o, state.step)
         valid_every = o.valid_every or max(1, len(self.batches) // per_step)
         while True:
             # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
@@ -222,12 +231,15 @@ class Trainer:
             if bad_in_a_row:
                 self._skipped(loss, bad_in_a_row)
             dashboard.step(state, float(np.array(loss)), rate, speed, mine)
-            if state.step % o.log_every == 0:
+            now = time.monotonic()
+            by_share = int(POINTS * state.progress(o)) > int(POINTS * share)
+            if state.step % o.log_every == 0 or by_share or now - logged >= POINT_SECONDS:
+                logged = now
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_last()), "epoch": round(state.epoch, 3)}
                 values |= dashboard.log_values()
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
-            if self._is_due(time.monotonic() - saved):
+            if self._is_due(now - saved):
                 self.save()
                 saved = time.monotonic()
             for line in forecast.lines(state, state.progress(o)):

@@ -47,12 +47,12 @@ def blocks(text: str) -> list[Block]:
 class Reader:
     """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
 
-    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after 1.5 minutes and choose one test
-    file, the texts are a hundred phrases, the server's port is a free one, and npm's package one in name alone.
+    What it shortens, and nothing else: `make test` gets ARGS that choose one file, the texts are a hundred phrases,
+    the server's port is a free one, and npm's package one in name alone.
     at_once: Python and the command line run in this process, which has all libraries; what needs a shell has one.
     """
 
-    ARGS = {"make quickstart": "--minutes 1.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
+    ARGS = {"make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
 
     def __init__(self, folder: Path, at_once: bool = False):
         self.folder, self.at_once, self.server = folder, at_once, None

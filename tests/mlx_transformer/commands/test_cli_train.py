@@ -15,11 +15,12 @@ from tiny_run import MODEL, metrics, write_pairs, write_recipe
 
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.system.progress import Reporter
+from mlx_transformer.system.progress import Reporter, TimeLeft
 from mlx_transformer.training import console, trainer
 from mlx_transformer.training import progress as run_progress
-from mlx_transformer.training.console import plan_lines
+from mlx_transformer.training.console import closing_lines, plan_lines
 from mlx_transformer.training.options import TrainingOptions
+from mlx_transformer.training.progress import State
 
 
 def main(*arguments: object) -> int:
@@ -109,14 +110,14 @@ def test_resume_alone_is_enough(tmp_path, capsys):
     """All else is in run.json; what is given beside it changes the length, or is compared."""
     source, target = write_pairs(tmp_path, 60)
     files = ["--source", source, "--target", target, "--preset", "tiny", "--vocab-size", 262]
-    options = ["--warmup", 7, "--learning-rate", 2e-3, "--dropout", 0.2, "--batch-tokens", 250, "--save-every", 0]
+    options = ["--warmup", 1, "--learning-rate", 2e-3, "--dropout", 0.2, "--batch-tokens", 250, "--save-every", 0]
     run = tmp_path / "a run"
     assert main("train", *files, *options, "--epochs", 1, "--out", run) == 0
     first = capsys.readouterr().err
-    assert "learning rate up to 0.002 over 7 steps, down to 0 over the last 50%" in first
+    assert "learning rate up to 0.002 over 1 steps, down to 0 over the last 50%" in first
     begun = metrics(run, "valid")[-1]["step"]
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))["recipe"]
-    assert (record["training"]["warmup_steps"], record["training"]["learning_rate"]) == (7, 2e-3)
+    assert (record["training"]["warmup_steps"], record["training"]["learning_rate"]) == (1, 2e-3)
     assert (record["training"]["checkpoint_seconds"], record["model"]["dropout"]) == (0, 0.2)
     assert record["data"]["batch_tokens"] == 250
     for step, form in enumerate((["--resume", run], [run, "--resume"], ["--out", run, "--resume"]), begun + 1):
@@ -175,13 +176,21 @@ def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
     assert "400 target tokens a step" in capsys.readouterr().err
 
 
-def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
+def test_a_run_too_short_for_its_warm_up_says_so_first_and_last(tmp_path, capsys, monkeypatch):
+    """And takes a shorter one, up to the same rate."""
     monkeypatch.setattr(console, "FORECAST_AFTER", 3)
-    recipe = write_recipe(tmp_path, steps=12, warmup_steps=4000)
+    recipe = write_recipe(tmp_path, steps=12, warmup_steps=4000, learning_rate=0.02, cooldown=0.5)
     assert main("train", recipe, "--out", tmp_path / "steps") == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[2].startswith("warning: the run ends at step 12, inside its warm-up of 4,000 steps, and will be poor")
-    assert "--warmup" in said[2]
+    assert "learning rate up to 0.02 over 6 steps" in said[1]
+    assert said[2].startswith("warning: the run ends at step 12, inside its warm-up of 4,000 steps, which is shortened")
+    assert said[-1].startswith("warning: the run ended at step 12, inside its warm-up of 4,000 steps, which was")
+    for line in (said[2], said[-1]):
+        assert "shortened to 6:" in line
+        assert "warmup_steps" in line
+    rates = [entry["learning_rate"] for entry in metrics(tmp_path / "steps", "train")]
+    assert max(rates) == pytest.approx(0.02, rel=0.1)
+    assert rates.index(max(rates)) in (5, 6)
     assert any(re.fullmatch(r"at this speed: 12 steps in all, \d:\d\d:\d\d from now", line) for line in said)
     looks = itertools.count()
     monkeypatch.setattr(run_progress, "time", SimpleNamespace(monotonic=lambda: next(looks) / 100))
@@ -189,7 +198,36 @@ def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err
     assert re.search(r"^at this speed: [\d,]+ steps in all, 0:00:0\d from now$", said, re.MULTILINE)
     assert re.search(r"^warning: the run ends at step [\d,]+, inside its warm-up", said, re.MULTILINE)
-    assert main("train", recipe, "--steps", 1, "--warmup", 1, "--out", tmp_path / "one") == 0
+    assert said.splitlines()[-1].startswith("warning: the run ended at step ")
+    rates = [entry["learning_rate"] for entry in metrics(tmp_path / "minutes", "train")]
+    assert max(rates) == pytest.approx(0.02, rel=0.1)
+    assert abs(rates.index(max(rates)) - len(rates) / 2) < 0.1 * len(rates)
+    assert main("train", recipe, "--steps", 2, "--warmup", 1, "--out", tmp_path / "two") == 0
+    assert "warning" not in capsys.readouterr().err
+    options = [
+        "--cooldown",
+        0,
+        "--steps",
+        2,
+        "--warmup",
+        2,
+    ]  # which may be made longer: the rate stays that of a long one
+    assert main("train", recipe, *options, "--out", tmp_path / "endless") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert (
+        said[-1]
+        == "warning: the run ended at step 2, inside its warm-up of 2 steps: train longer, or lower warmup_steps"
+    )
+    assert [entry["learning_rate"] for entry in metrics(tmp_path / "endless", "train")] == pytest.approx([0.01, 0.02])
+
+
+def test_how_a_run_ended_early_is_said():
+    options = TrainingOptions(epochs=10, best="loss", patience=2, warmup_steps=40)
+    early, warning = closing_lines(options, State(step=30, epoch=3.0, validations_since_best=2))
+    assert early == "ended early, at step 30 of about 100: no better loss in 2 validations"
+    assert "inside its warm-up" in warning
+    assert len(list(closing_lines(options, State(step=60, epoch=6.0, validations_since_best=2)))) == 1
+    assert list(closing_lines(options, State(step=100, epoch=10.0))) == []
 
 
 def test_help_of_recipes(capsys):
@@ -209,6 +247,20 @@ def test_a_log_gets_few_lines(capsys, at_pace):
     assert lines[1] == "training  53 %  step 3  left 0:03:08"  # 47 more updates of 4 seconds
     assert lines[-1] == "training 100 %  step 50"
     assert len(lines) == 18
+
+
+def test_the_time_that_is_left_follows_the_machine():
+    """Fast for 300 seconds, then at a fifth of the speed: a third of the time later only that counts."""
+    left, done = TimeLeft(), 0.0
+    assert left.seconds(0.0) is None
+    for second in range(600):
+        left.note(second, done / 1000)
+        if second == 299:
+            assert left.seconds(second) == pytest.approx(701, abs=5)
+        done += 1 if second < 300 else 0.2
+    expected = (1000 - done) / 0.2
+    assert left.seconds(599) == pytest.approx(expected, rel=0.01)
+    assert len(left._noted) < 250
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -85,6 +85,14 @@ def test_there_are_recipes():
     assert {"quickstart", "multi30k"} <= set(BUILT_IN)
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_no_recipe_ends_by_the_clock(name):
+    """So that a slow machine gets the same model later."""
+    training = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))["training"]
+    assert "minutes" not in training
+    assert training.keys() & {"steps", "epochs"}
+
+
 def test_every_option_survives_the_record():
     recipe = made(model={"preset": "small", "dropout": 0.2}, training={"minutes": 2.5, "seed": 7})
     values = recipe.to_dict()

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mlx_transformer.training.optimizers import cooldown, learning_rate, noam, peak, warmup_steps
+from mlx_transformer.training.optimizers import cooldown, learning_rate, noam, peak, warm_up, warmup_steps
 from mlx_transformer.training.options import TrainingOptions
 
 
@@ -78,6 +78,31 @@ def test_a_short_run_is_not_steeper_than_small_models_take(steps):
         curve = rates(steps, d_model)
         assert 0.46 / d_model < max(curve) < 0.58 / d_model
         assert all(rate > 0 for rate in curve)
+
+
+@pytest.mark.parametrize("schedule", ["inverse-square-root", "noam", "linear", "cosine", "warmup-stable-decay"])
+@pytest.mark.parametrize("peak_rate", [None, 0.01])
+def test_a_warm_up_that_does_not_fit_takes_half_of_the_run(schedule, peak_rate):
+    """The peak stays that of the recipe's warm-up: (128 * 400)^-0.5 for the paper's formula."""
+    if schedule == "noam" and peak_rate:
+        return
+    options = {"schedule": schedule, "learning_rate": peak_rate, "warmup_steps": 400, "cooldown": 0.5}
+    highest = peak_rate or (128 * 400) ** -0.5
+    for steps in (50, 500):
+        curve = rates(steps, **options)
+        assert max(curve) == pytest.approx(highest, rel=0.05)
+        reached = next(step for step, rate in enumerate(curve, 1) if rate > 0.999 * max(curve))
+        assert abs(reached - steps / 2) <= 2
+        assert all(a < b for a, b in itertools.pairwise(curve[: reached - 1]))
+    known = TrainingOptions(minutes=1.0, **options)
+    shares = [(step - 1) / 50 for step in range(1, 51)]
+    assert [learning_rate(known, 128, step, share) for step, share in enumerate(shares, 1)] == rates(50, **options)
+    assert warm_up(TrainingOptions(steps=800, warmup_steps=400), 800, 1.0) == 400
+
+
+@pytest.mark.parametrize("options", [{"cooldown": 0.0}, {"schedule": "constant"}])
+def test_a_schedule_without_a_falling_end_is_the_same_however_long_the_run(options):
+    assert rates(50, warmup_steps=400, **options) == rates(500, warmup_steps=400, **options)[:50]
 
 
 def test_a_given_peak_is_reached():
