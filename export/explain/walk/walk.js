@@ -12,7 +12,7 @@ import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
 import { Missing } from './pass.js';
 import { Tour } from './tour.js';
-import { viewOf } from './view.js';
+import { placed, viewOf } from './view.js';
 import { entry, words } from './words.js';
 
 const data = JSON.parse(document.getElementById('walk-data').textContent);
@@ -121,7 +121,8 @@ async function read(anew) {
       const found = await model.read(state.text);
       if (mine !== drawn) return;
       whole = found;
-      if (wanted) place();
+      if (wanted) Object.assign(state, placed(whole, state, wanted));
+      wanted = null;
       turns = '';
       if (fresh) { pass = whole; frame(); }
     }
@@ -199,14 +200,6 @@ function clicked({ target, clientX }) {
   const choice = Object.keys(CHOICES).find((name) => name in button.dataset);
   return choice && (choice === 'step' || choice === 'word') && button.closest('#token') && state.stack === 'decoder'
     ? CHOICES.step(button.dataset.word) : choice && CHOICES[choice](button.dataset[choice]);
-}
-
-/** Where one looks at first: the words of an example that are named in it. */
-function place() {
-  const at = (pieces, text, otherwise) => (pieces.includes(text) ? pieces.lastIndexOf(text) : otherwise);
-  state.word = at(whole.pieces.source, wanted.word, state.word);
-  state.step = at(whole.pieces.written, wanted.step, state.step);
-  wanted = null;
 }
 
 function open({ text, at, find: named }) {
