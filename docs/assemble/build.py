@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from .api import api_pages
+from .captions import beside, palette, within
 from .directives import expand
 from .markdown import replace_links
 from .pages import Page, Site
@@ -44,8 +45,8 @@ class Build:
         for file in self.figures.values():
             (self.pages / "figures").mkdir(exist_ok=True)
             shutil.copyfile(file, self.pages / "figures" / file.name)
-        for file in ("site.css", "search-from-files.js"):
-            shutil.copyfile(self.root / "docs" / file, self.pages / file)
+        shutil.copyfile(self.root / "docs/search-from-files.js", self.pages / "search-from-files.js")
+        self._write("site.css", (self.root / "docs/site.css").read_text(encoding="utf-8") + palette())
         self._configure()
 
     def _write(self, path: str, text: str) -> None:
@@ -86,7 +87,9 @@ class Build:
         if not (self.root / target).exists():
             raise Problem(f"{file}: {match[0]} leads nowhere")
         if picture:
-            return f"![{label}]({self._picture(path, file, here)}){{ .figure }}"
+            if not target.endswith(".svg"):
+                return beside(self._picture(path, file, here), label)
+            return within((self.root / target).read_text(encoding="utf-8"), f"f{Path(target).stem}", label)
         if (self.root / target).is_dir():
             target = f"{target}/README.md"
         page = self.site.placed.get((target, fragment))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import import_picture, network_picture
+from .captions import beside
 from .markdown import lines_of
 from .problem import Problem
 from .symbols import definition
@@ -55,7 +56,7 @@ def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link
         return _excerpt(root, words[0], words[1], link)
     if _is_figure(name, words):
         picture = figures.get(int(words[0]))
-        return f"\n![{' '.join(words[1:])}]({picture}){{ .figure }}\n" if picture else ""
+        return f"\n{beside(picture, ' '.join(words[1:]))}\n" if picture else ""
     if name == "picture" and words[0] in PICTURES:
         return PICTURES[words[0]](root)
     return None
