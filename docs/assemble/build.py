@@ -9,6 +9,9 @@ import re
 import shutil
 from pathlib import Path
 
+from export.explain import page as walk_page
+from export.explain.shipped import shipped
+
 from .api import api_pages
 from .captions import beside, palette, within
 from .directives import expand
@@ -17,6 +20,8 @@ from .pages import Page, Site
 from .problem import Problem
 from .symbols import definition
 
+WALK = "walk.html"
+"""The walk through the models that ship, at the site's root."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".js": "js", ".css": "css", ".md": "md"}
 PICTURE = re.compile(r'(?<=<img src=")[^":]+')
 FIGURE = re.compile(r"(?:^|\D)0*(\d+)(?:\D.*)?\.svg$")
@@ -40,6 +45,7 @@ class Build:
             self._write(page.path, self._text(page))
         for path, text in api_pages(self.root).items():
             self._write(path, text)
+        self._write(WALK, self._walk())
         for file in sorted(self.sources):
             self._write(f"source/{file}.md", self._source(file))
         for file in self.figures.values():
@@ -65,7 +71,14 @@ class Build:
             strict = file.startswith("docs/")
             text = PICTURE.sub(lambda match, file=file: self._picture(match[0], file, here), text)
             texts.append(
-                expand(text, self.root, figures, lambda f, name, label: self._source_link(f, name, label, here), strict)
+                expand(
+                    text,
+                    self.root,
+                    figures,
+                    lambda f, name, label: self._source_link(f, name, label, here),
+                    relative(WALK, here),
+                    strict,
+                )
             )
         short = not any(re.search(r"^## ", text, re.MULTILINE) for text in texts)
         wide = ["---", "hide: [toc]", "---", ""] if short else []
@@ -108,6 +121,18 @@ class Build:
         text = html.escape(label.strip("`"))
         text = f"<code>{text}</code>" if label.startswith("`") else text
         return f'<a class="source" href="{relative(f"source/{file}.html", here)}{anchor}">{text}</a>'
+
+    def _walk(self) -> str:
+        links = {file: self._address(file) for file in sorted(walk_page.files_named())}
+        return walk_page.page(shipped(), links=links)
+
+    def _address(self, file: str) -> str:
+        """Of the page that shows a file, as one at the site's root links to it."""
+        shown = self.site.placed.get((file, ""))
+        if shown is not None:
+            return shown.path.removesuffix(".md") + ".html"
+        self.sources.add(file)
+        return f"source/{file}.html"
 
     def _source(self, file: str) -> str:
         text = (self.root / file).read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html import unescape
@@ -46,10 +47,21 @@ def test_every_link_between_pages_leads_somewhere(pages: Path) -> None:
             links += 1
         for path, line in SOURCE_LINK.findall(text):
             target = page.parent / f"{path}.md"
-            assert target.is_file(), f"{page.name}: {path}"
+            assert target.is_file() or target.with_suffix(".html").is_file(), f"{page.name}: {path}"
             assert not line or int(line) <= len(target.read_text(encoding="utf-8").splitlines())
             links += 1
     assert links > 100
+
+
+def test_the_walk_is_a_page_whose_links_lead_within_the_site(pages: Path) -> None:
+    [data] = re.findall(r'id="walk-data">(.*?)</script>', (pages / "walk.html").read_text(encoding="utf-8"), re.DOTALL)
+    links = json.loads(data)["links"]
+    assert links["docs/guide/feedforward.md"] == "guide/feed-forward.html"
+    for address in links.values():
+        assert (pages / address).with_suffix(".md").is_file(), address
+    claims = (pages / links["docs/claims/README.md"]).with_suffix(".md").read_text(encoding="utf-8")
+    assert 'id="row-15"' in claims
+    assert 'href="../walk.html"' in (pages / "guide/through-the-paper.md").read_text(encoding="utf-8")
 
 
 def test_pictures_are_copied_to_where_pages_show_them(pages: Path) -> None:

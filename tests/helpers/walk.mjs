@@ -13,11 +13,12 @@ const attention = await from('attention_stations.js');
 const found = Object.assign({}, attention, ...await Promise.all(['first_stations.js', 'layer_stations.js', 'output_stations.js', 'breaking.js'].map(from)));
 const { seen, switchesOf } = found;
 const { moreOf } = await from('more.js');
+const { entry, footer } = await from('words.js');
 
 const START = { stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, off: {} };
 const models = new Map();
 
-async function answer({ spec, words, text, find, state: chosen, stations }) {
+async function answer({ spec, words, text, find, state: chosen, stations, station, term, links = {} }) {
   if (!models.has(spec.title)) models.set(spec.title, new Live(spec));
   const model = models.get(spec.title);
   const pass = await model.read(text);
@@ -28,6 +29,8 @@ async function answer({ spec, words, text, find, state: chosen, stations }) {
   const part = attention.attentionOf(v, 'self_attention');
   return {
     state,
+    footer: station ? footer(words.stations[station], links) : '',
+    entry: term ? entry(term, words.glossary[term], links) : '',
     pieces: pass.pieces,
     said: attention.looksAt(v, part),
     bodies: Object.fromEntries(stations.map((name) => [name, found[name].body(v)])),

@@ -13,7 +13,7 @@ import { readLink, writeLink } from './link.js';
 import { Missing } from './pass.js';
 import { Tour } from './tour.js';
 import { placed, viewOf } from './view.js';
-import { entry, words } from './words.js';
+import { entry, footer, words } from './words.js';
 
 const data = JSON.parse(document.getElementById('walk-data').textContent);
 const find = (id) => document.getElementById(id);
@@ -47,7 +47,7 @@ function frame() {
     + `<p class="formula"></p><div class="body"></div><div class="controls">${each.controls?.(v) ?? ''}</div>`
     + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`
     + `<details class="numbers"><summary>the numbers as a table</summary></details>`
-    + `<p class="links">guide: docs/guide/${said.guide}.md · claim: <code>mlx-transformer claims ${said.claim}</code> · code: export/validate/reference/sublayers.py</p></section>`)).join('');
+    + `<p class="links">${footer(said, data.links)}</p></section>`)).join('');
   observe();
 }
 
@@ -252,7 +252,7 @@ function pressed(event) {
 
 function gloss(button) {
   const place = find('gloss');
-  place.innerHTML = entry(button.dataset.gl, data.words.glossary[button.dataset.gl]);
+  place.innerHTML = entry(button.dataset.gl, data.words.glossary[button.dataset.gl], data.links);
   place.hidden = false;
   const box = button.getBoundingClientRect();
   place.style.left = `${Math.max(8, Math.min(innerWidth - 316, box.left))}px`;
@@ -286,7 +286,7 @@ function begin() {
   const { weights, module } = data.models[state.model];
   find('text').readOnly = !weights && !module;
   tabs();
-  find('glossary-list').innerHTML = Object.entries(data.words.glossary).map(([term, said]) => `<li>${entry(term, said)}</li>`).join('');
+  find('glossary-list').innerHTML = Object.entries(data.words.glossary).map(([term, said]) => `<li>${entry(term, said, data.links)}</li>`).join('');
   find('key').innerHTML = key();
   return read(true);
 }

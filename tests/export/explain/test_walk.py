@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from urllib.parse import unquote
 
+import pytest
+from imports import ROOT
 from shipped_models import DECODER, TIRED, TRANSLATOR
-from walk import plain, stations
+from walk import WORDS, plain, stations
+
+from export.explain.page import files_named, links_from
 
 
 def summed(html: str) -> list[str]:
@@ -54,3 +59,42 @@ def test_what_a_decoder_looks_at_is_never_what_the_mask_forbids():
         looked = re.search(r"looks most at ‹(.*)›", plain(found["said"]))
         assert looked
         assert looked[1] in found["pieces"]["target"][: task["state"]["step"] + 1]
+
+
+def test_a_term_stands_on_the_page_of_the_guide_that_its_entry_names():
+    def text_of(page: str) -> str:
+        text = (ROOT / f"docs/guide/{page}.md").read_text(encoding="utf-8").lower()
+        return " ".join(re.sub(r"[*`]|sqrt\((.*?)\)", lambda match: f"√{match[1]}" if match[1] else "", text).split())
+
+    missing = [(term, page) for term, (_, _, page) in WORDS["glossary"].items() if term not in text_of(page)]
+    assert not missing
+
+
+@pytest.mark.parametrize(("station", "page"), [("cell", "attention"), ("break", "heads"), ("search", "decoding")])
+def test_a_station_names_the_page_that_answers_its_question(station: str, page: str):
+    assert WORDS["stations"][station]["guide"] == page
+
+
+def test_links_lead_to_files_and_rows():
+    """Of a page in the clone; one elsewhere names them in words, for it may be sent to others."""
+    folder = ROOT / "build" / "a folder"
+    links = links_from(folder)
+    assert links.keys() == files_named() >= {"docs/guide/attention.md", "mlx_transformer/nn/attention.py"}
+    for file, address in links.items():
+        assert (folder / unquote(address)).resolve() == ROOT / file
+        assert (ROOT / file).is_file()
+    rows = (ROOT / "docs/claims/README.md").read_text(encoding="utf-8")
+    for kind in WORDS.values():
+        for said in kind.values() if isinstance(kind, dict) else ():
+            assert not isinstance(said, dict) or "claim" not in said or f'id="row-{said["claim"]}"' in rows
+    assert links_from(ROOT.parent) == {}
+
+
+def test_footers_and_entries_are_links_where_the_way_is_known():
+    links = {"docs/guide/attention.md": "a.html", "docs/claims/README.md": "c.html", "mlx_transformer/nn/attention.py": "s.html"}
+    task = {"model": TRANSLATOR, "text": "On the river bank", "station": "cell", "term": "softmax"}
+    linked, bare = stations({**task, "links": links}, task)
+    assert re.findall(r'href="(.*?)"', linked["footer"]) == ["a.html", "c.html#row-15", "s.html"]
+    assert re.findall(r'href="(.*?)"', linked["entry"]) == ["a.html"]
+    assert "<a " not in bare["footer"] + bare["entry"]
+    assert "docs/guide/attention.md" in bare["footer"]
