@@ -91,7 +91,11 @@ def test_links_lead_to_files_and_rows():
 
 
 def test_footers_and_entries_are_links_where_the_way_is_known():
-    links = {"docs/guide/attention.md": "a.html", "docs/claims/README.md": "c.html", "mlx_transformer/nn/attention.py": "s.html"}
+    links = {
+        "docs/guide/attention.md": "a.html",
+        "docs/claims/README.md": "c.html",
+        "mlx_transformer/nn/attention.py": "s.html",
+    }
     task = {"model": TRANSLATOR, "text": "On the river bank", "station": "cell", "term": "softmax"}
     linked, bare = stations({**task, "links": links}, task)
     assert re.findall(r'href="(.*?)"', linked["footer"]) == ["a.html", "c.html#row-15", "s.html"]
