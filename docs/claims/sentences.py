@@ -224,8 +224,8 @@ ROWS = (
         figure=draw_looking,
         slip="The notes say that it looks at animal, and that this is how the model knows. In the model that ships no "
         "head of the encoder does; two look at the street in both sentences, and both are translated right without one "
-        "of these heads. With both off at every row the article of Straße goes wrong in both (den for die), which isn't "
-        "it. With both off at the row of it alone, es for the animal is right as before, and sie for the "
+        "of these heads. With both off at every row the article of Straße goes wrong in both, den for die. "
+        "With both off at the row of it alone, es for the animal is right as before, and sie for the "
         "street becomes es: what it looks at is needed for sie, and not for es.",
     ),
 )

@@ -29,8 +29,8 @@ def page(
     links: Mapping[str, str] | None = None,
 ) -> str:
     """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
-    sentence in the first, of what `content.content` returns. `policy`: what the page may ask for. `links`: the addresses
-    of files of the repository, as `links_from` gives them; what has none is named in words."""
+    sentence in the first, of what `content.content` returns. `policy`: what the page may ask for. `links`: addresses of
+    files of the repository, as `links_from` gives them; what has none is named in words."""
     walk = kit.neighbour_texts(__file__, "walk/shell.html")
     shown = {"models": models, "words": words(), "links": links or {}}
     body = f'<div id="walk">{walk}</div>{_json("walk-data", shown)}'

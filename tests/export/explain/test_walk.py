@@ -9,10 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 from imports import ROOT
-from shipped_models import DECODER, TIRED, TRANSLATOR
+from shipped_models import DECODER, ENCODER, RIVER, TIRED, TRANSLATOR, WIDE
 from walk import WORDS, plain, stations
 
 from export.explain.page import files_named, links_from
+from export.explain.shipped import MODELS
 
 
 def summed(html: str) -> list[str]:
@@ -102,3 +103,38 @@ def test_footers_and_entries_are_links_where_the_way_is_known():
     assert re.findall(r'href="(.*?)"', linked["entry"]) == ["a.html"]
     assert "<a " not in bare["footer"] + bare["entry"]
     assert "docs/guide/attention.md" in bare["footer"]
+
+
+STARTS = {  # text: whose look is shown, what is looked at, and how much at least
+    (TRANSLATOR, TIRED): [("·it", "·street", 0.9), ("·es", "·tired", 0.9)],
+    (TRANSLATOR, WIDE): [("·it", "·street", 0.9), ("·sie", "·it", 0.9)],
+    (TRANSLATOR, RIVER): [("·bank", "·river", 0.9), ("·Ufer", "·bank", 0.7)],
+    (TRANSLATOR, "YOUR CAT IS A LOVELY CAT"): [None, ("·LIEB", "·LOVELY", 0.9)],
+    (TRANSLATOR, "The cat sat on the mat"): [None, ("·Katze", "·cat", 0.9)],
+    (TRANSLATOR, "The mat sat on the cat"): [None, ("·Katze", "·cat", 0.9)],
+    (TRANSLATOR, "My fried chicken was very good"): [("·fried", "·chicken", 0.4), ("·gebratenes", "·fried", 0.9)],
+    (DECODER, "YOUR CAT IS A LOVELY"): [("·CAT", "·CAT", 0.9)],
+    (DECODER, "My fried chicken was very"): [("·dry", "·fried", 0.8)],
+    (DECODER, "The animal"): [("·slow", "·animal", 0.6)],
+    (ENCODER, "My ▢ chicken was very good"): [("▢", "·chicken", 0.6)],
+    (ENCODER, "YOUR ▢ IS A LOVELY CAT"): [("▢", "·IS", 0.9)],
+    (ENCODER, "The cat sat on the ▢"): [("▢", "·sat", 0.8)],
+}
+
+
+def test_examples_begin_at_a_head_that_looks_at_something_that_tells():
+    """Self-attention of the word, and in a translator cross-attention of the word that is written."""
+    tasks = [
+        {"model": name, "text": each["text"], "state": each["at"], "find": each["find"],
+         "stations": ["cross"] if name == TRANSLATOR else []}
+        for name, (_, _, examples) in MODELS.items() for each in examples
+    ]  # fmt: skip
+    assert [(task["model"], task["text"]) for task in tasks] == list(STARTS)
+    for task, found in zip(tasks, stations(*tasks), strict=True):
+        [*said] = re.findall(r'<p class="said"><b>(.*?)</b> · the row', found["bodies"].get("cross", ""))
+        for html, wanted in zip([found["said"], *said], STARTS[task["model"], task["text"]], strict=True):
+            looked = re.fullmatch(r".*‹(.*)› looks most at ‹(.*)›, ([\d.]+)", plain(html))
+            assert looked
+            who, what, least = wanted or (looked[1], looked[2], 0)
+            assert (looked[1], looked[2]) == (who, what)
+            assert float(looked[3]) >= least
