@@ -16,16 +16,18 @@ const { moreOf } = await from('more.js');
 const { entry, footer } = await from('words.js');
 
 const START = { stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, off: {} };
-const models = new Map();
+const [models, passes] = [new Map(), new Map()];
 
 async function answer({ spec, words, text, find, state: chosen, stations, station, term, links = {} }) {
   if (!models.has(spec.title)) models.set(spec.title, new Live(spec));
   const model = models.get(spec.title);
-  const pass = await model.read(text);
+  const key = `${spec.title}: ${text}`;
+  if (!passes.has(key)) passes.set(key, await model.read(text));
+  const pass = passes.get(key);
   const state = { ...START, ...chosen };
   Object.assign(state, placed(pass, state, find ?? {}));
   const off = Object.keys(state.off).length > 0;
-  const v = { ...viewOf(model, pass, state), tree: null, said: words, turns: '', seen: off ? await seen(model, pass, state.off, words) : '' };
+  const v = { ...viewOf(model, pass, state), tree: null, said: words, turns: '', seen: off ? await seen(model, pass, state.off, words.unsure) : '' };
   const part = attention.attentionOf(v, 'self_attention');
   return {
     state,
@@ -34,6 +36,7 @@ async function answer({ spec, words, text, find, state: chosen, stations, statio
     pieces: pass.pieces,
     said: attention.looksAt(v, part),
     bodies: Object.fromEntries(stations.map((name) => [name, found[name].body(v)])),
+    whole: { output: pass.output, logP: pass.logP },
     now: off ? await model.written(text, switchesOf(state.off)) : null,
     maps: Object.fromEntries(Object.entries(moreOf(model, pass, null, true).maps.kinds).map(([kind, { named }]) => [kind, named])),
   };

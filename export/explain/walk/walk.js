@@ -140,7 +140,7 @@ async function read(anew) {
       if (mine !== drawn) return;
       find('output').textContent = `→ ${now.output || '(nothing)'}`;
     }
-    breakage = await seen(model, whole, state.off);
+    breakage = await seen(model, whole, state.off, data.words.unsure);
     if (mine !== drawn) return;
     fill(['break']);
     if (model.config.architecture !== 'encoder') await grow(mine);

@@ -138,3 +138,32 @@ def test_examples_begin_at_a_head_that_looks_at_something_that_tells():
             who, what, least = wanted or (looked[1], looked[2], 0)
             assert (looked[1], looked[2]) == (who, what)
             assert float(looked[3]) >= least
+
+
+def test_a_surer_output_is_not_called_a_better_one():
+    """Whatever is off: the remark stands where another output has a higher log p, and there alone."""
+    off = [{name: True} for name in ("positions", "mask", "scale", "residual", "norm")]
+    texts = [TIRED, RIVER, "The mat sat on the cat"]
+    tasks = [
+        {"model": TRANSLATOR, "text": text, "state": {"off": each}, "stations": ["breaking"]}
+        for text in texts for each in off
+    ]  # fmt: skip
+    seen = set()
+    for task, found in zip(tasks, stations(*tasks), strict=True):
+        now, whole = found["now"], found["whole"]
+        surer = now["output"] != whole["output"] and now["logP"] > whole["logP"]
+        assert (WORDS["unsure"]["surer"] in found["bodies"]["breaking"]) == surer, task
+        seen |= {next(iter(task["state"]["off"]))} if surer else set()
+    assert "norm" in seen
+
+
+def test_what_is_said_to_be_below_comes_later_on_the_page():
+    """A station's answer and what it asks for stand behind what it draws."""
+    frame = (ROOT / "export/explain/walk/walk.js").read_text(encoding="utf-8")
+    assert frame.index('<div class="body">') < frame.index('<div class="answer">') < frame.index('<p class="ask">')
+    later = r"[Ss]witch .* off below|cell of attention below|below [01]\b"
+    for kind in (each for name, each in WORDS.items() if name not in ("switches", "positions", "glossary")):
+        for said in kind.values() if isinstance(kind, dict) else ():
+            for text in (said.get("answer", ""), said.get("ask", "")) if isinstance(said, dict) else ():
+                for sentence in re.split(r"(?<=[.;:]) ", text):
+                    assert "below" not in sentence or re.search(later, sentence), sentence
