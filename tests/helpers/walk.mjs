@@ -27,7 +27,7 @@ async function answer({ spec, words, text, find, state: chosen, stations, statio
   const state = { ...START, ...chosen };
   Object.assign(state, placed(pass, state, find ?? {}));
   const off = Object.keys(state.off).length > 0;
-  const v = { ...viewOf(model, pass, state), tree: null, said: words, turns: '', seen: off ? await seen(model, pass, state.off, words.unsure) : '' };
+  const v = { ...viewOf(model, pass, state), tree: null, said: words, turns: '', seen: off ? await seen(model, pass, state.off, words.surer) : '' };
   const part = attention.attentionOf(v, 'self_attention');
   return {
     state,

@@ -75,7 +75,7 @@ const seenNumber = (value, name) => derived(value, name, 2); // two digits: what
 
 /** What is seen: the output, log p of the right one, spread of heads, what moves; each whole and with the switches. surer:
  * what is said where another output has a higher log p. */
-export async function seen(model, whole, off, { surer }) {
+export async function seen(model, whole, off, surer) {
   const switches = switchesOf(off);
   const encoderAlone = model.config.architecture === 'encoder';
   const rows = [];

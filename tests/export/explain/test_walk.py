@@ -152,7 +152,7 @@ def test_a_surer_output_is_not_called_a_better_one():
     for task, found in zip(tasks, stations(*tasks), strict=True):
         now, whole = found["now"], found["whole"]
         surer = now["output"] != whole["output"] and now["logP"] > whole["logP"]
-        assert (WORDS["unsure"]["surer"] in found["bodies"]["breaking"]) == surer, task
+        assert (WORDS["surer"] in found["bodies"]["breaking"]) == surer, task
         seen |= {next(iter(task["state"]["off"]))} if surer else set()
     assert "norm" in seen
 
