@@ -9,13 +9,19 @@ import re
 import shutil
 from pathlib import Path
 
+from export.explain import page as walk_page
+from export.explain.shipped import shipped
+
 from .api import api_pages
+from .captions import beside, palette, within
 from .directives import expand
 from .markdown import replace_links
 from .pages import Page, Site
 from .problem import Problem
 from .symbols import definition
 
+WALK = "walk.html"
+"""The walk through the models that ship, at the site's root."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".js": "js", ".css": "css", ".md": "md"}
 PICTURE = re.compile(r'(?<=<img src=")[^":]+')
 FIGURE = re.compile(r"(?:^|\D)0*(\d+)(?:\D.*)?\.svg$")
@@ -39,13 +45,14 @@ class Build:
             self._write(page.path, self._text(page))
         for path, text in api_pages(self.root).items():
             self._write(path, text)
+        self._write(WALK, self._walk())
         for file in sorted(self.sources):
             self._write(f"source/{file}.md", self._source(file))
         for file in self.figures.values():
             (self.pages / "figures").mkdir(exist_ok=True)
             shutil.copyfile(file, self.pages / "figures" / file.name)
-        for file in ("site.css", "search-from-files.js"):
-            shutil.copyfile(self.root / "docs" / file, self.pages / file)
+        shutil.copyfile(self.root / "docs/search-from-files.js", self.pages / "search-from-files.js")
+        self._write("site.css", (self.root / "docs/site.css").read_text(encoding="utf-8") + palette())
         self._configure()
 
     def _write(self, path: str, text: str) -> None:
@@ -64,7 +71,14 @@ class Build:
             strict = file.startswith("docs/")
             text = PICTURE.sub(lambda match, file=file: self._picture(match[0], file, here), text)
             texts.append(
-                expand(text, self.root, figures, lambda f, name, label: self._source_link(f, name, label, here), strict)
+                expand(
+                    text,
+                    self.root,
+                    figures,
+                    lambda f, name, label: self._source_link(f, name, label, here),
+                    relative(WALK, here),
+                    strict,
+                )
             )
         short = not any(re.search(r"^## ", text, re.MULTILINE) for text in texts)
         wide = ["---", "hide: [toc]", "---", ""] if short else []
@@ -86,7 +100,9 @@ class Build:
         if not (self.root / target).exists():
             raise Problem(f"{file}: {match[0]} leads nowhere")
         if picture:
-            return f"![{label}]({self._picture(path, file, here)}){{ .figure }}"
+            if not target.endswith(".svg"):
+                return beside(self._picture(path, file, here), label)
+            return within((self.root / target).read_text(encoding="utf-8"), f"f{Path(target).stem}", label)
         if (self.root / target).is_dir():
             target = f"{target}/README.md"
         page = self.site.placed.get((target, fragment))
@@ -105,6 +121,18 @@ class Build:
         text = html.escape(label.strip("`"))
         text = f"<code>{text}</code>" if label.startswith("`") else text
         return f'<a class="source" href="{relative(f"source/{file}.html", here)}{anchor}">{text}</a>'
+
+    def _walk(self) -> str:
+        links = {file: self._address(file) for file in sorted(walk_page.files_named())}
+        return walk_page.page(shipped(), links=links)
+
+    def _address(self, file: str) -> str:
+        """Of the page that shows a file, as one at the site's root links to it."""
+        shown = self.site.placed.get((file, ""))
+        if shown is not None:
+            return shown.path.removesuffix(".md") + ".html"
+        self.sources.add(file)
+        return f"source/{file}.html"
 
     def _source(self, file: str) -> str:
         text = (self.root / file).read_text(encoding="utf-8")

@@ -4,6 +4,7 @@
 <!-- excerpt mlx_transformer/training/optimizers.py noam -->     one definition
 <!-- figure 15 -->                                 the figure of this row of the claims, if figures were made
 <!-- picture network -->                           a picture drawn from the code
+<!-- walk Follow a word -->                        a link to the walk through the models that ship, a page of the site
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import import_picture, network_picture
+from .captions import beside
 from .markdown import lines_of
 from .problem import Problem
 from .symbols import definition
@@ -23,13 +25,15 @@ SourceLink = Callable[[str, str, str], str]
 """(file, symbol, label) -> HTML of the link."""
 
 
-def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink, strict: bool = True) -> str:
-    """`figures`: row of the claims -> picture, relative to the page. `strict`: a comment that is none of these is an
-    error; elsewhere it may be somebody else's."""
+def expand(
+    text: str, root: Path, figures: dict[int, str], link: SourceLink, walk: str = "", strict: bool = True
+) -> str:
+    """`figures`: row of the claims -> picture, and `walk`: the walk, relative to the page. `strict`: a comment that is
+    none of these is an error; elsewhere it may be somebody else's."""
     lines = []
     for line, fenced in lines_of(text):
         match = None if fenced else DIRECTIVE.match(line)
-        made = None if match is None else _made(match[1], match[2].split(), root, figures, link)
+        made = None if match is None else _made(match[1], match[2].split(), root, figures, link, walk)
         if match is not None and made is None and strict:
             raise Problem(f"{line}: no such directive")
         lines.append(line if made is None else made)
@@ -46,7 +50,7 @@ def _is_figure(name: str, words: list[str]) -> bool:
     return name == "figure" and len(words) > 1 and words[0].isdecimal()
 
 
-def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link: SourceLink) -> str | None:
+def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link: SourceLink, walk: str) -> str | None:
     if name == "twins" and len(words) == 2:
         file, symbol = words
         sides = [_excerpt(root, f"{side}/nn/{file}", symbol, link) for side in ("mlx_transformer", "export")]
@@ -55,7 +59,9 @@ def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link
         return _excerpt(root, words[0], words[1], link)
     if _is_figure(name, words):
         picture = figures.get(int(words[0]))
-        return f"\n![{' '.join(words[1:])}]({picture}){{ .figure }}\n" if picture else ""
+        return f"\n{beside(picture, ' '.join(words[1:]))}\n" if picture else ""
+    if name == "walk":
+        return f'\n<a href="{walk}">{" ".join(words)}</a>\n'
     if name == "picture" and words[0] in PICTURES:
         return PICTURES[words[0]](root)
     return None

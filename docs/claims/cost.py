@@ -112,17 +112,31 @@ def _least(function: Callable[[], mx.array], rounds: int = ROUNDS) -> float:
 
 def double_width() -> Found:
     single, double = (layer_size(d) for d in (512, 1024))
-    flops = [multiplications(8, 100, d) for d in (512, 1024)]
+    attention = [multiplications(8, 100, d) for d in (512, 1024)]
+    layers = [layer_multiplications(100, d) for d in (512, 1024)]
     return {
         "parameters of an encoder layer, d = 512 and 1024": [single, double],
-        "multiplications of self-attention over 100 positions, the same": flops,
-        "parameters, twice the width / once": double / single,
+        "multiplications of an encoder layer over 100 positions, the same": layers,
+        "of its self-attention alone": attention,
+        "parameters, and multiplications of the layer, twice the width / once": [
+            double / single,
+            layers[1] / layers[0],
+        ],
     }
 
 
+def layer(d_model: int) -> EncoderLayer:
+    return EncoderLayer(TransformerConfig(vocab_size=8, d_model=d_model, heads=8, d_ff=4 * d_model))
+
+
 def layer_size(d_model: int) -> int:
-    config = TransformerConfig(vocab_size=8, d_model=d_model, heads=8, d_ff=4 * d_model)
-    return sum(weight.size for _, weight in named_parameters(EncoderLayer(config)))
+    return sum(weight.size for _, weight in named_parameters(layer(d_model)))
+
+
+def layer_multiplications(n: int, d_model: int) -> int:
+    """Of self-attention and of the feed-forward net, whose matrices every position goes through."""
+    matrices = [weight for _, weight in named_parameters(layer(d_model).feed_forward) if weight.ndim == 2]
+    return multiplications(8, n, d_model) + n * sum(matrix.size for matrix in matrices)
 
 
 GROUPS = {
@@ -183,7 +197,12 @@ def draw_growth() -> Any:
 def list_double_width() -> Table:
     found = double_width()
     rows = []
-    for label, name in zip(("parameters of an encoder layer", "multiplications, 100 positions"), found, strict=False):
+    labels = (
+        "parameters of an encoder layer",
+        "multiplications of the layer, 100 positions",
+        "multiplications of its self-attention",
+    )
+    for label, name in zip(labels, found, strict=False):
         one, two = found[name]  # type: ignore
         rows.append((label, f"{one:,}", f"{two:,}", f"{two / one:.2f}"))
     return Table(("quantity", "added: d = 512", "appended: d = 1024", "times"), tuple(rows))
@@ -220,12 +239,13 @@ ROWS = (
     ),
     Row(
         39,
-        "Appending positions would double the width, and so four times the parameters and most of the work.",
+        "Appending positions would double the width: four times the parameters, and nearly four times the work.",
         "12 d^2 + 9 d parameters of an encoder layer of inner width 4d, without attention's biases",
         {
             "parameters of an encoder layer, d = 512 and 1024": equal(3_150_336, 12_592_128),
-            "multiplications of self-attention over 100 positions, the same": equal(115_097_600, 439_910_400),
-            "parameters, twice the width / once": equal(4, within=0.003),
+            "multiplications of an encoder layer over 100 positions, the same": equal(324_812_800, 1_278_771_200),
+            "of its self-attention alone": equal(115_097_600, 439_910_400),
+            "parameters, and multiplications of the layer, twice the width / once": equal(4, 3.937, within=0.003),
         },
         double_width,
         (EncoderLayer,),

@@ -31,7 +31,8 @@ def index() -> str:
         )
         figure = "" if row.shown is None else f"[{row.picture.replace('_', ' ')}]({_file(row.shown)})"
         claim = f"{row.claim} *{row.missing}*" if row.missing else row.claim
-        lines.append(f"| {row.number} | {claim.replace('|', '&#124;')} | {code} | {tests} | {figure} |")
+        place = f'<a id="row-{row.number}"></a>{row.number}'
+        lines.append(f"| {place} | {claim.replace('|', '&#124;')} | {code} | {tests} | {figure} |")
     return "\n".join(lines) + "\n"
 
 

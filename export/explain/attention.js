@@ -11,7 +11,7 @@ const follow = () => {
   threads.setAttribute("aria-hidden", "true");
   let active = null;
 
-  // [side that is looked at, its weights, what that means] for a token of a side.
+  // [side that is looked at, its weights, what that means, the pieces that name its tokens] for a token of a side.
   const looks = (side, at) => {
     const { model, layer, head } = FOLLOW;
     const found = [];
@@ -20,9 +20,9 @@ const follow = () => {
       const clip = (count) => (layer < count ? layer : -1);
       const l = clip(kind.layers);
       if (asking === side) {
-        found.push([asked, [...Array(kind.columns).keys()].map((c) => kind.mean(model, l, head, at, c)), "looks at", kind]);
+        found.push([asked, [...Array(kind.columns).keys()].map((c) => kind.mean(model, l, head, at, c)), "looks at", kind, kind.named[1]]);
       } else if (asked === side) {
-        found.push([asking, [...Array(kind.rows).keys()].map((r) => kind.mean(model, l, head, r, at)), "is looked at by", kind]);
+        found.push([asking, [...Array(kind.rows).keys()].map((r) => kind.mean(model, l, head, r, at)), "is looked at by", kind, kind.named[0]]);
       }
     }
     return found;
@@ -52,7 +52,7 @@ const follow = () => {
     const from = chips[side][at].getBoundingClientRect();
     const frame = card.getBoundingClientRect();
     threads.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
-    for (const [other, values, words, kind] of looks(side, at)) {
+    for (const [other, values, words, kind, named] of looks(side, at)) {
       const rgb = words === "looks at" ? palette.high : palette.more;
       values.forEach((value, i) => {
         const chip = chips[other][i];
@@ -72,7 +72,7 @@ const follow = () => {
         line.setAttribute("opacity", 0.25 + 0.7 * value);
         threads.append(line);
       });
-      const tokens = best(other, values);
+      const tokens = best(named, values);
       if (tokens) lines.push(`${words} ${tokens} (${kind.name.toLowerCase()})`);
     }
     const id = idsOf(side)[at];
@@ -144,8 +144,7 @@ const largeMap = (kind, first, model) => {
   const draw = () => {
     undo();
     title.textContent = `${kind.name}, layer ${layer + 1}, head ${head + 1}${model === 2 ? ": difference" : ""}`;
-    const rows = labels(kind.of[0]);
-    const columns = labels(kind.of[1]);
+    const [rows, columns] = kind.named.map(labels);
     const value = (r, c) =>
       model === 2 ? number(kind.difference(layer, head, r, c), 3) : number(kind.weight(model, layer, head, r, c), DIGITS);
     undo = matrix(place, {

@@ -26,7 +26,7 @@ from mlx_transformer.system.progress import quiet_progress
 
 from .content import content
 from .opening import open_model, open_other
-from .page import page
+from .page import links_from, page
 from .payload import ROOM, walked
 from .sentence import CONTINUATION, read_sentence
 from .shipped import shipped
@@ -93,7 +93,7 @@ def explain(
         watch(0.8, "writing")
         data = content(models, sentence, traces, min(s.top_k, config.vocab_size))
         room = ROOM - len(json.dumps(data, ensure_ascii=False))
-        text = page([walked(models[0], sentence, room)], data)
+        text = page([walked(models[0], sentence, room)], data, links=links_from(out.parent))
         write_text(out, text)
         written = [f"{out}: {len(text.encode()) / 1e6:.2f} MB"]
         if figures is not None:
@@ -107,7 +107,7 @@ def _explain_shipped(s: ExplainSettings, options: Mapping[str, Any]) -> str:
     if options or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
         raise UserError("explain without MODEL takes --out and --force alone: name a model and a sentence for the rest")
     check_page(s.out, s.force)
-    text = page(shipped())
+    text = page(shipped(), links=links_from(s.out.parent))
     write_text(s.out, text)
     return f"{s.out}: {len(text.encode()) / 1e6:.2f} MB"
 

@@ -39,6 +39,9 @@ LENS_TOP = 3
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
 """The sides of each kind of attention: whose positions ask, and whose are attended to."""
+NAMED = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross": ("target", "source")}
+"""The `pieces` that name the rows and the columns of its maps: a query of the decoder is named by the token that is
+written from it, a key by the token that has been read."""
 
 
 @dataclass
@@ -172,6 +175,7 @@ def _maps(traces: Sequence[Trace]) -> dict[str, Any]:
             "name": NAMES[kind],
             "rows": rows,
             "columns": columns,
+            "named": NAMED[kind],
             "shape": list(weights.shape),
             "values": [packed(trace.weights[kind], bits) for trace in traces],
         }

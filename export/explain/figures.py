@@ -15,7 +15,7 @@ from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 
-from .content import NAMES, SIDES
+from .content import NAMED, NAMES
 from .sentence import ExplainedSentence
 from .trace import Trace, norms, probabilities
 
@@ -69,10 +69,9 @@ def _figures(
     sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]
 ) -> Iterator[tuple[str, Draw]]:
     first = traces[0]
-    labels = {side: [_label(data, id) for id in of["ids"]] for side, of in data["sides"].items()}
-    written = [_label(data, id) for id in data["written"]]
+    labels = {side: [_marked(text) for text in pieces] for side, pieces in data["pieces"].items()}
     for kind, weights in first.weights.items():
-        rows, columns = (labels[side] for side in SIDES[kind])
+        rows, columns = (labels[side] for side in NAMED[kind])
         yield f"heads-{kind}", lambda w=weights, k=kind, r=rows, c=columns: _heads(w, NAMES[k], r, c)
         if len(traces) == 2:
             apart = traces[1].weights[kind].astype(np.float64) - weights
@@ -80,14 +79,15 @@ def _figures(
     if "cross" in first.weights:
         layer = data["layer"]
         mean = first.weights["cross"][layer].mean(axis=0)
-        yield "alignment", lambda: _matrix(mean, f"Alignment, layer {layer + 1}", written, labels["source"], 1.0)
+        title = f"Alignment, layer {layer + 1}"
+        yield "alignment", lambda: _matrix(mean, title, labels["target"], labels["source"], 1.0)
     if first.lens:
         yield "predictions", lambda: _predictions(data)
     if data["beam"] is not None:
         yield "beam", lambda: _beam(data)
     if first.lens:
-        read = labels[data["lens"]["positions"]]
-        yield "lens", lambda: _lens(first, data, read, sentence)
+        columns = labels[data["lens"]["positions"]]
+        yield "lens", lambda c=columns: _lens(first, data, c, sentence)
     for stack in ("encoder", "decoder"):
         values = {name: x for name, x in norms(first.points).items() if name.startswith(f"{stack}.")}
         side = labels["source" if stack == "encoder" else "target"] if values else []
@@ -96,7 +96,11 @@ def _figures(
 
 
 def _label(data: Mapping[str, Any], id: int) -> str:
-    text = data["texts"][id].replace("\n", "⏎").replace("\t", "⇥")
+    return _marked(data["texts"][id])
+
+
+def _marked(text: str) -> str:
+    text = text.replace("\n", "⏎").replace("\t", "⇥")
     stripped = text.lstrip(" ")
     return "·" * (len(text) - len(stripped)) + stripped
 
@@ -217,13 +221,13 @@ def _beam(data: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _lens(trace: Trace, data: Mapping[str, Any], read: Sequence[str], sentence: ExplainedSentence) -> Any:
+def _lens(trace: Trace, data: Mapping[str, Any], labels: Sequence[str], sentence: ExplainedSentence) -> Any:
     """Draw the likeliest token after each layer, over the shade of its probability; green where it is what follows."""
     layers = data["lens"]["of"][0]
     values = np.array([probabilities(logits).max(axis=-1) for logits in trace.lens.values()])
     names = [point_name(layer["name"]) for layer in layers]
     figure, [axes] = _panels(
-        1, 1, (max(2.5, 0.62 * len(read)), 0.3 * len(layers)), (0, 0), _room(names, 9), _room(read, 9)
+        1, 1, (max(2.5, 0.62 * len(labels)), 0.3 * len(layers)), (0, 0), _room(names, 9), _room(labels, 9)
     )
     axes.imshow(values, cmap="Blues", vmin=0, vmax=2.5, aspect="auto", origin="lower")
     for row, layer in enumerate(layers):
@@ -234,7 +238,7 @@ def _lens(trace: Trace, data: Mapping[str, Any], read: Sequence[str], sentence: 
             text = _label(data, ids[0])[:9]
             axes.text(column, row, text, ha="center", va="center", fontsize=7, weight=weight, color=colour)
     axes.set_title("The classifier after each layer", fontsize=10)
-    axes.set_xticks(range(len(read)), read, rotation=90)
+    axes.set_xticks(range(len(labels)), labels, rotation=90)
     axes.set_yticks(range(len(layers)), names)
     axes.tick_params(length=0)
     return figure

@@ -3,6 +3,7 @@ and no weight is added, so that what is shown is what the graphs compute."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +18,27 @@ from export.validate.locate.isolate_onnx import points_of
 from export.web.models import Graph, SiteModel
 from export.web.write import Inside
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .page import page
 from .payload import computed_live, layer_outputs, packed_weights
+from .shipped import TIRED
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; connect-src 'self'; "
     "style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 )
 SAID = "The graphs of this site: their inner values, computed here by onnxruntime-web. Type, and everything moves."
-FIRST = "Hello"
+FIRST = ("Hello, how are you?", TIRED, "May 3, 2024")
+"""What the page may open with: of any text, of the models of sentences, of the quickstart's."""
+UNIT = re.compile(r"\d|[^\W\d]+|[^\w\s]")
+"""A word, a digit or a sign, each a token in a vocabulary that knows it."""
+
+
+def known_text(tokenizer: Tokenizer) -> str:
+    """Return the one of `FIRST` that a vocabulary cuts least."""
+    return min(FIRST, key=lambda text: len(tokenizer.source.encode(text)) / len(UNIT.findall(text)))
 
 
 def inside(models: Sequence[SiteModel], title: str) -> Inside:
@@ -66,7 +77,7 @@ def _page(model: SiteModel, title: str) -> str:
         "title": title,
         "said": SAID,
         "module": "./inside.js",
-        "examples": [{"text": FIRST, "at": {}}],
+        "examples": [{"text": known_text(Tokenizer(model.tokenizer, model.name)), "at": {}}],
         "config": model.config.to_dict(),
         "classifier": output_weight_name(model.config),
         "parameters": {},

@@ -4,11 +4,13 @@ asks for none: its policy forbids requests, and that text is run as code."""
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from mlx_transformer import page as kit
 from mlx_transformer.page.script import compact, compact_style, joined
@@ -20,12 +22,18 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 HERE = Path(__file__).parent
 
 
-def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = None, policy: str = POLICY) -> str:
+def page(
+    models: Sequence[Mapping[str, Any]],
+    data: Mapping[str, Any] | None = None,
+    policy: str = POLICY,
+    links: Mapping[str, str] | None = None,
+) -> str:
     """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
-    sentence in the first, of what `content.content` returns. `policy`: what the page may ask for."""
-    words = tomllib.loads(kit.neighbour_texts(__file__, "walk/words.toml"))
+    sentence in the first, of what `content.content` returns. `policy`: what the page may ask for. `links`: addresses of
+    files of the repository, as `links_from` gives them; what has none is named in words."""
     walk = kit.neighbour_texts(__file__, "walk/shell.html")
-    body = f'<div id="walk">{walk}</div>{_json("walk-data", {"models": models, "words": words})}'
+    shown = {"models": models, "words": words(), "links": links or {}}
+    body = f'<div id="walk">{walk}</div>{_json("walk-data", shown)}'
     css = kit.neighbour_texts(kit.__file__, "kit.css") + kit.neighbour_texts(__file__, "walk/walk.css")
     entry = "walk.js" if all("weights" in model for model in models) else "all.js"
     script = f"(() => {{{joined(HERE / 'walk' / entry)}}})();"
@@ -38,6 +46,28 @@ def page(models: Sequence[Mapping[str, Any]], data: Mapping[str, Any] | None = N
         title = f"explain: {data['text']}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
     return kit.page(title, body, compact_style(css), script, head)
+
+
+def words() -> dict[str, Any]:
+    """Return what the walk says, words.toml."""
+    return tomllib.loads(kit.neighbour_texts(__file__, "walk/words.toml"))
+
+
+def files_named() -> set[str]:
+    """Return the files of the repository that the walk names."""
+    stations = [said for kind in words().values() if isinstance(kind, dict) for said in kind.values()]
+    said = [each for each in stations if isinstance(each, dict)]
+    guide = {each["guide"] for each in said if "guide" in each} | {page for _, _, page in words()["glossary"].values()}
+    code = {each["code"] for each in said if "code" in each}
+    return {*(f"docs/guide/{name}.md" for name in guide), "docs/claims/README.md", *code}
+
+
+def links_from(folder: Path) -> dict[str, str]:
+    """Return {file: address} for a page in a folder of a clone. Elsewhere nothing: the page may be sent to others."""
+    root, place = HERE.parents[1], folder.resolve()
+    if not place.is_relative_to(root) or not (root / "docs/guide").is_dir():
+        return {}
+    return {file: quote(os.path.relpath(root / file, place).replace(os.sep, "/")) for file in files_named()}
 
 
 def _json(id: str, data: Any) -> str:

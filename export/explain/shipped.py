@@ -12,35 +12,45 @@ from .payload import live, page_tokenizer
 
 FOLDER = Path(__file__).parent / "models"
 TIRED = "The animal didn't cross the street because it was too tired"
+
+
+def _example(text: str, layer: int, head: int, **find: str) -> dict[str, Any]:
+    """Return a text and where one looks in it at first: a layer and a head, counted from 1, that look at something that
+    tells, from the last places of these words."""
+    return {"text": text, "at": {"layer": layer - 1, "head": head - 1}, "find": find}
+
+
 MODELS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "sentences": (
         "translate",
         "An encoder-decoder of 2 + 2 layers, 295,936 numbers, that learned English and German sentences of eight "
         "patterns in minutes. It runs in this page, in float64: type, and everything moves.",
         [
-            {"text": TIRED, "at": {"layer": 1}, "find": {"word": "·it", "step": "·es"}},
-            {"text": TIRED.replace("tired", "wide"), "at": {"layer": 1}, "find": {"word": "·it", "step": "·sie"}},
-            {"text": "On the river bank", "at": {"layer": 1}, "find": {"word": "·bank", "step": "·Ufer"}},
-            {"text": "YOUR CAT IS A LOVELY CAT", "at": {"word": 1}, "find": {}},
-            {"text": "The cat sat on the mat", "at": {}, "find": {"word": "·cat"}},
-            {"text": "The mat sat on the cat", "at": {}, "find": {"word": "·cat"}},
-            {"text": "My fried chicken was very good", "at": {}, "find": {"word": "·chicken"}},
+            _example(TIRED, 2, 4, word="·it", step="·es"),
+            _example(TIRED.replace("tired", "wide"), 2, 4, word="·it", step="·sie"),
+            _example("On the river bank", 2, 1, word="·bank", step="·Ufer"),
+            _example("YOUR CAT IS A LOVELY CAT", 2, 4, word="·LOVELY", step="·LIEB"),
+            _example("The cat sat on the mat", 2, 2, word="·cat", step="·Katze"),
+            _example("The mat sat on the cat", 2, 2, word="·cat", step="·Katze"),
+            _example("My fried chicken was very good", 2, 4, word="·fried", step="·gebratenes"),
         ],
     ),
     "sentences-decoder": (
         "continue",
         "A decoder alone, 2 layers, 144,256 numbers: it goes on where the text stops, word by word.",
         [
-            {"text": text, "at": {"step": 0}}
-            for text in ("YOUR CAT IS A LOVELY", "My fried chicken was very", "The animal")
+            _example("YOUR CAT IS A LOVELY", 2, 1, step="·CAT"),
+            _example("My fried chicken was very", 2, 4, step="·dry"),
+            _example("The animal", 2, 3, step="·slow"),
         ],
     ),
     "sentences-encoder": (
         "fill in",
         "An encoder alone, 2 layers, 144,256 numbers: it sees all words at once and says what belongs at ▢.",
         [
-            {"text": text, "at": {}, "find": {"word": "▢"}}
-            for text in ("My ▢ chicken was very good", "YOUR ▢ IS A LOVELY CAT", "The cat sat on the ▢")
+            _example("My ▢ chicken was very good", 1, 3, word="▢"),
+            _example("YOUR ▢ IS A LOVELY CAT", 1, 1, word="▢"),
+            _example("The cat sat on the ▢", 2, 1, word="▢"),
         ],
     ),
 }

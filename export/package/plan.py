@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class Plan:
         precisions = check_precisions(settings.precision)
         target.check_precisions(precisions)
         activations = check_activations(settings.activations, precisions)
-        opened = open_checkpoint(checkpoint)
+        opened = open_checkpoint(checkpoint).widened()
         check_scales(settings, precisions, opened.config.architecture)
         tokenizer = opened.tokenizer_json()
         _check_positions(opened)
@@ -97,6 +98,10 @@ class Plan:
     @property
     def config(self) -> TransformerConfig:
         return self.checkpoint.config
+
+    def say_what_is_widened(self, log: Callable[[str], None]) -> None:
+        if self.checkpoint.wide:
+            log(f"{self.checkpoint.folder}: stored in float16; graphs are made of the same numbers in float32")
 
     @property
     def written(self) -> Target:

@@ -103,6 +103,7 @@ def export_onnx(
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
     replaces = settings.force or _source(out) == _digests(opened)
     check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), replaces, opened.folder)
+    plan.say_what_is_widened(log)
     if (written := plan.written) is not plan.target:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
         log(f"{files}: written as target {written.name} has it: {plan.target.supports(opened.config)}")

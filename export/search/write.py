@@ -81,6 +81,7 @@ def export_search(
     plan = Plan.of(checkpoint, settings)
     opened, tokenizer, layer = plan.checkpoint, plan.tokenizer, plan.request.attention_layer
     (precision,) = plan.precisions
+    plan.say_what_is_widened(log)
     source = " ".join(digests(opened).values())
     if out.exists() and not settings.force and _source(out) != source:
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")

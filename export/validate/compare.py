@@ -94,7 +94,7 @@ def compare(
     threads, names = settings.threads, parse_names(settings.names)
     engines, absent = list[Engine](), list[str]()
     with ExitStack() as stack:
-        opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint)))
+        opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint))).widened()
         origin = _origin(settings, opened)
         for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(onnx)):
             try:

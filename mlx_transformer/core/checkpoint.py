@@ -58,6 +58,13 @@ class Checkpoint:
     quantization: Quantization = field(default_factory=dict)
     adapter: Adapter | None = None
     """Beside the weights, which it changes as they are read."""
+    wide: bool = False
+    """Whether weights that are stored in float16 are read as float32, which has each of these numbers."""
+
+    def widened(self) -> Checkpoint:
+        """Return the same model read as float32, if it is stored in float16; else itself."""
+        halves = not self.quantization and any(each.dtype == np.float16 for each in self._files.values())
+        return replace(self, wide=True) if halves else self
 
     @property
     def base(self) -> Checkpoint:
@@ -99,7 +106,8 @@ class Checkpoint:
             array = self.packed(name).dequantised()
         else:
             array = np.asarray(self._files[name])
-            array = array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
+            narrow = array.dtype.itemsize == 2 and (self.quantization or self.wide)
+            array = array.astype(np.float32) if narrow else array
         if self.adapter is None or self.adapter.delta(name) is None:
             return array
         return self.adapter.merged(name, array)
@@ -115,7 +123,8 @@ class Checkpoint:
         changed = {name for name in shapes if self.adapter is not None and self.adapter.delta(name) is not None}
 
         def later(name: str) -> Stored:
-            dtype = np.dtype(np.float32) if self.quantization or name in changed else self._files[name].dtype
+            single = self.quantization or self.wide or name in changed
+            dtype = np.dtype(np.float32) if single else self._files[name].dtype
             return Stored(shapes[name], dtype, lambda: self.tensor(name).astype(dtype, copy=False))
 
         return {name: later(name) for name in shapes}

@@ -24,6 +24,10 @@ def test_gradients_grow_with_raw_positions_alone() -> None:
 def test_twice_the_width_by_the_formula() -> None:
     for d in (512, 1024):
         assert cost.layer_size(d) == 12 * d * d + 9 * d
+        four_projections, scores_and_sums, two_matrices = 4 * 100 * d * d, 2 * 100 * 100 * d, 2 * 100 * d * 4 * d
+        assert cost.layer_multiplications(100, d) == four_projections + scores_and_sums + two_matrices
+    times = {label: ratio for label, *_, ratio in cost.list_double_width().rows}
+    assert list(times.values()) == ["4.00", "3.94", "3.82"]
 
 
 def test_both_cats_by_hand() -> None:

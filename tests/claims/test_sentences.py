@@ -29,6 +29,35 @@ def test_a_head_that_is_off_hands_over_nothing() -> None:
     assert sentences.lost(shipped, []) == 0
 
 
+EVERYWHERE, AT_IT, ELSEWHERE = "all", "it", "others"
+WRITTEN = {  # where two heads are off: the article and the pronoun of too tired, of too wide
+    EVERYWHERE: [("den", "es"), ("den", "es")],
+    AT_IT: [("die", "es"), ("die", "es")],
+    ELSEWHERE: [("die", "es"), ("den", "sie")],
+}
+
+
+def test_two_heads_off_at_every_row_spoil_the_article_at_it_the_pronoun() -> None:
+    """Off nowhere, the model is the same; off at all rows, it is the one without them."""
+    shipped = sentences.translator()
+    heads = [("encoder", "self_attention", 0, 2), ("encoder", "self_attention", 1, 3)]
+    for where, expected in WRITTEN.items():
+        found = []
+        for text in sentences.WHY.values():
+            less = sentences.without_at(shipped.model, heads, sentences.rows(shipped, text, where))
+            [ids] = less.generate([shipped.tokenizer.encode(text)])
+            words = shipped.tokenizer.decode(ids).split()
+            found.append((words[3], words[7]))
+        assert found == expected, where
+    text = sentences.WHY["wide"]
+    assert sentences.log_p(sentences.without_at(shipped.model, heads, []), shipped, text) == sentences.log_p(
+        shipped.model, shipped, text
+    )
+    everywhere = sentences.without_at(shipped.model, heads, sentences.rows(shipped, text, EVERYWHERE))
+    gone = sentences.log_p(sentences.without(shipped.model, heads), shipped, text)
+    assert sentences.log_p(everywhere, shipped, text) == pytest.approx(gone, abs=1e-4)
+
+
 def test_fresh_weights_show_none_of_it() -> None:
     """Nor that a head of cross-attention is needed."""
     shipped = sentences.translator()

@@ -179,6 +179,10 @@ def test_a_word_has_alternatives_and_the_chosen_one_is_forced(trained, chosen, a
     assert trained.model.generate(rows, prefix=[prefix]) == [found["chosen"]["ids"]]
 
 
+def test_no_translation_stands_there_while_a_model_is_loaded(answer):
+    assert answer["standing"] == []
+
+
 def test_models_are_compared(site, answer):
     names = [model["name"] for model in json.loads((site / SITE).read_text(encoding="utf-8"))["models"]]
     assert [row.split("\t")[0] for row in answer["compared"]] == names

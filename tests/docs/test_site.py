@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,10 +47,21 @@ def test_every_link_between_pages_leads_somewhere(pages: Path) -> None:
             links += 1
         for path, line in SOURCE_LINK.findall(text):
             target = page.parent / f"{path}.md"
-            assert target.is_file(), f"{page.name}: {path}"
+            assert target.is_file() or target.with_suffix(".html").is_file(), f"{page.name}: {path}"
             assert not line or int(line) <= len(target.read_text(encoding="utf-8").splitlines())
             links += 1
     assert links > 100
+
+
+def test_the_walk_is_a_page_whose_links_lead_within_the_site(pages: Path) -> None:
+    [data] = re.findall(r'id="walk-data">(.*?)</script>', (pages / "walk.html").read_text(encoding="utf-8"), re.DOTALL)
+    links = json.loads(data)["links"]
+    assert links["docs/guide/feedforward.md"] == "guide/feed-forward.html"
+    for address in links.values():
+        assert (pages / address).with_suffix(".md").is_file(), address
+    claims = (pages / links["docs/claims/README.md"]).with_suffix(".md").read_text(encoding="utf-8")
+    assert 'id="row-15"' in claims
+    assert 'href="../walk.html"' in (pages / "guide/through-the-paper.md").read_text(encoding="utf-8")
 
 
 def test_pictures_are_copied_to_where_pages_show_them(pages: Path) -> None:
@@ -151,18 +164,68 @@ def test_figures_are_those_that_pages_ask_for(
 def test_a_figure_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert expand("a\n<!-- figure 18 A curve -->\nb", ROOT, {}, lambda *words: "") == "a\n\nb"
     shown = expand("<!-- figure 18 A curve -->", ROOT, {18: "18.svg"}, lambda *words: "")
-    assert shown.strip() == "![A curve](18.svg){ .figure }"
+    assert 'src="18.svg" alt="A curve"' in shown
+    assert "<figcaption>A curve</figcaption>" in shown
     folder = tmp_path / "figures"
     folder.mkdir()
     for name in ("36-words.svg", "row-30.svg", "notes.txt", "36-words.png"):
         (folder / name).write_text("<svg/>")
     Build(ROOT, tmp_path / "out", folder).write()
     pages = tmp_path / "out/pages"
-    assert "(../figures/36-words.svg)" in (pages / "guide/embedding.md").read_text(encoding="utf-8")
-    assert "(../figures/row-30.svg)" in (pages / "guide/heads.md").read_text(encoding="utf-8")
+    assert 'src="../figures/36-words.svg"' in (pages / "guide/embedding.md").read_text(encoding="utf-8")
+    assert 'src="../figures/row-30.svg"' in (pages / "guide/heads.md").read_text(encoding="utf-8")
     assert sorted(file.name for file in (pages / "figures").iterdir()) == ["36-words.svg", "row-30.svg"]
-    assert "(../pictures/18.svg)" in (pages / "guide/attention.md").read_text(encoding="utf-8")
-    assert (pages / "pictures/18.svg").is_file()
+
+
+def luminance(colour: str) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+              for c in (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))]  # fmt: skip
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_figures_are_readable_in_both_schemes(pages: Path, scheme: str) -> None:
+    """Ink and ground of a figure are of one palette, that of the scheme which the reader has chosen."""
+    css = (pages / "site.css").read_text(encoding="utf-8")
+    assert re.search(r"figure\.claim > svg \{[^}]*background: var\(--card\)", css)
+    rule = re.search(rf'\[data-md-color-scheme="{scheme}"\] figure\.claim \{{(.*?)\}}', css, re.DOTALL)
+    assert rule
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", rule[1]))
+    texts = [page.read_text(encoding="utf-8") for page in (pages / "guide").glob("*.md")]
+    figures = [figure for text in texts for figure in re.findall(r'<figure class="claim".*?</figure>', text, re.DOTALL)]
+    assert len(figures) == len(list((ROOT / "docs/pictures/claims").glob("*.svg")))
+    used = {name for figure in figures for name in re.findall(r"var\(--([\w-]+)\)", figure)}
+    for name in used:
+        least = {"ink": 7.0, "soft": 4.5, "line": 1.0, "card": 1.0}.get(name, 3.0)
+        assert contrast(colours[name], colours["card"]) >= least, name
+    assert {"ink", "soft", "s0"} <= used
+    for (
+        figure
+    ) in figures:  # no style of a file of its own, which would go by the system's scheme and colour the whole page
+        assert "<style" not in figure
+        assert not re.search(r"(fill|stroke): *(#|black|white)", figure)
+
+
+def test_figures_of_a_page_share_no_id_and_have_their_captions(pages: Path) -> None:
+    site, count = Site(ROOT), 0
+    for page in site.pages:
+        figures = re.findall(
+            r'<figure class="claim".*?</figure>', (pages / page.path).read_text(encoding="utf-8"), re.DOTALL
+        )
+        ids = [name for figure in figures for name in re.findall(r'\bid="([^"]+)"', figure)]
+        assert len(ids) == len(set(ids)), page.path
+        for figure in figures:
+            assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', figure)) <= set(ids)
+        sources = "\n".join(site.text(page, source) for source in page.sources)
+        captions = re.findall(r"^!\[(.*)\]\(\.\./pictures", sources, re.MULTILINE)
+        assert [unescape(re.findall(r"<figcaption>(.*)</figcaption>", figure)[0]) for figure in figures] == captions
+        count += len(figures)
+    assert count > 30
 
 
 @pytest.mark.parametrize(

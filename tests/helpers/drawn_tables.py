@@ -59,9 +59,11 @@ def double_width(head: tuple, rows: tuple, computed: Computed) -> None:
     found = computed(39)
     names = {
         "parameters of an encoder layer": "parameters of an encoder layer, d = 512 and 1024",
-        "multiplications, 100 positions": "multiplications of self-attention over 100 positions, the same",
+        "multiplications of its self-attention": "of its self-attention alone",
     }
+    whole = "multiplications of an encoder layer over 100 positions, the same"
     expected = [(label, *found[name]) for label, name in names.items()]
+    expected.insert(1, ("multiplications of the layer, 100 positions", *found[whole]))
     assert rows == tuple((label, f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}") for label, one, two in expected)
 
 

@@ -6,12 +6,13 @@ import { words } from './words.js';
 
 const column = (matrix, width, c) => matrix.subarray(c * width, (c + 1) * width); // of x W^T: row c of W
 
-/** Where one attention stands: names of its points, its rows and columns, what is asked and what is looked at. */
+/** Where one attention stands: names of its points, its rows and columns, what is asked and what is looked at. A query of
+ * the decoder is named by the token that is written from it; keys and values hold what has been read, and are named by it. */
 export function attentionOf(v, part) {
   const name = `${v.shape.layer(v.l)}.${part}`;
   const cross = part === 'cross_attention';
   const group = v.shape.heads / v.shape.kvHeads;
-  const looked = cross ? v.source : v.labels;
+  const looked = cross ? v.source : v.read;
   return {
     name,
     of: (point) => `${name}.${point}`,
@@ -20,7 +21,6 @@ export function attentionOf(v, part) {
     shape: v.shape,
     kv: Math.floor(v.h / group), // the head of keys and values that this head of queries reads
     looked,
-    keyName: (j) => `<span class="tok">${escaped(looked[j])}</span>${!cross && v.stack === 'decoder' ? `<small>has read ‹${escaped(v.read[j])}›</small>` : ''}`,
     allowed: (j) => cross || (v.stack === 'encoder' ? Math.abs(v.i - j) <= (v.shape.window(v.l) ?? Infinity) : v.off.mask || j <= v.i),
   };
 }
@@ -45,7 +45,7 @@ function qkvBody(v, part) {
   const x = v.pass.row(input, v.i);
   const q = a.row('queries', v.h, v.i);
   const j = a.cross ? keyOf(v, a) : v.i;
-  const of = a.cross ? ` of ‹${escaped(a.looked[j])}›` : '';
+  const of = ` of ‹${escaped(a.looked[j])}›`;
   const out = [
     strip('x, what goes in', x, { point: input, index: v.i }),
     strip('query: what I look for', q, { point: a.of('queries'), index: `${v.h},${v.i}`, lit: v.c % dk, kind: 'q' }),
@@ -93,7 +93,7 @@ export function cellBody(v, part) {
   const place = (c) => `${v.h},${v.i},${c}`;
   const bias = v.pass.has(a.of('bias')) ? a.row('bias', v.h, v.i) : null;
   const rows = Array.from(weights, (w, c) => [
-    a.keyName(c),
+    `<span class="tok">${escaped(a.looked[c])}</span>`,
     number(scores[c], a.of('scores'), place(c)),
     ...(bias ? [number(bias[c], a.of('bias'), place(c))] : []),
     a.allowed(c) ? '+ 0' : '+ −∞',
@@ -174,6 +174,7 @@ export function headsBody(v, part) {
     worked = `<p class="cell">column ${c} of what comes out:</p>${sum(terms, number(out[c], a.name, `${v.i},${c}`))}`;
   }
   return `<p class="said">${escaped(v.who)}, in layer ${v.l + 1}:</p><div class="heads">${maps.join('')}</div>${mapKey()}`
+    + (v.stack === 'decoder' && !a.cross ? `<p class="key">${v.said.maps}</p>` : '')
     + strip(`the ${v.shape.heads} sums, one after the other`, context, { point: a.of('context'), index: v.i })
     + (out ? strip('times W<sup>O</sup>', out, { point: a.name, index: v.i, lit: c }) : '') + worked;
 }

@@ -73,16 +73,19 @@ function looksAhead(model, pass, switches) {
 
 const seenNumber = (value, name) => derived(value, name, 2); // two digits: what changes is larger
 
-/** What is seen: the output, log p of the right one, spread of heads, what moves; each whole and with the switches. */
-export async function seen(model, whole, off) {
+/** What is seen: the output, log p of the right one, spread of heads, what moves; each whole and with the switches. surer:
+ * what is said where another output has a higher log p. */
+export async function seen(model, whole, off, surer) {
   const switches = switchesOf(off);
   const encoderAlone = model.config.architecture === 'encoder';
   const rows = [];
+  let note = '';
   const both = (said, key, before, after) => rows.push([said, seenNumber(before, key), seenNumber(after, `${key}-off`)]);
   if (!encoderAlone) {
     const now = await model.written(whole.text, switches);
     rows.push(['writes', `‹${escaped(whole.output)}›`, `‹${escaped(now.output)}›`]);
     both('log p of that', 'log-p', whole.logP, now.logP);
+    if (now.output !== whole.output && now.logP > whole.logP) note = `<p class="said">${surer}</p>`;
   }
   both(encoderAlone ? 'log p of the first guess' : 'log p of the right output, read at once', 'right', model.logP(whole, {}), model.logP(whole, switches));
   const after = spreads(model.pass(whole.tokens, switches, {}));
@@ -92,7 +95,7 @@ export async function seen(model, whole, off) {
   }
   const ahead = encoderAlone ? null : looksAhead(model, whole, {});
   if (ahead !== null) both('earlier logits move with a later word by', 'ahead', ahead, looksAhead(model, whole, switches));
-  return table(['', 'whole', 'with this off'], rows, { label: 'what is seen' });
+  return table(['', 'whole', 'with this off'], rows, { label: 'what is seen' }) + note;
 }
 
 /** Each part off by itself: how far log p of the right output falls, worst first. */

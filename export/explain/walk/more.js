@@ -5,9 +5,9 @@ import { logSumExp } from '../../web/page/sampling.js';
 import { Shape } from './pass.js';
 
 const KINDS = {
-  encoder: ['Encoder self-attention', 'encoder', 'self_attention', 'source', 'source'],
-  decoder: ['Decoder self-attention', 'decoder', 'self_attention', 'target', 'target'],
-  cross: ['Cross-attention', 'decoder', 'cross_attention', 'target', 'source'],
+  encoder: ['Encoder self-attention', 'encoder', 'self_attention', ['source', 'source'], ['source', 'source']],
+  decoder: ['Decoder self-attention', 'decoder', 'self_attention', ['target', 'target'], ['target', 'read']],
+  cross: ['Cross-attention', 'decoder', 'cross_attention', ['target', 'source'], ['target', 'source']],
 };
 const LIKELIEST = 5;
 const LENS = 3;
@@ -48,12 +48,12 @@ const four = (value) => Number(value.toPrecision(4));
 
 function mapsOf(pass) {
   const kinds = {};
-  for (const [kind, [name, stack, part, rows, columns]] of Object.entries(KINDS)) {
+  for (const [kind, [name, stack, part, [rows, columns], named]] of Object.entries(KINDS)) {
     const layers = [];
     for (let n = 0; pass.has(`${stack}.layers.${n}.${part}.weights`); n++) layers.push(pass.point(`${stack}.layers.${n}.${part}.weights`));
     if (!layers.length) continue;
     const values = layers.flatMap(({ data }) => [...data]);
-    kinds[kind] = { name, rows, columns, shape: [layers.length, ...layers[0].shape], values: [values] };
+    kinds[kind] = { name, rows, columns, named, shape: [layers.length, ...layers[0].shape], values: [values] };
   }
   return kinds;
 }

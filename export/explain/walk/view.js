@@ -2,6 +2,12 @@
 
 import { Shape } from './pass.js';
 
+/** Where one looks at first: the last places of the words that an example names, {word, step}. */
+export function placed({ pieces }, { word, step }, named) {
+  const at = (all, text, otherwise) => (all.includes(text) ? all.lastIndexOf(text) : otherwise);
+  return { word: at(pieces.source, named.word, word), step: at(pieces.written, named.step, step) };
+}
+
 /** A chosen place in a stack, as the stations ask for it. state: {stack, word, step, layer, head, column, key, off, ...}. */
 export function viewOf(model, pass, state, stack = null) {
   const { config } = pass;

@@ -12,8 +12,8 @@ import { logits, search } from './output_stations.js';
 import { readLink, writeLink } from './link.js';
 import { Missing } from './pass.js';
 import { Tour } from './tour.js';
-import { viewOf } from './view.js';
-import { entry, words } from './words.js';
+import { placed, viewOf } from './view.js';
+import { entry, footer, words } from './words.js';
 
 const data = JSON.parse(document.getElementById('walk-data').textContent);
 const find = (id) => document.getElementById(id);
@@ -25,7 +25,7 @@ export const modelOf = (n) => {
 const START = { model: 0, text: '', stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, off: {} };
 const state = { ...START, text: data.models[0].examples[0].text, ...data.models[0].examples[0].at };
 let [model, whole, pass, station, tree, breakage, turns] = [null, null, null, 'token', null, '', ''];
-let wanted = data.models[0].examples[0].find ?? null;
+let wanted = data.models[0].examples[0].find ?? {}; // words at which one looks first
 let drawn = 0; // passes so far: what comes late of an earlier one is dropped
 
 const stationsOf = ({ architecture }) => [
@@ -47,7 +47,7 @@ function frame() {
     + `<p class="formula"></p><div class="body"></div><div class="controls">${each.controls?.(v) ?? ''}</div>`
     + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`
     + `<details class="numbers"><summary>the numbers as a table</summary></details>`
-    + `<p class="links">guide: docs/guide/${said.guide}.md · claim: <code>mlx-transformer claims ${said.claim}</code> · code: export/validate/reference/sublayers.py</p></section>`)).join('');
+    + `<p class="links">${footer(said, data.links)}</p></section>`)).join('');
   observe();
 }
 
@@ -121,7 +121,8 @@ async function read(anew) {
       const found = await model.read(state.text);
       if (mine !== drawn) return;
       whole = found;
-      if (wanted) place();
+      Object.assign(state, placed(whole, state, wanted));
+      wanted = {};
       turns = '';
       if (fresh) { pass = whole; frame(); }
     }
@@ -139,7 +140,7 @@ async function read(anew) {
       if (mine !== drawn) return;
       find('output').textContent = `→ ${now.output || '(nothing)'}`;
     }
-    breakage = await seen(model, whole, state.off);
+    breakage = await seen(model, whole, state.off, data.words.surer);
     if (mine !== drawn) return;
     fill(['break']);
     if (model.config.architecture !== 'encoder') await grow(mine);
@@ -168,15 +169,14 @@ function choose(changes) {
   fill();
 }
 
-const number = (text) => Number(text);
 /** What a click chooses, by the data of its button. */
 const CHOICES = {
-  word: (n) => choose({ word: number(n), stack: model.config.architecture === 'decoder' ? 'decoder' : 'encoder', step: model.config.architecture === 'decoder' ? number(n) : state.step, key: null }),
-  step: (n) => choose({ step: number(n), stack: 'decoder', key: null }),
-  layer: (n) => choose({ layer: number(n), key: null }),
-  head: (n) => choose({ head: number(n), key: null }),
+  word: (n) => (model.config.architecture === 'decoder' ? CHOICES.step(n) : choose({ word: Number(n), stack: 'encoder', key: null })),
+  step: (n) => choose({ step: Number(n), stack: 'decoder', key: null }),
+  layer: (n) => choose({ layer: Number(n), key: null }),
+  head: (n) => choose({ head: Number(n), key: null }),
   stack: (stack) => choose({ stack, key: null }),
-  key: (n) => choose({ key: number(n) }),
+  key: (n) => choose({ key: Number(n) }),
 };
 
 function clicked({ target, clientX }) {
@@ -186,14 +186,14 @@ function clicked({ target, clientX }) {
   if (!button) return undefined;
   const { go, stack, layer, gl, example, model: other } = button.dataset;
   if (gl) return gloss(button);
-  if (example !== undefined) return open(data.models[state.model].examples[number(example)]);
-  if (other !== undefined) { state.model = number(other); Object.assign(state, { off: {} }); tabs(); return open(data.models[state.model].examples[0]); }
+  if (example !== undefined) return open(data.models[state.model].examples[Number(example)]);
+  if (other !== undefined) { state.model = Number(other); Object.assign(state, { off: {} }); tabs(); return open(data.models[state.model].examples[0]); }
   if (button.id === 'all-on') { find('part').value = ''; document.querySelectorAll('[data-off]').forEach((box) => { box.checked = false; }); state.off = {}; return read(false); }
   if (button.id === 'try-all') { turns = eachInTurn(model, whole); return fill(['break']); }
   if (button.id === 'tour-start') return tour.start();
   if (button.id === 'copy') return navigator.clipboard?.writeText(location.href).then(() => { find('said').textContent = 'The link is copied.'; }, () => {});
   if (go || (stack && layer)) {
-    choose({ ...(stack ? { stack } : {}), ...(layer === undefined ? {} : { layer: number(layer) }), key: null });
+    choose({ ...(stack ? { stack } : {}), ...(layer === undefined ? {} : { layer: Number(layer) }), key: null });
     return go && show(go);
   }
   const choice = Object.keys(CHOICES).find((name) => name in button.dataset);
@@ -201,17 +201,9 @@ function clicked({ target, clientX }) {
     ? CHOICES.step(button.dataset.word) : choice && CHOICES[choice](button.dataset[choice]);
 }
 
-/** Where one looks at first: the words of an example that are named in it. */
-function place() {
-  const at = (pieces, text, otherwise) => (pieces.includes(text) ? pieces.lastIndexOf(text) : otherwise);
-  state.word = at(whole.pieces.source, wanted.word, state.word);
-  state.step = at(whole.pieces.written, wanted.step, state.step);
-  wanted = null;
-}
-
 function open({ text, at, find: named }) {
   Object.assign(state, { word: 0, step: 0, layer: 0, head: 0, key: null, ...at, text });
-  wanted = named ?? null;
+  wanted = named ?? {};
   find('text').value = text;
   return read(true);
 }
@@ -228,14 +220,14 @@ function changed({ target }) {
     state.off = target.value ? { ...rest, parts: [part] } : rest;
     return read(false);
   }
-  if (target.id === 'beam-size') { state.beam = number(target.value); return grow(); }
+  if (target.id === 'beam-size') { state.beam = Number(target.value); return grow(); }
   return undefined;
 }
 
 function slid({ target }) {
   if (target.id === 'text') { state.text = target.value; return target.value.trim() && read(true); }
   if (target.id !== 'temperature' && target.id !== 'alpha') return undefined;
-  state[target.id] = number(target.value);
+  state[target.id] = Number(target.value);
   target.nextElementSibling.textContent = target.value;
   return target.id === 'alpha' ? grow() : fill(['logits']);
 }
@@ -257,9 +249,11 @@ function pressed(event) {
   else choose({ [v.stack === 'decoder' ? 'step' : 'word']: within(v.i + by, v.ids.length), key: null });
 }
 
+const explained = (term) => entry(term, data.words.glossary[term], data.links);
+
 function gloss(button) {
   const place = find('gloss');
-  place.innerHTML = entry(button.dataset.gl, data.words.glossary[button.dataset.gl]);
+  place.innerHTML = explained(button.dataset.gl);
   place.hidden = false;
   const box = button.getBoundingClientRect();
   place.style.left = `${Math.max(8, Math.min(innerWidth - 316, box.left))}px`;
@@ -288,12 +282,12 @@ function tabs() {
 }
 
 function begin() {
-  if (readLink(state, START)) wanted = null;
+  if (readLink(state, START)) wanted = {};
   find('text').value = state.text;
   const { weights, module } = data.models[state.model];
   find('text').readOnly = !weights && !module;
   tabs();
-  find('glossary-list').innerHTML = Object.entries(data.words.glossary).map(([term, said]) => `<li>${entry(term, said)}</li>`).join('');
+  find('glossary-list').innerHTML = Object.keys(data.words.glossary).map((term) => `<li>${explained(term)}</li>`).join('');
   find('key').innerHTML = key();
   return read(true);
 }

@@ -58,8 +58,8 @@ class MlxEngine(ModelEngine):
         with self.stream():
             self.model = Transformer.load(checkpoint.folder)
             self.model.shortlist = None  # what is compared chooses among all tokens
-            if precision in ("float16", "bfloat16"):
-                self.model.set_dtype(getattr(self.mx, precision))
+            if not checkpoint.quantization:  # a checkpoint stored in 16 bits, too, is computed in this precision
+                self.model.set_dtype(getattr(self.mx, "float32" if precision == "tf32" else precision))
                 self.mx.eval(self.model.parameters())
 
     def _open(self, device: str) -> None:

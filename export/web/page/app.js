@@ -38,11 +38,21 @@ function showInside(inside) {
   link.addEventListener('click', () => { if (source()) link.hash = new URLSearchParams({ text: source() }); });
 }
 
+/** While a model is loaded nothing is translated, and no translation of another one stands there. */
+function close() {
+  stop();
+  [opened, ids] = [null, []];
+  enable(false);
+  const box = find('translation');
+  box.classList.remove('running');
+  box.replaceChildren();
+  for (const name of ['ids', 'source']) delete box.dataset[name];
+  for (const id of ['others', 'attention', 'forced']) find(id).hidden = true;
+}
+
 /** Opens model number `number`; what was typed is translated again. */
 async function open(number) {
-  stop();
-  opened = null;
-  enable(false);
+  close();
   const model = site.models[number];
   say(`Loading ${model.name}`);
   find('progress').hidden = false;
@@ -168,21 +178,23 @@ function closeAlternatives() {
 /** The text with every model, one after another. */
 async function compare() {
   const [text, chosen, rows] = [source() || find('text').placeholder, find('model').value, []];
-  stop();
-  enable(false);
+  close();
   find('compared').hidden = false;
-  for (const [number, model] of site.models.entries()) {
-    say(`Loading ${model.name}`);
-    const begun = await opening(number);
-    const answer = await client.ask('translate', { text, options: { ...options(), prefix: [] } });
-    const translation = answer.words.map((word) => word.text).join('');
-    const numbers = [megabytes(model.bytes), begun.seconds.toFixed(1), rounded(answer.tokensPerSecond)];
-    const differs = rows.length > 0 && translation !== rows[0].at(-1).text;
-    rows.push([model.name, ...numbers.map((each) => ({ text: each, className: 'n' })), { text: translation, className: differs ? 'differs' : '' }]);
-    showRows(find('compare-rows'), rows);
+  try {
+    for (const [number, model] of site.models.entries()) {
+      say(`Loading ${model.name}`);
+      const begun = await opening(number);
+      const answer = await client.ask('translate', { text, options: { ...options(), prefix: [] } });
+      const translation = answer.words.map((word) => word.text).join('');
+      const numbers = [megabytes(model.bytes), begun.seconds.toFixed(1), rounded(answer.tokensPerSecond)];
+      const differs = rows.length > 0 && translation !== rows[0].at(-1).text;
+      rows.push([model.name, ...numbers.map((each) => ({ text: each, className: 'n' })), { text: translation, className: differs ? 'differs' : '' }]);
+      showRows(find('compare-rows'), rows);
+    }
+    announce(`${rows.length} models compared`);
+  } finally {
+    await open(Number(chosen));
   }
-  announce(`${rows.length} models compared`);
-  await open(Number(chosen));
   await offerOffline();
 }
 

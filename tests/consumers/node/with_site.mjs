@@ -26,7 +26,7 @@ const PATIENCE = 240_000; // milliseconds
 const [taskFile, answerFile] = process.argv.slice(2);
 const task = JSON.parse(readFileSync(taskFile, 'utf-8'));
 const out = dirname(answerFile);
-const answer = { problems: [], hosts: [], searches: {} };
+const answer = { problems: [], hosts: [], standing: [], searches: {} };
 
 /** A browser of its own, with nothing kept; what its pages complain of, and whom they ask, goes to the answer. */
 async function browsing(use, flags = []) {
@@ -51,6 +51,11 @@ async function opened(browser, origin) {
     if (['error', 'warning'].includes(message.type())) answer.problems.push(`${message.type()}: ${message.text()}`);
   });
   page.on('pageerror', (error) => answer.problems.push(String(error.stack ?? error)));
+  await page.exposeFunction('standing', (text) => answer.standing.push(text));
+  await page.addInitScript(() => new MutationObserver(() => { // a translation that stands there while a model is loaded
+    const [state, shown] = ['state', 'translation'].map((id) => document.getElementById(id)?.textContent ?? '');
+    if (state.startsWith('Loading') && shown.trim()) standing(`${state}: ${shown}`);
+  }).observe(document, { childList: true, subtree: true, characterData: true }));
   await page.goto(`${origin}/`);
   await ready(page);
   return page;

@@ -73,6 +73,9 @@ def test_the_page_shows_the_models_numbers(models, architecture, folder, tmp_pat
         assert data["sides"][side]["ids"] == list(getattr(sentence, side))
     found = trace(model, sentence)
     assert data["maps"]["bits"] == 16
+    named = {kind: shown["named"] for kind, shown in data["maps"]["kinds"].items()}
+    by = {"encoder": ["source", "source"], "decoder": ["target", "read"], "cross": ["target", "source"]}
+    assert named == {kind: by[kind] for kind in named}
     stacks = {"encoder-decoder": {*KINDS}}.get(architecture, {architecture})
     assert data["maps"]["kinds"].keys() == found.weights.keys() == stacks
     for kind, weights in found.weights.items():

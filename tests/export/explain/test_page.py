@@ -242,6 +242,11 @@ def test_figures(place, tmp_path):
     data = data_of(tmp_path / "page.html")
     labels = [data["texts"][str(id)].replace(" ", "·") for id in data["sides"]["source"]["ids"]]
     assert all(f">{escape(label)}<" in svg for label in labels)
+    decoder = (figures / "heads-decoder.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r">([^<>]+)</text>", decoder)
+    sides = [[text.replace(" ", "·") for text in data["pieces"][name]] for name in ("target", "read")]
+    assert all(any(drawn[n : n + len(side)] == side for n in range(len(drawn))) for side in sides)
+    assert sides[0] != sides[1]
     assert all((figures / name).read_bytes().startswith((b"\x89PNG", b"<?xml")) for name in expected)
     with pytest.raises(UserError, match="--force"):
         explain(exported, ["one two"], **{**out, "out": tmp_path / "b.html"})

@@ -11,12 +11,13 @@ import pytest
 from combined import thinned
 from small_models import SIZES, configs, encoder_decoder, random_weights
 
+from export import export_search
 from export.graph.builder import GraphBuilder
 from export.interface import Request
 from export.package import export_onnx
 from export.package import write as package
 from export.targets.table import target_of
-from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import rotary_tables, sinusoids
@@ -260,7 +261,25 @@ def test_a_full_disk_leaves_the_earlier_export(checkpoint, tmp_path, monkeypatch
 
 
 def test_weights_of_another_precision_are_refused(tmp_path):
-    weights = {name: array.astype(np.float16) for name, array in random_weights(PAPER).items()}
-    with pytest.raises(UserError, match="is float16; export writes float32"):
+    weights = {name: array.astype(np.float64) for name, array in random_weights(PAPER).items()}
+    with pytest.raises(UserError, match="is float64; export writes float32"):
         export_onnx(save_checkpoint(tmp_path / "model", PAPER, weights), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
+
+
+def test_a_checkpoint_in_float16_is_exported_as_the_same_numbers_in_float32(tmp_path):
+    """The graphs are those of that model in float32, byte for byte; a line says so."""
+    halves = {name: array.astype(np.float16) for name, array in random_weights(PAPER).items()}
+    singles = {name: array.astype(np.float32) for name, array in halves.items()}
+    said: dict[str, list[str]] = {"half": [], "single": []}
+    for name, weights in (("half", halves), ("single", singles)):
+        model, log = save_checkpoint(tmp_path / name, PAPER, weights), said[name].append
+        export_onnx(model, tmp_path / f"{name}-onnx", precision=["float32", "float16", "int8"], log=log)
+        export_search(model, tmp_path / f"{name}.onnx", log=log)
+    files = sorted((tmp_path / "single-onnx" / "onnx").iterdir())
+    assert len(files) > 5
+    for file in files:
+        assert (tmp_path / "half-onnx" / "onnx" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert sum("float16" in line and "float32" in line and "half" in line for line in said["half"]) == 2
+    assert not any("stored in float16" in line for line in said["single"])
+    assert open_checkpoint(tmp_path / "half").tensor("embedding.weight").dtype == np.float16, "the file stays as it is"

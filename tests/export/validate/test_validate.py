@@ -72,6 +72,15 @@ def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[
         assert cached == (decoder if both or (path == "cached" and CONFIGS[name].has_decoder) else [])
 
 
+def test_a_checkpoint_in_float16_is_judged_as_the_same_numbers_in_float32(tmp_path: Path) -> None:
+    config = CONFIGS["the paper's"]
+    halves = {name: array.astype(np.float16) for name, array in random_weights(config, 1).items()}
+    model = save_checkpoint(tmp_path / "model", config, halves)
+    report = compare(model, export_onnx(model, tmp_path / "onnx"), seed=1, threads=1)
+    assert report.verdict == "equal", report.failures()
+    assert {w.runtime for w in report.weights} >= {"mlx", "onnxruntime"}
+
+
 def test_a_run_is_repeated_by_its_seed_and_fresh_without(exported: dict[str, tuple[Path, Path]]) -> None:
     def ratios(report: Report) -> list[float]:
         return [point.worst.rms_ratio for point in report.points]

@@ -17,13 +17,14 @@ from web_package import write_web_package
 
 from export import export_onnx, export_search
 from export.__main__ import main
-from export.explain.inside import inside
+from export.explain.inside import FIRST, inside, known_text
 from export.search_inputs import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import GIVEN, read_models
 from export.web.site import SITE, UNLISTED, site_files
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 PRECISIONS = ("float32", "float16", "int8")
@@ -268,6 +269,11 @@ def test_taps_add_a_page_and_outputs_and_nothing_else(made, tmp_path, site, text
     assert {"encoder.layers.0.self_attention.weights", "decoder.layers.0.cross_attention.scores", "logits"} <= every
     assert json.loads((site / SITE).read_text(encoding="utf-8"))["inside"] is None
     assert not (site / "inside.html").exists()
+
+
+@pytest.mark.parametrize("known", FIRST)
+def test_the_page_of_taps_opens_with_a_text_that_the_vocabulary_knows(known):
+    assert known_text(Tokenizer.train([f"{known} {n}" for n in range(40)], vocab_size=400)) == known
 
 
 def test_taps_need_a_model_that_is_searched_step_by_step(made, tmp_path):
