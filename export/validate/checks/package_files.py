@@ -1,0 +1,254 @@
+"""The files of a package around its graphs, made again of the checkpoint and compared with those that are there.
+
+Graphs say nothing of them, and whoever runs a package reads them: how a text is cut into tokens and what becomes its
+vector, where a search ends, what the classes are called; other runtimes read their own. So each is made anew, by the
+code that writes it (`package/around.py`) and the choices that the package records (`package/recorded.py`), and must be
+the same: JSON by what it says, any other file by its bytes. The record itself must fit the graphs.
+
+Free are what only the export itself could know (`package/recorded.py`: versions, and what lower precisions were found
+to change), the card, in which people write, and the manifests, which are verified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from export.graph.protos import all_nodes, read_model
+from export.interface import GRAPHS, LISTED_CPU, ROWS_CPU, Port
+from export.package.around import files_around, graphs_of, json_bytes, record
+from export.package.plan import SHORTLIST_FILE, Plan
+from export.package.recorded import recorded_plan, with_findings
+from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS, STANDARD, UNPACKED, blocks_operators
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest
+
+GRAPHS_FOLDER = "onnx"
+KEYS = 3
+"""Keys of one file that are named."""
+READ = {".json", ".onnx", ".onnx_data", ".safetensors", ".bin", ".pt", ".npz", ".model", ".spm", ".jinja", ".py"}
+READ |= {".pbtxt", ".yml", ".yaml"}
+READ_NAMES = {"vocab.txt", "merges.txt"}
+"""How files are called that some reader of such folders looks for: none may be there that nothing is known of."""
+ELSEWHERE = ("source", "adapter", "versions", "shortlist", "target", "graphs", "format")
+"""The keys of the record that no runtime runs a graph by."""
+
+
+@dataclass(frozen=True)
+class PackageFiles:
+    """The files of a package that were compared, what is wrong with them in words, and the names of those that belong
+    to no package and that nobody reads."""
+
+    compared: int
+    problems: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    @property
+    def summary(self) -> str:
+        return f"files around the graphs: {self.compared}, each as the checkpoint gives it"
+
+    @property
+    def result(self) -> str:
+        return self.summary if self.passed else f"files around the graphs: {len(self.problems)} differ"
+
+    @property
+    def misleading(self) -> bool:
+        """Whether the record says another thing of graphs of this checkpoint, so that they can't be run as it says."""
+        begin = f"{ONNX_CONFIG}: "
+        keys = [problem.removeprefix(begin) for problem in self.problems if problem.startswith(begin)]
+        if any(key.startswith("source") for key in keys):
+            return False
+        return any(not key.startswith(ELSEWHERE) for key in keys)
+
+
+def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
+    """Compare the files of a folder that this project exported; None for any other."""
+    folder = path.parent if path.name == GRAPHS_FOLDER and not (path / ONNX_CONFIG).is_file() else path
+    if not (folder / ONNX_CONFIG).is_file():
+        ours = any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
+        return PackageFiles(0, (f"{ONNX_CONFIG}: is missing",)) if ours else None
+    try:
+        values = parsed(read_bytes(folder / ONNX_CONFIG))
+        plan = recorded_plan(opened, folder, values)
+    except (UserError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return PackageFiles(0, (f"{ONNX_CONFIG}: says no such export: {_in_folder(why, folder)}",))
+    graphs, problems = _graphs(plan, folder)
+    if isinstance(plan.shortlist, dict) and plan.shortlist.keys() == values["shortlist"].keys():
+        if plan.shortlist != values["shortlist"]:
+            problems.append(f"{SHORTLIST_FILE}: isn't the shortlist that the export was given")
+        plan = replace(plan, shortlist=values["shortlist"])
+    external = [name for name, data in graphs.items() if (folder / GRAPHS_FOLDER / data).is_file() and _own(name, data)]
+    expected = files_around(plan, external)
+    expected[ONNX_CONFIG] = json_bytes(with_findings(plan, values, record(plan)))
+    for name, contents in sorted(expected.items()):
+        problems += [f"{name}: {problem}" for problem in differences(folder / name, contents)]
+    problems += _unlisted(folder, {*expected, *(f"{GRAPHS_FOLDER}/{name}" for name in graphs)})
+    known = {*expected, CARD, MANIFEST, f"{GRAPHS_FOLDER}/{MANIFEST}"}
+    known |= {f"{GRAPHS_FOLDER}/{name}" for pair in graphs.items() for name in pair}
+    present = (file for file in folder.rglob("*") if file.is_file())
+    extra = sorted(name for file in present if (name := file.relative_to(folder).as_posix()) not in known)
+    read = [name for name in extra if Path(name).suffix in READ or Path(name).name in READ_NAMES]
+    problems += [f"{name}: belongs to no export of the checkpoint; remove it" for name in read]
+    return PackageFiles(len(expected), tuple(problems), tuple(name for name in extra if name not in read))
+
+
+def differences(file: Path, contents: bytes) -> Iterator[str]:
+    """Say how a file differs from what it has to be."""
+    if not file.is_file():
+        yield "is missing"
+        return
+    try:
+        found = read_bytes(file, max(len(contents), 1 << 26))
+    except UserError as error:
+        yield str(error).removeprefix(f"{file}: ")
+        return
+    if found == contents:
+        return
+    if file.suffix != ".json":
+        at = next((i for i, (a, b) in enumerate(zip(found, contents, strict=False)) if a != b), None)
+        where = f"from byte {at:,} on" if at is not None else f"it has {len(found):,} bytes, not {len(contents):,}"
+        yield f"isn't what the checkpoint gives: {where}"
+        return
+    try:
+        values = parsed(found)
+    except (ValueError, RecursionError) as error:
+        yield f"is no JSON ({shortened(str(error))})"
+        return
+    keys = list(differing(values, json.loads(contents)))
+    yield from keys[:KEYS]
+    if len(keys) > KEYS:
+        yield f"and {len(keys) - KEYS} more of its values differ"
+
+
+def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
+    """Name each key whose value is another, or of another type."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for name in dict.fromkeys([*expected, *found]):
+            inner = (f"{key}.{name}" if key else name) if name.isidentifier() else f"{key}[{_shown(name)}]"
+            yield from differing(found.get(name, _NOTHING), expected.get(name, _NOTHING), inner)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for i, pair in enumerate(zip(found, expected, strict=True)):
+            yield from differing(*pair, f"{key}[{i}]")
+    elif type(found) is not type(expected) or found != expected:
+        was, has = ("missing" if value is _NOTHING else _shown(value) for value in (found, expected))
+        yield f"{key or 'all of it'} is {was}, the checkpoint gives {'nothing' if expected is _NOTHING else has}"
+
+
+def parsed(contents: bytes) -> Any:
+    """Return what a JSON file says. `ValueError` for one that isn't JSON, or in which a key stands twice, for some
+    readers take the first one."""
+    return json.loads(contents.decode(), object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} stands twice")
+    return values
+
+
+_NOTHING = object()
+
+
+def _shown(value: Any) -> str:
+    return shortened(json.dumps(value, ensure_ascii=False))
+
+
+def _own(graph: str, data: str) -> bool:
+    return data == f"{graph}_data"
+
+
+def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return {graph: its data file} of a plan, and where these graphs aren't what the record says."""
+    graphs, problems = {}, []
+    for precision in plan.precisions:
+        suffix = PRECISIONS[precision].suffix
+        for owner, names in graphs_of(plan, precision).items():
+            for name in names:
+                file = f"{name}{suffix}.onnx"
+                graphs[file] = f"{owner}{suffix}.onnx_data"
+                if not (folder / GRAPHS_FOLDER / file).is_file():
+                    problems.append(f"{GRAPHS_FOLDER}/{file}: is missing")
+                    continue
+                graph = read_model(folder / GRAPHS_FOLDER / file).graph
+                problems += [f"{ONNX_CONFIG}: {file} {why}" for why in _unlike(plan, precision, name, graph)]
+    return graphs, problems
+
+
+def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> Iterator[str]:
+    """Say what of the record doesn't fit a graph: its inputs and outputs, and what it does with blocks."""
+    if precision == "float32" or name not in (ROWS_CPU, LISTED_CPU):
+        ports, weights = GRAPHS[name](plan.request), {tensor.name for tensor in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in weights]
+        for kind, values, declared in (("input", inputs, ports.inputs), ("output", graph.output, ports.outputs)):
+            found, expected = [*map(_port, values)], [*map(_declared, declared)]
+            for each in expected:
+                if each not in found:
+                    yield f"has no {kind} {each}, as the record has it"
+            for each in found:
+                if each not in expected:
+                    yield f"has the {kind} {each}, which the record doesn't have"
+    if precision in IN_BLOCKS:
+        yield from _unlike_blocks(plan, precision, graph)
+
+
+def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto) -> Iterator[str]:
+    nodes = list(all_nodes(graph))
+    levels = {a.i for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == _LEVEL}
+    if levels - {ACTIVATIONS[plan.activations]}:
+        yield f"multiplies with other activations than {plan.activations}"
+    if PRECISIONS[precision].form != "blocks":
+        return
+    operators = blocks_operators(precision, plan.target.lowering, plan.activations)
+    blocks = any(node.op_type == "DequantizeLinear" for node in nodes)
+    if blocks != (operators == STANDARD) or (operators == UNPACKED and levels):
+        yield f"has other operators for blocks than {operators}"
+    if plan.activations == "float32" and any(node.op_type in _ROUNDING for node in nodes):
+        yield f"rounds activations, which are {plan.activations}"
+
+
+_LEVEL = "accuracy_level"
+_ROUNDING = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeLinear", "DynamicQuantizeMatMul")
+
+
+def _port(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    axes = [d.dim_param or str(d.dim_value) for d in tensor.shape.dim]
+    name = onnx.TensorProto.DataType.Name(tensor.elem_type)  # pyright: ignore[reportArgumentType]
+    return f"{value.name} ({_TYPES.get(name, name.lower())}: {', '.join(axes)})"
+
+
+def _declared(port: Port) -> str:
+    return f"{port.name} ({port.dtype}: {', '.join(map(str, port.axes))})"
+
+
+_TYPES = {"FLOAT": "float32"}
+
+
+def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
+    """Name the files that no manifest lists, so that their damage would be read; not in folders without one."""
+    outer, inner = read_manifest(folder), read_manifest(folder / GRAPHS_FOLDER)
+    for name in sorted(names):
+        place, _, last = name.rpartition("/")
+        listed, known = (inner, last) if place == GRAPHS_FOLDER else (outer, name)
+        if listed is not None and known not in listed and place in ("", GRAPHS_FOLDER):
+            yield f"{MANIFEST}: doesn't list {name}"
+
+
+def _in_folder(why: str, folder: Path) -> str:
+    return why.replace(f"{folder}/", "")
