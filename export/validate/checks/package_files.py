@@ -12,21 +12,34 @@ to change), the card, in which people write, and the manifests, which are verifi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
-from export.graph.protos import all_nodes, read_model
+from export.graph.protos import all_nodes, metadata_of, read_model
 from export.interface import GRAPHS, LISTED_CPU, ROWS_CPU, Port
 from export.package.around import files_around, graphs_of, json_bytes, record
 from export.package.plan import SHORTLIST_FILE, Plan
 from export.package.recorded import recorded_plan, with_findings
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS, STANDARD, UNPACKED, blocks_operators
-from mlx_transformer.core.checkpoint import Checkpoint
+from export.runtime.folder import graph_file
+from export.search.metadata import CONFIG, GENERATION, GIVEN, SOURCE, inputs_of
+from export.search.options import default_of
+from export.search.record import record as file_record
+from export.search.record import recorded_plan as recorded_file
+from export.search.record import settings_beside
+from export.search.triton import CONFIG as TRITON
+from export.search.triton import FILE as TRITON_FILE
+from export.search.triton import VERSION as TRITON_VERSION
+from export.search.triton import config_of
+from mlx_transformer.core.checkpoint import Checkpoint, has_graphs
 from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest
@@ -38,8 +51,14 @@ READ = {".json", ".onnx", ".onnx_data", ".safetensors", ".bin", ".pt", ".npz", "
 READ |= {".pbtxt", ".yml", ".yaml"}
 READ_NAMES = {"vocab.txt", "merges.txt"}
 """How files are called that some reader of such folders looks for: none may be there that nothing is known of."""
+UNREADABLE = (UserError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What a record raises that says no export."""
+OURS = "mlx_transformer."
+"""Begins the keys of a file's metadata."""
 ELSEWHERE = ("source", "adapter", "versions", "shortlist", "target", "graphs", "format")
 """The keys of the record that no runtime runs a graph by."""
+OF_SCALES = ("scales", "calibration", "float32")
+"""Likewise of int8's entry: int8_scales.json counts."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,8 @@ class PackageFiles:
     compared: int
     problems: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    misleading: bool = False
+    """The record says another thing of graphs of this checkpoint, so that they can't be run as it says."""
 
     @property
     def passed(self) -> bool:
@@ -63,28 +84,23 @@ class PackageFiles:
     def result(self) -> str:
         return self.summary if self.passed else f"files around the graphs: {len(self.problems)} differ"
 
-    @property
-    def misleading(self) -> bool:
-        """Whether the record says another thing of graphs of this checkpoint, so that they can't be run as it says."""
-        begin = f"{ONNX_CONFIG}: "
-        keys = [problem.removeprefix(begin) for problem in self.problems if problem.startswith(begin)]
-        if any(key.startswith("source") for key in keys):
-            return False
-        return any(not key.startswith(ELSEWHERE) for key in keys)
-
 
 def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
-    """Compare the files of a folder that this project exported; None for any other."""
+    """Compare the files of a folder, or of one file with the search, that this project exported; None for others."""
+    return _of_one_file(opened, path) if path.is_file() else _of_folder(opened, path)
+
+
+def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
     folder = path.parent if path.name == GRAPHS_FOLDER and not (path / ONNX_CONFIG).is_file() else path
     if not (folder / ONNX_CONFIG).is_file():
-        ours = any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
+        ours = has_graphs(folder) and any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
         return PackageFiles(0, (f"{ONNX_CONFIG}: is missing",)) if ours else None
     try:
         values = parsed(read_bytes(folder / ONNX_CONFIG))
         plan = recorded_plan(opened, folder, values)
-    except (UserError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return PackageFiles(0, (f"{ONNX_CONFIG}: says no such export: {_in_folder(why, folder)}",))
+        written = with_findings(plan, values, record(plan))
+    except UNREADABLE as error:
+        return PackageFiles(0, (_why(error, ONNX_CONFIG, folder),), misleading=True)
     graphs, problems = _graphs(plan, folder)
     if isinstance(plan.shortlist, dict) and plan.shortlist.keys() == values["shortlist"].keys():
         if plan.shortlist != values["shortlist"]:
@@ -92,7 +108,10 @@ def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
         plan = replace(plan, shortlist=values["shortlist"])
     external = [name for name, data in graphs.items() if (folder / GRAPHS_FOLDER / data).is_file() and _own(name, data)]
     expected = files_around(plan, external)
-    expected[ONNX_CONFIG] = json_bytes(with_findings(plan, values, record(plan)))
+    if plan.shortlist is not None:
+        written["shortlist"] = plan.shortlist
+    expected[ONNX_CONFIG] = json_bytes(written)
+    misleading = written["source"] == values.get("source") and _misleads(values, written)
     for name, contents in sorted(expected.items()):
         problems += [f"{name}: {problem}" for problem in differences(folder / name, contents)]
     problems += _unlisted(folder, {*expected, *(f"{GRAPHS_FOLDER}/{name}" for name in graphs)})
@@ -102,7 +121,82 @@ def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
     extra = sorted(name for file in present if (name := file.relative_to(folder).as_posix()) not in known)
     read = [name for name in extra if Path(name).suffix in READ or Path(name).name in READ_NAMES]
     problems += [f"{name}: belongs to no export of the checkpoint; remove it" for name in read]
-    return PackageFiles(len(expected), tuple(problems), tuple(name for name in extra if name not in read))
+    unread = tuple(name for name in extra if name not in read)
+    return PackageFiles(len(expected), tuple(problems), unread, misleading)
+
+
+def _misleads(values: dict[str, Any], written: dict[str, Any]) -> bool:
+    """Return whether the graphs would be run otherwise than the record should have it."""
+
+    def run_by(record: dict[str, Any]) -> dict[str, Any]:
+        precisions = {
+            name: {key: value for key, value in entry.items() if key not in OF_SCALES}
+            for name, entry in record["precisions"].items()
+        }
+        return {key: value for key, value in record.items() if key not in ELSEWHERE} | {"precisions": precisions}
+
+    return run_by(values) != run_by(written)
+
+
+def _of_one_file(opened: Checkpoint, file: Path) -> PackageFiles | None:
+    model = read_model(file)
+    metadata = metadata_of(model)
+    if CONFIG not in metadata:
+        return None
+    try:
+        plan = recorded_file(opened, metadata, file)
+        own = json.loads(metadata.get(GENERATION, "{}")).get(SHORTLIST, "")
+    except UNREADABLE as error:
+        return PackageFiles(0, (_why(error, file.name, file.parent),), misleading=True)
+    text = any(value.type.tensor_type.elem_type == onnx.TensorProto.STRING for value in model.graph.input)
+    stem = next((own.removesuffix(f".{name}") for name in plan.named if own.endswith(f".{name}")), file.stem)
+    settings, named = settings_beside(plan, stem, text)
+    problems: list[str] = []
+    if plan.shortlist is not None and (recorded := json.loads(metadata[GIVEN])) != plan.shortlist:
+        problems += [f"{name}: isn't the shortlist that the export was given" for name in named]
+        plan = replace(plan, shortlist=recorded)
+    expected = file_record(plan, settings, text)
+    ours = {key for key in metadata if key.startswith(OURS)}
+    differ = {key: [*_of_key(metadata.get(key), expected.get(key))] for key in sorted(ours | expected.keys())}
+    problems += [f"{file.name}: {key}{problem}" for key, found in differ.items() for problem in found]
+    problems += [f"{file.name}: {problem}" for problem in _defaults(model.graph, settings)]
+    beside = {name: read_bytes(source, 1 << 31) for name, source in named.items()}
+    triton = file.parent.parent / TRITON
+    if file.name == TRITON_FILE and file.parent.name == TRITON_VERSION and triton.is_file():
+        beside[f"../{TRITON}"] = config_of(model.graph)
+    for name, contents in beside.items():
+        problems += [f"{name}: {problem}" for problem in differences(file.parent / name, contents)]
+    misleading = bool(differ[CONFIG]) and not differ[SOURCE]
+    return PackageFiles(len(expected) + len(beside), tuple(problems), misleading=misleading)
+
+
+def _of_key(found: str | None, expected: str | None) -> Iterator[str]:
+    """Say how an entry of the metadata differs, JSON by what it says."""
+    if found is None or expected is None:
+        if found != expected:
+            yield f" is {'missing' if found is None else 'there'}, the checkpoint gives {_shown(expected)}"
+        return
+    if found == expected:
+        return
+    try:
+        values, known = parsed(found.encode()), json.loads(expected)
+    except (ValueError, RecursionError):
+        values, known = found, expected
+    if isinstance(known, dict):
+        keys = list(differing(values, known))
+        yield from (f": {problem}" for problem in keys[:KEYS])
+    else:
+        yield f" is {_shown(found)}, the checkpoint gives {_shown(expected)}"
+
+
+def _defaults(graph: onnx.GraphProto, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Say which inputs of a search have another default than the model's settings."""
+    own, inputs = inputs_of(settings), {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if tensor.name in inputs and (expected := default_of(tensor.name, own)) is not None:
+            found = numpy_helper.to_array(tensor)
+            if found.dtype != expected.dtype or not np.array_equal(found, expected):
+                yield f"input {tensor.name} is {found.tolist()} unless given, the checkpoint gives {expected.tolist()}"
 
 
 def differences(file: Path, contents: bytes) -> Iterator[str]:
@@ -180,13 +274,16 @@ def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
         suffix = PRECISIONS[precision].suffix
         for owner, names in graphs_of(plan, precision).items():
             for name in names:
-                file = f"{name}{suffix}.onnx"
+                known = graph_file(
+                    folder / GRAPHS_FOLDER, name, suffix
+                )  # which may have the name of an earlier version
+                file = f"{name}{suffix}.onnx" if known is None else known.name
                 graphs[file] = f"{owner}{suffix}.onnx_data"
-                if not (folder / GRAPHS_FOLDER / file).is_file():
+                if known is None:
                     problems.append(f"{GRAPHS_FOLDER}/{file}: is missing")
                     continue
-                graph = read_model(folder / GRAPHS_FOLDER / file).graph
-                problems += [f"{ONNX_CONFIG}: {file} {why}" for why in _unlike(plan, precision, name, graph)]
+                graph = read_model(known).graph
+                problems += [f"{GRAPHS_FOLDER}/{file}: {why}" for why in _unlike(plan, precision, name, graph)]
     return graphs, problems
 
 
@@ -199,10 +296,10 @@ def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> It
             found, expected = [*map(_port, values)], [*map(_declared, declared)]
             for each in expected:
                 if each not in found:
-                    yield f"has no {kind} {each}, as the record has it"
+                    yield f"has no {kind} {each}, which {ONNX_CONFIG} says it has"
             for each in found:
                 if each not in expected:
-                    yield f"has the {kind} {each}, which the record doesn't have"
+                    yield f"has the {kind} {each}, of which {ONNX_CONFIG} says nothing"
     if precision in IN_BLOCKS:
         yield from _unlike_blocks(plan, precision, graph)
 
@@ -250,5 +347,9 @@ def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
             yield f"{MANIFEST}: doesn't list {name}"
 
 
-def _in_folder(why: str, folder: Path) -> str:
-    return why.replace(f"{folder}/", "")
+def _why(error: Exception, record: str, folder: Path) -> str:
+    """Say what a record raised, or another file that it names."""
+    if isinstance(error, UserError) and str(error).startswith(f"{folder}/"):
+        return str(error).removeprefix(f"{folder}/")
+    why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return f"{record}: says no export of the checkpoint ({why})"
