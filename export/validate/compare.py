@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from export.precision.table import arithmetic
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
+from export.search.triton import file_of
 from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, is_published, open_checkpoint
@@ -94,6 +95,7 @@ def compare(
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
+    named, onnx = onnx, None if onnx is None else file_of(Path(onnx))
     engines, absent = list[Engine](), list[str]()
     with ExitStack() as stack:
         opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint))).widened()
@@ -101,7 +103,7 @@ def compare(
         files = None if onnx is None else package_files(opened, Path(onnx))
         seed = secrets.randbits(32) if seed is None else seed
         if files is not None and files.misleading:
-            return _of_files_alone(opened, str(onnx), seed, files)
+            return _of_files_alone(opened, str(named), seed, files)
         for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(onnx)):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
@@ -126,7 +128,7 @@ def compare(
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
-    report = replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives, files=files)
+    report = replace(report, seed=seed, onnx=str(named), absent=tuple(absent), gradients=derivatives, files=files)
     return replace(report, checkpoint=str(checkpoint)) if is_published(Path(checkpoint)) else report
 
 

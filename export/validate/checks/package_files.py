@@ -91,7 +91,8 @@ def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
 
 
 def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
-    folder = path.parent if path.name == GRAPHS_FOLDER and not (path / ONNX_CONFIG).is_file() else path
+    within = path.name == GRAPHS_FOLDER and not (path / ONNX_CONFIG).is_file()
+    folder = path.parent if within and (path.parent / ONNX_CONFIG).is_file() else path
     if not (folder / ONNX_CONFIG).is_file():
         ours = has_graphs(folder) and any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
         return PackageFiles(0, (f"{ONNX_CONFIG}: is missing",)) if ours else None

