@@ -72,11 +72,6 @@ def _holds_triton(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / VERSION / FILE).is_file()
 
 
-def file_of(path: Path) -> Path:
-    """Return the one file in a folder of Triton's; any other path as it is."""
-    return path / VERSION / FILE if _holds_triton(path) else path
-
-
 def config_of(graph: onnx.GraphProto) -> bytes:
     """Return the config of a file."""
     return ("\n".join(_config(graph)) + "\n").encode()

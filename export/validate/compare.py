@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from export.precision.table import arithmetic
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
-from export.search.triton import file_of
 from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, is_published, open_checkpoint
@@ -46,7 +45,6 @@ from .checks.data_files import data_files
 from .checks.free_running import FAILED, CandidatesOf, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
 from .checks.on_integers import on_its_integers
-from .checks.package_files import PackageFiles, package_files
 from .checks.second_look import SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, reference_weights
@@ -54,7 +52,7 @@ from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, full_name, open_engine
-from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
+from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, PackageFiles, Point, Runtime, Tokens
 from .judging import Sample, judged_points, largest_error
 from .locate.isolate import Culprit, isolate
 from .report import Report
@@ -95,12 +93,12 @@ def compare(
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
-    named, onnx = onnx, None if onnx is None else file_of(Path(onnx))
+    named, onnx = onnx, None if onnx is None else _file_of(Path(onnx))
     engines, absent = list[Engine](), list[str]()
     with ExitStack() as stack:
         opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint))).widened()
         origin = _origin(settings, opened)
-        files = None if onnx is None else package_files(opened, Path(onnx))
+        files = None if onnx is None else _package_files(opened, onnx)
         seed = secrets.randbits(32) if seed is None else seed
         if files is not None and files.misleading:
             return _of_files_alone(opened, str(named), seed, files)
@@ -130,6 +128,18 @@ def compare(
             report = _with_origin(report, origin, opened, engines, cases)
     report = replace(report, seed=seed, onnx=str(named), absent=tuple(absent), gradients=derivatives, files=files)
     return replace(report, checkpoint=str(checkpoint)) if is_published(Path(checkpoint)) else report
+
+
+def _file_of(onnx: Path) -> Path:
+    """Return the one file in a folder of Triton's; any other path as it is."""
+    file = onnx / "1" / "model.onnx"
+    return file if (onnx / "config.pbtxt").is_file() and file.is_file() else onnx
+
+
+def _package_files(opened: Checkpoint, onnx: Path) -> PackageFiles | None:
+    from .checks.package_files import package_files  # with what plans an export: MLX alone is judged without
+
+    return package_files(opened, onnx)
 
 
 def _of_files_alone(opened: Checkpoint, onnx: str, seed: int, files: PackageFiles) -> Report:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ from export.search.triton import CONFIG as TRITON
 from export.search.triton import FILE as TRITON_FILE
 from export.search.triton import VERSION as TRITON_VERSION
 from export.search.triton import config_of
+from export.validate.findings import PackageFiles
 from mlx_transformer.core.checkpoint import Checkpoint, has_graphs
 from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import read_bytes
@@ -59,30 +61,6 @@ ELSEWHERE = ("source", "adapter", "versions", "shortlist", "target", "graphs", "
 """The keys of the record that no runtime runs a graph by."""
 OF_SCALES = ("scales", "calibration", "float32")
 """Likewise of int8's entry: int8_scales.json counts."""
-
-
-@dataclass(frozen=True)
-class PackageFiles:
-    """The files of a package that were compared, what is wrong with them in words, and the names of those that belong
-    to no package and that nobody reads."""
-
-    compared: int
-    problems: tuple[str, ...]
-    unread: tuple[str, ...] = ()
-    misleading: bool = False
-    """The record says another thing of graphs of this checkpoint, so that they can't be run as it says."""
-
-    @property
-    def passed(self) -> bool:
-        return not self.problems
-
-    @property
-    def summary(self) -> str:
-        return f"files around the graphs: {self.compared}, each as the checkpoint gives it"
-
-    @property
-    def result(self) -> str:
-        return self.summary if self.passed else f"files around the graphs: {len(self.problems)} differ"
 
 
 def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
@@ -302,10 +280,15 @@ def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> It
                 if each not in expected:
                     yield f"has the {kind} {each}, of which {ONNX_CONFIG} says nothing"
     if precision in IN_BLOCKS:
-        yield from _unlike_blocks(plan, precision, graph)
+        outputs = GRAPHS[name](plan.request).outputs
+        vocabulary = plan.config.has_decoder or plan.config.head == VOCABULARY
+        logits = any(port.value == "logits" for port in outputs)
+        yield from _unlike_blocks(plan, precision, graph, vocabulary and logits)
 
 
-def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto) -> Iterator[str]:
+def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto, classifies: bool) -> Iterator[str]:
+    """Say where activations aren't what the record says. classifies: the graph multiplies with the table of tokens,
+    whose operators show it in every target."""
     nodes = list(all_nodes(graph))
     levels = {a.i for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == _LEVEL}
     if levels - {ACTIVATIONS[plan.activations]}:
@@ -316,8 +299,11 @@ def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto) -> Iterat
     blocks = any(node.op_type == "DequantizeLinear" for node in nodes)
     if blocks != (operators == STANDARD) or (operators == UNPACKED and levels):
         yield f"has other operators for blocks than {operators}"
-    if plan.activations == "float32" and any(node.op_type in _ROUNDING for node in nodes):
-        yield f"rounds activations, which are {plan.activations}"
+    rounds = any(node.op_type in _ROUNDING for node in nodes)
+    if plan.activations == "float32" and rounds:
+        yield "rounds activations, which are float32"
+    if plan.activations == "int8" and classifies and not (rounds or levels):
+        yield "rounds no activations, which are int8"
 
 
 _LEVEL = "accuracy_level"

@@ -16,10 +16,9 @@ from typing import Any
 
 from export.validate.checks.data_files import DataFile
 from export.validate.checks.gradients import Gradient, worst_of_each
-from export.validate.checks.package_files import PackageFiles
 from export.validate.checks.structure import Structure
 from export.validate.engines.protocol import Placement
-from export.validate.findings import Point, Runtime, Tokens, Weights
+from export.validate.findings import PackageFiles, Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
 from mlx_transformer.system.errors import first_of
 
