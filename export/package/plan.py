@@ -21,6 +21,7 @@ from mlx_transformer.core.shortlist import open_shortlist
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import sha256
 
 from .quality import LIMITS
 
@@ -52,16 +53,21 @@ class Plan:
     """How the model generates unless told otherwise."""
     named: dict[str, Path]
     """{name: file} of what those settings name."""
+    shortlist: str | dict[str, str] | None
+    """What the package records of a shortlist that the export was told: its digest, or that there is none; None: the
+    model's own settings decide."""
 
     @classmethod
-    def of(cls, checkpoint: str | Path, settings: ExportSettings) -> Plan:
-        """Return the plan of these settings. `UserError` for what no target makes, for what this one doesn't make of
-        this model, for a damaged checkpoint, and for one of more positions than a graph should hold."""
+    def of(cls, checkpoint: str | Path | Checkpoint, settings: ExportSettings) -> Plan:
+        """Return the plan of these settings, for a checkpoint that may be opened already. `UserError` for what no
+        target makes, for what this one doesn't make of this model, for a damaged checkpoint, and for one of more
+        positions than a graph should hold."""
         target = target_of(settings.target)
         precisions = check_precisions(settings.precision)
         target.check_precisions(precisions)
         activations = check_activations(settings.activations, precisions)
-        opened = open_checkpoint(checkpoint).widened()
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+        opened = opened.widened()
         check_scales(settings, precisions, opened.config.architecture)
         tokenizer = opened.tokenizer_json()
         _check_positions(opened)
@@ -71,11 +77,12 @@ class Plan:
         if settings.inputs_embeds:
             target.check_vectors(opened.config)
         target.for_model(opened.config)
-        generation, named = _generation(opened, settings.shortlist)
+        generation, named, shortlist = _generation(opened, settings.shortlist)
         embedding = _embedding(opened, settings.dimensions)
         return cls(
             generation=generation,
             named=named,
+            shortlist=shortlist,
             checkpoint=opened,
             embedding=embedding,
             tokenizer=tokenizer,
@@ -146,16 +153,20 @@ def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | No
     return None
 
 
-def _generation(opened: Checkpoint, shortlist: Path | str | None) -> tuple[Settings, dict[str, Path]]:
-    """Return the model's own settings, with another shortlist where one is given, and the files that they name."""
+def _generation(
+    opened: Checkpoint, shortlist: Path | str | None
+) -> tuple[Settings, dict[str, Path], str | dict[str, str] | None]:
+    """Return the model's own settings, with another shortlist where one is given, the files that they name, and what
+    is recorded of the one given."""
     settings = read_settings(opened.folder, opened.config)
     if shortlist is None:
-        return settings, named_files(settings, opened.folder)
+        return settings, named_files(settings, opened.folder), None
     settings = {name: value for name, value in settings.items() if name != SHORTLIST}
     if str(shortlist) == NO_SHORTLIST:
-        return settings, {}
+        return settings, {}, NO_SHORTLIST
     open_shortlist(shortlist, opened.config)
-    return {**settings, SHORTLIST: SHORTLIST_FILE}, {SHORTLIST_FILE: Path(shortlist)}
+    named = {SHORTLIST_FILE: Path(shortlist)}
+    return {**settings, SHORTLIST: SHORTLIST_FILE}, named, {"sha256": sha256(Path(shortlist))}
 
 
 def _float32_layers(settings: ExportSettings) -> list[str]:

@@ -20,8 +20,6 @@ Names of a lower precision's files have its suffix before the dot.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,38 +29,28 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from export.interface import LISTED_CPU, ROWS_CPU
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, takes_rows
+from export.precision.table import PRECISIONS
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
-from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.folders import ONNX_CONFIG
-from mlx_transformer.core.int8_scales import INT8_SCALES
-from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
-from mlx_transformer.families.folder import tokenizer_config
-from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
-from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.lazy import naming_extra, renamed
-from mlx_transformer.system.machine import versions
 from mlx_transformer.system.manifest import write_manifest
-from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.system.watch import Progress, no_progress
 
-from . import consumers
+from .around import files_around, graphs_of, source_of
 from .fixed_scales import settled
 from .layers import Layers, measured
 from .plan import Plan
 from .quality import gate_text, judge, record
 from .weights import fill
 
-FORMAT = 1
 GRAPHS = "onnx"
 
 
@@ -101,7 +89,7 @@ def export_onnx(
     opened, out = plan.checkpoint, Path(out)
     if out.suffix == ".onnx" and not out.is_dir():
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
-    replaces = settings.force or _source(out) == _digests(opened)
+    replaces = settings.force or _source(out) == source_of(opened)
     check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), replaces, opened.folder)
     plan.say_what_is_widened(log)
     if (written := plan.written) is not plan.target:
@@ -140,58 +128,15 @@ def export_onnx(
 
 def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
     """Fill an empty folder."""
-    opened, config, target = plan.checkpoint, plan.config, plan.target
     graphs = folder / GRAPHS
     graphs.mkdir()
     external = []
     for precision in plan.precisions:
         external += _write_graphs(plan, precision, graphs, external_threshold)
-    settings = plan.generation
-    default = "float32" if "float32" in plan.precisions else plan.precisions[0]
-    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[default].dtype, settings)
-    texts |= {SETTINGS: settings} if settings else {}
-    embedding = plan.embedding
-    if embedding is not None:
-        _write_embedding(plan, embedding, folder, texts)
-    for name, file in plan.named.items():
-        shutil.copyfile(file, folder / name)
-    for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
-        (folder / name).write_text(text, encoding="utf-8")
-        if name == JOINT:
-            texts["tokenizer_config.json"] = tokenizer_config(config, text, embedding)
-    instead = {} if plan.written is target else {"target": plan.written.name, "why": target.supports(config)}
-    texts[ONNX_CONFIG] = {
-        "format": FORMAT,
-        "config": config.to_dict(),
-        "source": _digests(opened),
-        **_adapter(opened),
-        "target": target.name,
-        **({"graphs": instead} if instead else {}),
-        **({"fixed_shape": plan.fixed_shape} if plan.fixed_shape else {}),
-        **plan.request.written(),
-        "precisions": {
-            name: {"suffix": PRECISIONS[name].suffix, **_arithmetic(plan, name)} for name in plan.precisions
-        },
-        "versions": versions(),
-    }
-    if plan.int8_scales.products and "int8" in plan.precisions:
-        (folder / INT8_SCALES).write_text(plan.int8_scales.json(), encoding="utf-8")
-    for name, values in texts.items():
-        (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    write_manifest(graphs)
-
-
-def _write_embedding(plan: Plan, embedding: TextEmbedding, folder: Path, texts: dict[str, Any]) -> None:
-    """Write how a text's vector is made, for ourselves and as sentence-transformers says it."""
-    for name, text in embedding.texts().items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for name, arrays in embedding.tensors().items():
-        write_tensors(folder / name, arrays)
-    for name, values in sentence_files(embedding, plan.config.d_model, plan.config.max_positions).items():
+    for name, contents in files_around(plan, external).items():
         (folder / name).parent.mkdir(exist_ok=True)
-        texts[name] = values
-    for name, arrays in dense_weights(embedding):
-        write_tensors(folder / name / WEIGHTS, arrays, metadata={"format": "pt"})
+        (folder / name).write_bytes(contents)
+    write_manifest(graphs)
 
 
 def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
@@ -204,25 +149,12 @@ def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
     return ["## int8", "", sentence, "", *([*layers.lines(), ""] if layers else [])]
 
 
-def _arithmetic(plan: Plan, precision: str) -> dict[str, Any]:
-    if precision == "int8":
-        scales = plan.int8_scales
-        fixed = {"scales": "fixed", "calibration": {**scales.origin}} if scales.is_fixed else {}
-        return {**fixed, **({"float32": scales.float32} if scales.float32 else {})}
-    if precision not in IN_BLOCKS:
-        return {}
-    blocks = blocks_operators(precision, plan.target.lowering, plan.activations)
-    return {"activations": plan.activations, "blocks": blocks}
-
-
 def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: int) -> list[str]:
-    """Return all graphs of the architecture; returns the names of those files that a data file of their own goes
-    with."""
+    """Write all graphs of one precision; return the names of those files that a data file of their own goes with."""
     checkpoint, target, activations = plan.checkpoint, plan.target, plan.activations
     external = []
     suffix = PRECISIONS[precision].suffix
-    for owner, names in target.data_files(plan.config).items():
-        names = names if takes_rows(precision) else [name for name in names if name not in (ROWS_CPU, LISTED_CPU)]
+    for owner, names in graphs_of(plan, precision).items():
         models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
         for model in models.values():
             lower(model, precision, target.lowering, activations, plan.int8_scales)
@@ -236,18 +168,6 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
             path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
             onnx.checker.check_model(path, full_check=True)
     return external
-
-
-def _adapter(opened: Checkpoint) -> dict[str, Any]:
-    if opened.adapter is None:
-        return {}
-    c = opened.adapter.config
-    facts = {"kind": c.kind, "rank": c.rank, "alpha": c.alpha, "linear_maps": len(c.targets)}
-    return {"adapter": {**facts, "beside_integers": len(opened.adapted_integers)}}
-
-
-def _digests(opened: Checkpoint) -> dict[str, dict[str, str]]:
-    return {name: {"sha256": digest} for name, digest in digests(opened).items()}
 
 
 def _source(out: Path) -> dict[str, dict[str, str]] | None:

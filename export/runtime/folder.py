@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json
-from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
+from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file, verify_files
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""
@@ -62,6 +63,8 @@ OLD_GRAPH_NAMES = {
 
 READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, EMBEDDING, DENSE, *NAMES)
 """The files that are read beside the graphs' folder."""
+INNER_MANIFEST = f"onnx/{MANIFEST}"
+"""The manifest of the graphs, in that of the files around them; folders of earlier versions don't list it."""
 
 
 class OnnxFolder(NamedTuple):
@@ -108,8 +111,7 @@ class OnnxFolder(NamedTuple):
         missing or of another size."""
         verify_files(self.place, [file.name for file in (*self.graphs.values(), *self.listed.values())])
         if self.path != self.place:
-            listed = read_manifest(self.path) or {}
-            verify_files(self.path, [name for name in READ if name in listed])
+            verify_beside(self.path)
 
     def verify_data(self) -> None:
         """Verify the contents of the precision's data files as well, whichever graph uses them."""
@@ -195,6 +197,13 @@ def has_row_per_token(path: Path) -> bool:
     """Return whether the folder's encoder alone is target cpu's."""
     place = path.parent if path.name == "onnx" and not _has_config(path) and _has_config(path.parent) else path
     return (place / ONNX_CONFIG).is_file() and _described(place, "float32")[0].by_token
+
+
+def verify_beside(path: Path, names: Collection[str] = READ) -> None:
+    """Compare these of the files beside the graphs' folder with their manifest, where it lists them; and whether that
+    folder is the one that they were exported with."""
+    listed = read_manifest(path) or {}
+    verify_files(path, [name for name in (*names, INNER_MANIFEST) if name in listed])
 
 
 def verify_export(path: Path) -> None:

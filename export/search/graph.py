@@ -5,7 +5,6 @@ Shapes: B sentences, S source, n = n_best, T longest output returned, V vocabula
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +23,7 @@ from mlx_transformer.system.errors import UserError
 from .beam import Beam
 from .byte_level import ByteLevelOps, is_byte_level
 from .decoder import CpuTreeDecoder, TreeDecoder
-from .metadata import CONFIG, GENERATION, TEXT_DOMAIN, inputs_of
+from .metadata import TEXT_DOMAIN, inputs_of
 from .options import OptionInputs, set_defaults
 from .pieces import PieceOps, has_pieces
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
@@ -77,9 +76,6 @@ def search_model(
             use_gemm(graph)
     model = g.model()
     set_defaults(model.graph, inputs_of(settings))
-    if settings:
-        model.metadata_props[GENERATION] = json.dumps(settings)
-    model.metadata_props[CONFIG] = json.dumps(config.to_dict())
     return model
 
 

@@ -36,6 +36,8 @@ VECTOR = "mlx_transformer.embedding"
 """Likewise: how a text's vector is made, as in embedding.json, in a file that takes text and gives vectors."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
+GIVEN = "mlx_transformer.shortlist"
+"""Likewise: the digest of a shortlist that the export was given, as JSON, or "none"; without it the model's own."""
 LATER = (
     "repetition_penalty",
     "no_repeat_ngram",

@@ -65,7 +65,12 @@ def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
     """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant. own:
     those of the model, by name."""
     for value in graph.inputs:
-        if (setting := (SETTINGS | TEXT_SETTINGS).get(str(value.name))) is not None:
-            default = own.get(str(value.name), np.full(setting.shape, setting.default, setting.dtype))
+        if (default := default_of(str(value.name), own)) is not None:
             value.const_value = ir.tensor(default, name=value.name)
             graph.register_initializer(value)
+
+
+def default_of(name: str, own: Mapping[str, NDArray]) -> NDArray | None:
+    """Return the default of an input; None of one that has to be given."""
+    setting = (SETTINGS | TEXT_SETTINGS).get(name)
+    return setting and own.get(name, np.full(setting.shape, setting.default, setting.dtype))

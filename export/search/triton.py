@@ -62,8 +62,7 @@ def export_triton(
     check_free(out, "Triton model", _holds_triton, changes.get("force", settings.force), opened.folder)
     with replace_folder(out, "Triton model") as folder:
         file = export_search(checkpoint, folder / VERSION / FILE, settings, text=text, log=log, watch=watch, **changes)
-        config = "\n".join(_config(read_model(file).graph, text)) + "\n"
-        (folder / CONFIG).write_text(config, encoding="utf-8")
+        (folder / CONFIG).write_bytes(config_of(read_model(file).graph))
         form = Form("triton", ("onnxruntime", "triton", "transformer"), USE.format(name=out.name))
         write_card(folder, opened.config, form, carried(opened.folder, results=True), out)
     return out
@@ -73,7 +72,12 @@ def _holds_triton(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / VERSION / FILE).is_file()
 
 
-def _config(graph: onnx.GraphProto, text: bool) -> Iterator[str]:
+def config_of(graph: onnx.GraphProto) -> bytes:
+    """Return the config of a file."""
+    return ("\n".join(_config(graph)) + "\n").encode()
+
+
+def _config(graph: onnx.GraphProto) -> Iterator[str]:
     defaults = {tensor.name for tensor in graph.initializer}
     yield 'backend: "onnxruntime"'
     yield f'default_model_filename: "{FILE}"'
@@ -83,7 +87,7 @@ def _config(graph: onnx.GraphProto, text: bool) -> Iterator[str]:
             if value.name not in defaults:
                 yield from _tensor(kind, value)
     yield "dynamic_batching { }"
-    if text:
+    if any(value.type.tensor_type.elem_type == onnx.TensorProto.STRING for value in graph.input):
         yield f'model_operations {{ op_library_filename: "{EXTENSIONS}" }}'
 
 

@@ -5,7 +5,6 @@ Shapes: B texts, W numbers of a vector, L tokens of the longest text.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -19,7 +18,6 @@ from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
-from .metadata import CONFIG, VECTOR
 from .wordpiece import OPSETS, WordPieceOps
 
 
@@ -43,7 +41,4 @@ def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> 
     others = {entry.name: g.op.Mul(lines.mask, entry.fill(request.config)) for entry in companions(request.config)}
     memory = Transformer(request.config).encode(g.op, lines.ids, lines.mask, **others, tap=g.tap)
     g.give(**vector_outputs(g.op, request, memory, lines.mask))
-    model = g.model()
-    model.metadata_props[CONFIG] = json.dumps(request.config.to_dict())
-    model.metadata_props[VECTOR] = embedding.json()
-    return model
+    return g.model()

@@ -26,24 +26,23 @@ from export.precision.int8 import BY_ROW
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
+from export.precision.table import PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.durable import replace_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.watch import Progress, no_progress
 
 from .graph import search_model
-from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SCALES, SOURCE, TOKENIZER
+from .metadata import SOURCE
 from .pieces import has_pieces
 from .placement import move_inside
+from .record import record, settings_beside, source_of
 from .steps import STEPS
 from .vectors import vector_model
 from .vocabulary import ALL_LOGITS
@@ -79,11 +78,10 @@ def export_search(
     settings, out = replace(settings, **changes), Path(out)
     _check_one_file(settings, out)
     plan = Plan.of(checkpoint, settings)
-    opened, tokenizer, layer = plan.checkpoint, plan.tokenizer, plan.request.attention_layer
+    opened, tokenizer = plan.checkpoint, plan.tokenizer
     (precision,) = plan.precisions
     plan.say_what_is_widened(log)
-    source = " ".join(digests(opened).values())
-    if out.exists() and not settings.force and _source(out) != source:
+    if out.exists() and not settings.force and _source(out) != source_of(opened):
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text:
         _check_text(plan, out)
@@ -92,10 +90,7 @@ def export_search(
     else:
         plan = replace(plan, int8_scales=_judged_scales(checkpoint, plan.config, out, settings, log, watch))
     request, inside = replace(plan.request, text=text), tokenizer if text else None
-    generation = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
-    named = {} if text else {f"{out.stem}.{name}": file for name, file in plan.named.items()}
-    if named:
-        (generation[SHORTLIST],) = named
+    generation, named = settings_beside(plan, out.stem, text)
     of_vectors = text and not plan.config.has_decoder
     if of_vectors:
         assert plan.embedding is not None
@@ -106,15 +101,7 @@ def export_search(
         model = built_once(key, lambda: search_model(request, plan.target.name, inside, generation, precision))
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, plan.target.lowering._replace(computes_in=()), plan.activations, plan.int8_scales)
-    model.metadata_props.update({PRECISION: precision, SOURCE: source})
-    if layer is not None:
-        model.metadata_props[ATTENTION] = str(layer)
-    if tokenizer is not None:
-        model.metadata_props[TOKENIZER] = tokenizer
-    if precision in IN_BLOCKS:
-        model.metadata_props[ACTIVATIONS] = plan.activations
-    if precision == "int8" and plan.int8_scales.products:
-        model.metadata_props[SCALES] = plan.int8_scales.json()
+    model.metadata_props.update(record(plan, generation, text))
     if PRECISIONS[precision].form == "packed":
         use_packed_operators(model, opened, plan.activations)
     unpack_on_load(model, opened)

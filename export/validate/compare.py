@@ -1,5 +1,6 @@
 """The comparison: a checkpoint's weights and the float64 reference on one side, each runtime on the other.
 
+files      around the graphs: each is made of the checkpoint again
 weights    bit for bit, wherever a runtime or a file holds them; no byte of a data file is read by no tensor
 taps       by the rule, gathers bit for bit, on every input, in a copy of the model with inner values as outputs
 plain      logits of the model as it is used, without taps
@@ -51,7 +52,7 @@ from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, full_name, open_engine
-from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
+from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, PackageFiles, Point, Runtime, Tokens
 from .judging import Sample, judged_points, largest_error
 from .locate.isolate import Culprit, isolate
 from .report import Report
@@ -92,10 +93,15 @@ def compare(
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
+    named, onnx = onnx, None if onnx is None else _file_of(Path(onnx))
     engines, absent = list[Engine](), list[str]()
     with ExitStack() as stack:
         opened = open_checkpoint(stack.enter_context(as_checkpoint(checkpoint))).widened()
         origin = _origin(settings, opened)
+        files = None if onnx is None else _package_files(opened, onnx)
+        seed = secrets.randbits(32) if seed is None else seed
+        if files is not None and files.misleading:
+            return _of_files_alone(opened, str(named), seed, files)
         for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(onnx)):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
@@ -109,7 +115,6 @@ def compare(
                 absent.append(name)
         if not engines:
             raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
-        seed = secrets.randbits(32) if seed is None else seed
         vectors = any(engine.capabilities.reads_vectors for engine in engines)
         texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
         longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
@@ -121,8 +126,26 @@ def compare(
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
-    report = replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
+    report = replace(report, seed=seed, onnx=str(named), absent=tuple(absent), gradients=derivatives, files=files)
     return replace(report, checkpoint=str(checkpoint)) if is_published(Path(checkpoint)) else report
+
+
+def _file_of(onnx: Path) -> Path:
+    """Return the one file in a folder of Triton's; any other path as it is."""
+    file = onnx / "1" / "model.onnx"
+    return file if (onnx / "config.pbtxt").is_file() and file.is_file() else onnx
+
+
+def _package_files(opened: Checkpoint, onnx: Path) -> PackageFiles | None:
+    from .checks.package_files import package_files  # with what plans an export: MLX alone is judged without
+
+    return package_files(opened, onnx)
+
+
+def _of_files_alone(opened: Checkpoint, onnx: str, seed: int, files: PackageFiles) -> Report:
+    """Return the report on a package whose record is wrong: what its graphs are run by would be another model."""
+    nothing: dict[str, Any] = dict.fromkeys(("runtimes", "absent", "inputs", "weights", "points", "tokens"), ())
+    return Report(str(opened.folder), onnx, seed, **nothing, seconds=0.0, versions=versions(), files=files)
 
 
 def assert_equal(

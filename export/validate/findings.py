@@ -131,6 +131,30 @@ class Tokens:
         return f"equal, {len(self.ties)} at a certified tie" if self.ties else "equal"
 
 
+@dataclass(frozen=True)
+class PackageFiles:
+    """The files of a package that were compared, what is wrong with them in words, and the names of those that belong
+    to no package and that nobody reads."""
+
+    compared: int
+    problems: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    misleading: bool = False
+    """The record says another thing of graphs of this checkpoint, so that they can't be run as it says."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    @property
+    def summary(self) -> str:
+        return f"files around the graphs: {self.compared}, each as the checkpoint gives it"
+
+    @property
+    def result(self) -> str:
+        return self.summary if self.passed else f"files around the graphs: {len(self.problems)} differ"
+
+
 def tap_names(config: TransformerConfig) -> list[str]:
     """Return the names of the taps of a full pass."""
     return list(_points(config, inner_points=False))

@@ -13,7 +13,7 @@ from export.graph.protos import data_files_of, metadata_of, read_model
 from export.interface import DECODER_MERGED, ENCODER, SEARCH, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
-from export.runtime.folder import graph_file, open_folder, precisions
+from export.runtime.folder import graph_file, open_folder, precisions, verify_beside
 from export.search.byte_level import is_byte_level
 from export.search.metadata import ATTENTION, CONFIG, GENERATION, LATER, PRECISION, SOURCE, TOKENIZER
 from export.search_inputs import SETTINGS
@@ -37,7 +37,7 @@ from mlx_transformer.generation.settings import (
 )
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json
-from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
+from mlx_transformer.system.manifest import verify_file, verify_files
 
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """The page's names for the graphs of a model whose search is its own."""
@@ -155,8 +155,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
         if verify:
             used = [file.name for graph in graphs.values() for file in (graph.file, *graph.data.values())]
             verify_files(opened.place, used)
-            listed = read_manifest(path) or {}
-            verify_files(path, [name for name in (ONNX_CONFIG, "tokenizer.json") if name in listed])
+            verify_beside(path)
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
         settings = read_settings(path, opened.config)

@@ -1,4 +1,8 @@
-"""manifest.json: size and SHA-256 of the files beside it, by which damage is found before it speaks."""
+"""manifest.json: size and SHA-256 of the files beside it, by which damage is found before it speaks.
+
+A folder within that has a manifest of its own is listed by that manifest, as onnx/manifest.json, so that the files of
+two models can't be mixed; the files of any other folder within are listed one by one, as 1_Pooling/config.json.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .errors import UserError
 from .files import open_file, read_json
@@ -32,12 +36,27 @@ _verified: set[tuple[object, ...]] = set()  # what this process has read already
 
 
 def write_manifest(folder: Path) -> None:
-    """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`; not of a model card."""
-    files = {}
+    """Record size and SHA-256 of every file in `folder`, for `verify_files`; not of a model card. A manifest in the
+    folder around it that lists this one is brought up to date."""
+    files = {path.relative_to(folder).as_posix(): _entry(path) for path in _listed(folder)}
+    (folder / MANIFEST).write_text(_text({"format": FORMAT, "files": files}), encoding="utf-8")
+    around, name = folder.parent, f"{folder.name}/{MANIFEST}"
+    if (around / MANIFEST).is_file() and name in (read_manifest(around) or {}):
+        (around / MANIFEST).write_bytes(manifest_with(around, {name: (folder / MANIFEST).read_bytes()}))
+
+
+def _listed(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name not in (MANIFEST, CARD):
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    (folder / MANIFEST).write_text(_text({"format": FORMAT, "files": files}), encoding="utf-8")
+            yield path
+        elif path.is_dir() and (path / MANIFEST).is_file():
+            yield path / MANIFEST
+        elif path.is_dir():
+            yield from (file for file in sorted(path.rglob("*")) if file.is_file())
+
+
+def _entry(path: Path) -> dict[str, object]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def manifest_with(folder: Path, changed: Mapping[str, bytes]) -> bytes:
@@ -61,7 +80,7 @@ def read_manifest(folder: Path) -> Entries | None:
     if version != FORMAT:
         raise UserError(f"{path}: format {version!r} is not known to this version (it reads format {FORMAT})")
     for name in entries:
-        if Path(name).name != name:
+        if not name or name != PurePosixPath(name).as_posix() or name.startswith("/") or ".." in name.split("/"):
             raise UserError(f"{path}: file name {name!r} leaves the folder")
     return entries
 
@@ -86,13 +105,13 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
         if not file.is_file():
             raise UserError(f"{file}: listed in {MANIFEST} but missing; restore the folder from a copy")
         if (actual := file.stat().st_size) != size:
-            raise _damaged(file, f"{actual} bytes, expected {size}")
+            raise _differs(folder, name, f"{actual} bytes, expected {size}")
     names = list(entries) if used is None else list(used)
     large = sum(entries[name][1] > LARGE for name in names)
     checks = (partial(_is_whole, folder / name, entries[name][0]) for name in names)
     whole = side_by_side(checks, usable_cores() if large > 1 else 1)  # hashing leaves Python's lock alone
-    if damaged := [folder / name for name, same in zip(names, whole, strict=True) if not same]:
-        raise _damaged(damaged[0], "its SHA-256 differs")
+    if damaged := [name for name, same in zip(names, whole, strict=True) if not same]:
+        raise _differs(folder, damaged[0], "its SHA-256 differs")
 
 
 def verify_file(file: Path) -> None:
@@ -130,5 +149,11 @@ def _is_whole(file: Path, expected: str) -> bool:
     return same
 
 
-def _damaged(file: Path, what: str) -> UserError:
-    return UserError(f"{file}: damaged ({what}); restore it from a copy, or make it again")
+def _differs(folder: Path, name: str, what: str) -> UserError:
+    if name.endswith(f"/{MANIFEST}"):
+        inner = name.removesuffix(f"/{MANIFEST}")
+        return UserError(
+            f"{folder}: the files in {inner}/ and those around it aren't of one export ({name}: {what}); copy the whole"
+            " folder again, or make it again"
+        )
+    return UserError(f"{folder / name}: damaged ({what}); restore it from a copy, or make it again")

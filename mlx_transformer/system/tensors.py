@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,17 @@ def is_finite(array: NDArray) -> bool:
 
 def write_tensors(path: Path, arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | None = None) -> None:
     """Write one file, an array at a time: byte by byte what safetensors' own writer makes of all of them at once."""
+    with open(path, "wb") as file:
+        for part in _parts(arrays, metadata):
+            file.write(part)
+
+
+def tensor_bytes(arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the bytes of the same file."""
+    return b"".join(_parts(arrays, metadata))
+
+
+def _parts(arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | None) -> Iterator[bytes | memoryview]:
     kinds = list(NAMES)
     names = sorted(arrays, key=lambda name: (kinds.index(arrays[name].dtype.name), name))
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
@@ -94,9 +105,8 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray | Stored], metadata: 
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
-            array = np.asarray(arrays[name], order="C")
-            file.write(array.reshape(-1).view(np.uint8).data)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
+        array = np.asarray(arrays[name], order="C")
+        yield array.reshape(-1).view(np.uint8).data

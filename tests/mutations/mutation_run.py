@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 from mutations import CONFIGS, EMBEDDINGS, Mutation
+from mutations_files import FILES, FileMutation, problem_of, run_file
 from mutations_mlx import MLX
 from mutations_onnx import ONNX
 from random_models import write_model
@@ -41,18 +42,25 @@ class Outcome:
     attribute: str
     caught: bool
     wrong: str
+    file: str = ""
 
 
-def all_mutations() -> dict[tuple[str, str], Mutation]:
-    return {("onnxruntime", n): m for n, m in ONNX.items()} | {("mlx", n): m for n, m in MLX.items()}
+def all_mutations() -> dict[tuple[str, str], Mutation | FileMutation]:
+    graphs = {("onnxruntime", n): m for n, m in ONNX.items()} | {("mlx", n): m for n, m in MLX.items()}
+    return graphs | {("files", n): m for n, m in FILES.items()}
 
 
 def make_models(folder: Path, names: Iterable[str] = CONFIGS) -> Models:
     return {name: write_model(CONFIGS[name], folder / name, seed=3, embedding=EMBEDDINGS.get(name)) for name in names}
 
 
-def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:
+def run(name: str, mutation: Mutation | FileMutation, models: Models, folder: Path) -> Outcome:
     """`folder`: an empty one for the changed files."""
+    if isinstance(mutation, FileMutation):
+        report = run_file(mutation, folder)
+        found = problem_of(mutation, report)
+        wrong = "" if found else f"says {report.failures()[:2]}, expected {mutation.file}: {mutation.says}"
+        return Outcome(name, "files", *[""] * 6, not report.equal, wrong, found)
     checkpoint, exported = models[mutation.model]
     if mutation.edit is not None:
         report = compare(checkpoint, mutated(exported, mutation, folder), ["onnxruntime"], SEED, threads=1)
@@ -108,7 +116,7 @@ def mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
     return copy
 
 
-def run_all(chosen: dict[tuple[str, str], Mutation], see: Callable[[Outcome], None]) -> list[Outcome]:
+def run_all(chosen: dict[tuple[str, str], Mutation | FileMutation], see: Callable[[Outcome], None]) -> list[Outcome]:
     found = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as name:
         models = make_models(Path(name) / "models")
@@ -123,9 +131,10 @@ def table(outcomes: list[Outcome]) -> Table:
     shown = Table("", "mutation", "in", "caught by", "shows at", "culprit named", box=None, header_style="bold")
     for o in outcomes:
         kinds = {"weights": o.weights, "taps": o.tap, "tokens": o.tokens, "attributes": o.attribute}
+        kinds |= {"files": o.file}
         by = [kind for kind, there in kinds.items() if there]
         mark = Text("✗", style="red") if o.wrong else Text("✓", style="green")
-        place = f"{o.tap} ({o.path})" if o.tap else o.weights or o.tokens or o.attribute
+        place = f"{o.tap} ({o.path})" if o.tap else o.weights or o.tokens or o.attribute or o.file
         shown.add_row(mark, o.name, o.runtime, ", ".join(by) or "nothing", place, Text(o.wrong or o.culprit))
     return shown
 

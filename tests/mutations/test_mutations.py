@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from combined import thinned
 from mutation_run import SEED, Models, all_mutations, make_models, run, table
-from mutations import CONFIGS
+from mutations import CONFIGS, Mutation
 from rich.console import Console
 
 from export.validate import compare
@@ -24,6 +24,9 @@ FAST = {
         "the state kept after the ReLU",
     )
 } | {("mlx", name) for name in ("norm in front of the sub-layers", "stale cache row", "beams not reordered")}
+FAST |= {
+    ("files", name) for name in ("two tokens exchanged", "another limit in one file", "a candidate of a shortlist")
+}
 ALL = all_mutations()
 
 
@@ -66,7 +69,8 @@ def test_the_unmutated_models_pass(name: str, models: Models) -> None:
 def test_a_mutation_that_shows_elsewhere_is_told(models: Models, tmp_path: Path) -> None:
     """The judge of mutations can say no: here it expects another bug than the one that is there."""
     mutation = ALL["onnxruntime", "value bias times .99"]
-    outcome = run("another", type(mutation)(mutation.edit, tap="logits", culprit="classifier"), models, tmp_path)
+    assert isinstance(mutation, Mutation)
+    outcome = run("another", Mutation(mutation.edit, tap="logits", culprit="classifier"), models, tmp_path)
     assert outcome.caught
     assert "shows at encoder.layers.1.self_attention (tapped), expected logits (tapped)" in outcome.wrong
     assert "blames 'encoder.layers.1.self_attention: value projection'" in outcome.wrong

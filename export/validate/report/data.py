@@ -18,8 +18,9 @@ from export.validate.checks.data_files import DataFile
 from export.validate.checks.gradients import Gradient, worst_of_each
 from export.validate.checks.structure import Structure
 from export.validate.engines.protocol import Placement
-from export.validate.findings import Point, Runtime, Tokens, Weights
+from export.validate.findings import PackageFiles, Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
+from mlx_transformer.system.errors import first_of
 
 EQUAL, MISMATCH = "equal", "mismatch"
 FAILURES = 6  # lines of a summary
@@ -49,6 +50,8 @@ class ReportData:
     """Operations and parameters of each runtime's graph, counted."""
     data_files: tuple[DataFile, ...] = ()
     """Files of tensors beside the graphs, and which of their bytes are read."""
+    files: PackageFiles | None = None
+    """The files of the package around its graphs; None of what this project hasn't exported, and of MLX alone."""
     gradients: tuple[Gradient, ...] = ()
     """MLX's derivatives against finite differences, where they were asked for."""
     against: tuple[str, ...] = ()
@@ -56,7 +59,8 @@ class ReportData:
 
     @property
     def equal(self) -> bool:
-        checks = (*self.weights, *self.structures, *self.data_files, *self.points, *self.tokens, *self.gradients)
+        checks = [*self.weights, *self.structures, *self.data_files, *self.points, *self.tokens, *self.gradients]
+        checks += [] if self.files is None else [self.files]
         return bool(checks) and all(check.passed for check in checks)
 
     @property
@@ -83,7 +87,15 @@ class ReportData:
             if r.missing_taps
         ]
         exported = [f"{r.name}: when it was exported, {r.retrieval}" for r in self.runtimes if r.retrieval]
-        return logits_only + search_only + fused + exported
+        return logits_only + search_only + fused + exported + self._notes_on_files()
+
+    def _notes_on_files(self) -> list[str]:
+        if self.files is None:
+            return []
+        notes = [f"{self.onnx}: nobody reads {first_of(self.files.unread)}"] if self.files.unread else []
+        if self.files.misleading:
+            notes.append(f"{self.onnx}: nothing else was compared: runtimes run the graphs by this file")
+        return notes
 
     @property
     def exit_code(self) -> int:
@@ -103,6 +115,7 @@ class ReportData:
             lines += [f"{c.runtime}: culprit: {c.sentence}" for c in self.culprits if c.runtime == runtime.name]
         lines += [f"{s.runtime}: structure: {s.problem}" for s in self.structures if s.problem]
         lines += [f"{file.file}: {problem}" for file in self.data_files for problem in file.problems]
+        lines += [] if self.files is None else self.files.problems
         lines += [f"mlx: gradient of {g.summary}" for g in worst_of_each(list(self.gradients)) if not g.passed]
         for t in self.tokens:
             more = f" (and {len(t.problems) - 1} more)" if len(t.problems) > 1 else ""
@@ -149,6 +162,8 @@ def summary(r: ReportData) -> Iterator[tuple[str, str]]:
             same = "the same" if all(check.passed for check in tokens) else "not all the same"
             sentences.append(f"{sum(check.tokens for check in tokens):,} tokens {same}")
         yield runtime.name, ", ".join(sentences)
+    if r.files is not None:
+        yield "files", r.files.result
     for line in (*r.against, *r.notes):
         yield "note", line
     yield "seed", f"{r.seed}, {len(r.inputs)} inputs, {r.seconds:.1f} s"

@@ -19,7 +19,7 @@ WORST = 6  # elements shown for each runtime
 
 def page(report: ReportData) -> str:
     """Return a self-contained HTML page."""
-    sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _tokens, _gradients, _runs)
+    sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _files, _tokens, _gradients, _runs)
     body = "".join(section(report) for section in sections)
     return kit.page(f"validate: {report.verdict}", body, kit.neighbour_texts(__file__, "report.css"))
 
@@ -140,6 +140,17 @@ def _data_files(r: ReportData) -> str:
     note = "Every byte of a data file is a tensor's of some graph, or a zero that aligns the next tensor."
     head = ("data file", "bytes", "graphs", "tensors", "padding", "read")
     return _section("Data files", note, head, rows, (1, 2, 3, 4))
+
+
+def _files(r: ReportData) -> str:
+    if r.files is None:
+        return ""
+    result = _mark(r.files.passed, "all equal", "<br>".join(map(escape, r.files.problems)))
+    note = (
+        "Settings, tokenizer, labels, limits and what other runtimes read: each file around the graphs is made of the "
+        "checkpoint again, by the choices that the package records."
+    )
+    return _section("Files", note, ("files", "result"), [[str(r.files.compared), result]], (0,))
 
 
 def _tokens(r: ReportData) -> str:

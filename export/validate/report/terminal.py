@@ -40,6 +40,8 @@ def print_report(report: ReportData, console: Console) -> None:
         console.print(_mark(s.passed, f"{s.runtime}: {counts}"))
     for file in report.data_files:
         console.print(_mark(file.passed, file.summary))
+    if report.files is not None:
+        console.print(_mark(report.files.passed, report.files.result))
     if report.gradients:
         kinds = list(worst_of_each(list(report.gradients)))
         text = f"mlx: gradients of {len(kinds)} kinds of parameters, {len(report.gradients)} derivatives"

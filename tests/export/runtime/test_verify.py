@@ -100,6 +100,7 @@ def test_of_several_precisions_only_the_used_one_is_read(made, tmp_path, monkeyp
             "config.json",
             "mlx_transformer.json",
             "tokenizer.json",
+            "manifest.json",
         }
     changed(folder / "onnx" / "model_int8.onnx_data")
     OnnxTransformer(folder, precision="float32")
@@ -135,6 +136,7 @@ def test_a_file_with_the_search_inside_where_a_manifest_lists_it(made, tmp_path)
 
 def test_folders_of_other_tools_have_no_manifest(made, tmp_path):
     shutil.copytree(made / "onnx", tmp_path / "folder")
-    (tmp_path / "folder" / "onnx" / "manifest.json").unlink()
+    for place in ("onnx", "."):
+        (tmp_path / "folder" / place / "manifest.json").unlink()
     changed(tmp_path / "folder" / "onnx" / DATA)
     assert len(OnnxTransformer(tmp_path / "folder").translate(LINES)) == len(LINES)

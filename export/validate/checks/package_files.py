@@ -1,0 +1,342 @@
+"""The files of a package around its graphs, made again of the checkpoint and compared with those that are there.
+
+Graphs say nothing of them, and whoever runs a package reads them: how a text is cut into tokens and what becomes its
+vector, where a search ends, what the classes are called; other runtimes read their own. So each is made anew, by the
+code that writes it (`package/around.py`) and the choices that the package records (`package/recorded.py`), and must be
+the same: JSON by what it says, any other file by its bytes. The record itself must fit the graphs.
+
+Free are what only the export itself could know (`package/recorded.py`: versions, and what lower precisions were found
+to change), the card, in which people write, and the manifests, which are verified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from export.graph.protos import all_nodes, metadata_of, read_model
+from export.interface import GRAPHS, LISTED_CPU, ROWS_CPU, Port
+from export.package.around import files_around, graphs_of, json_bytes, record
+from export.package.plan import SHORTLIST_FILE, Plan
+from export.package.recorded import recorded_plan, with_findings
+from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS, STANDARD, UNPACKED, blocks_operators
+from export.runtime.folder import graph_file
+from export.search.metadata import CONFIG, GENERATION, GIVEN, SOURCE, inputs_of
+from export.search.options import default_of
+from export.search.record import record as file_record
+from export.search.record import recorded_plan as recorded_file
+from export.search.record import settings_beside
+from export.search.triton import CONFIG as TRITON
+from export.search.triton import FILE as TRITON_FILE
+from export.search.triton import VERSION as TRITON_VERSION
+from export.search.triton import config_of
+from export.validate.findings import PackageFiles
+from mlx_transformer.core.checkpoint import Checkpoint, has_graphs
+from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.core.heads import VOCABULARY
+from mlx_transformer.generation.settings import SHORTLIST
+from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest
+
+GRAPHS_FOLDER = "onnx"
+KEYS = 3
+"""Keys of one file that are named."""
+READ = {".json", ".onnx", ".onnx_data", ".safetensors", ".bin", ".pt", ".npz", ".model", ".spm", ".jinja", ".py"}
+READ |= {".pbtxt", ".yml", ".yaml"}
+READ_NAMES = {"vocab.txt", "merges.txt"}
+"""How files are called that some reader of such folders looks for: none may be there that nothing is known of."""
+UNREADABLE = (UserError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What a record raises that says no export."""
+OURS = "mlx_transformer."
+"""Begins the keys of a file's metadata."""
+ELSEWHERE = ("source", "adapter", "versions", "shortlist", "target", "graphs", "format")
+"""The keys of the record that no runtime runs a graph by."""
+OF_SCALES = ("scales", "calibration", "float32")
+"""Likewise of int8's entry: int8_scales.json counts."""
+
+
+def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
+    """Compare the files of a folder, or of one file with the search, that this project exported; None for others."""
+    return _of_one_file(opened, path) if path.is_file() else _of_folder(opened, path)
+
+
+def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
+    within = path.name == GRAPHS_FOLDER and not (path / ONNX_CONFIG).is_file()
+    folder = path.parent if within and (path.parent / ONNX_CONFIG).is_file() else path
+    if not (folder / ONNX_CONFIG).is_file():
+        ours = has_graphs(folder) and any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
+        return PackageFiles(0, (f"{ONNX_CONFIG}: is missing",)) if ours else None
+    try:
+        values = parsed(read_bytes(folder / ONNX_CONFIG))
+        plan = recorded_plan(opened, folder, values)
+        written = with_findings(plan, values, record(plan))
+    except UNREADABLE as error:
+        return PackageFiles(0, (_why(error, ONNX_CONFIG, folder),), misleading=True)
+    graphs, problems = _graphs(plan, folder)
+    if isinstance(plan.shortlist, dict) and plan.shortlist.keys() == values["shortlist"].keys():
+        if plan.shortlist != values["shortlist"]:
+            problems.append(f"{SHORTLIST_FILE}: isn't the shortlist that the export was given")
+        plan = replace(plan, shortlist=values["shortlist"])
+    external = [name for name, data in graphs.items() if (folder / GRAPHS_FOLDER / data).is_file() and _own(name, data)]
+    expected = files_around(plan, external)
+    if plan.shortlist is not None:
+        written["shortlist"] = plan.shortlist
+    expected[ONNX_CONFIG] = json_bytes(written)
+    misleading = written["source"] == values.get("source") and _misleads(values, written)
+    for name, contents in sorted(expected.items()):
+        problems += [f"{name}: {problem}" for problem in differences(folder / name, contents)]
+    problems += _unlisted(folder, {*expected, *(f"{GRAPHS_FOLDER}/{name}" for name in graphs)})
+    known = {*expected, CARD, MANIFEST, f"{GRAPHS_FOLDER}/{MANIFEST}"}
+    known |= {f"{GRAPHS_FOLDER}/{name}" for pair in graphs.items() for name in pair}
+    present = (file for file in folder.rglob("*") if file.is_file())
+    extra = sorted(name for file in present if (name := file.relative_to(folder).as_posix()) not in known)
+    read = [name for name in extra if Path(name).suffix in READ or Path(name).name in READ_NAMES]
+    problems += [f"{name}: belongs to no export of the checkpoint; remove it" for name in read]
+    unread = tuple(name for name in extra if name not in read)
+    return PackageFiles(len(expected), tuple(problems), unread, misleading)
+
+
+def _misleads(values: dict[str, Any], written: dict[str, Any]) -> bool:
+    """Return whether the graphs would be run otherwise than the record should have it."""
+
+    def run_by(record: dict[str, Any]) -> dict[str, Any]:
+        precisions = {
+            name: {key: value for key, value in entry.items() if key not in OF_SCALES}
+            for name, entry in record["precisions"].items()
+        }
+        return {key: value for key, value in record.items() if key not in ELSEWHERE} | {"precisions": precisions}
+
+    return run_by(values) != run_by(written)
+
+
+def _of_one_file(opened: Checkpoint, file: Path) -> PackageFiles | None:
+    model = read_model(file)
+    metadata = metadata_of(model)
+    if CONFIG not in metadata:
+        return None
+    try:
+        plan = recorded_file(opened, metadata, file)
+        own = json.loads(metadata.get(GENERATION, "{}")).get(SHORTLIST, "")
+    except UNREADABLE as error:
+        return PackageFiles(0, (_why(error, file.name, file.parent),), misleading=True)
+    text = any(value.type.tensor_type.elem_type == onnx.TensorProto.STRING for value in model.graph.input)
+    stem = next((own.removesuffix(f".{name}") for name in plan.named if own.endswith(f".{name}")), file.stem)
+    settings, named = settings_beside(plan, stem, text)
+    problems: list[str] = []
+    if plan.shortlist is not None and (recorded := json.loads(metadata[GIVEN])) != plan.shortlist:
+        problems += [f"{name}: isn't the shortlist that the export was given" for name in named]
+        plan = replace(plan, shortlist=recorded)
+    expected = file_record(plan, settings, text)
+    ours = {key for key in metadata if key.startswith(OURS)}
+    differ = {key: [*_of_key(metadata.get(key), expected.get(key))] for key in sorted(ours | expected.keys())}
+    problems += [f"{file.name}: {key}{problem}" for key, found in differ.items() for problem in found]
+    problems += [f"{file.name}: {problem}" for problem in _defaults(model.graph, settings)]
+    beside = {name: read_bytes(source, 1 << 31) for name, source in named.items()}
+    triton = file.parent.parent / TRITON
+    if file.name == TRITON_FILE and file.parent.name == TRITON_VERSION and triton.is_file():
+        beside[f"../{TRITON}"] = config_of(model.graph)
+    for name, contents in beside.items():
+        problems += [f"{name}: {problem}" for problem in differences(file.parent / name, contents)]
+    misleading = bool(differ[CONFIG]) and not differ[SOURCE]
+    return PackageFiles(len(expected) + len(beside), tuple(problems), misleading=misleading)
+
+
+def _of_key(found: str | None, expected: str | None) -> Iterator[str]:
+    """Say how an entry of the metadata differs, JSON by what it says."""
+    if found is None or expected is None:
+        if found != expected:
+            yield f" is {'missing' if found is None else 'there'}, the checkpoint gives {_shown(expected)}"
+        return
+    if found == expected:
+        return
+    try:
+        values, known = parsed(found.encode()), json.loads(expected)
+    except (ValueError, RecursionError):
+        values, known = found, expected
+    if isinstance(known, dict):
+        keys = list(differing(values, known))
+        yield from (f": {problem}" for problem in keys[:KEYS])
+    else:
+        yield f" is {_shown(found)}, the checkpoint gives {_shown(expected)}"
+
+
+def _defaults(graph: onnx.GraphProto, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Say which inputs of a search have another default than the model's settings."""
+    own, inputs = inputs_of(settings), {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if tensor.name in inputs and (expected := default_of(tensor.name, own)) is not None:
+            found = numpy_helper.to_array(tensor)
+            if found.dtype != expected.dtype or not np.array_equal(found, expected):
+                yield f"input {tensor.name} is {found.tolist()} unless given, the checkpoint gives {expected.tolist()}"
+
+
+def differences(file: Path, contents: bytes) -> Iterator[str]:
+    """Say how a file differs from what it has to be."""
+    if not file.is_file():
+        yield "is missing"
+        return
+    try:
+        found = read_bytes(file, max(len(contents), 1 << 26))
+    except UserError as error:
+        yield str(error).removeprefix(f"{file}: ")
+        return
+    if found == contents:
+        return
+    if file.suffix != ".json":
+        at = next((i for i, (a, b) in enumerate(zip(found, contents, strict=False)) if a != b), None)
+        where = f"from byte {at:,} on" if at is not None else f"it has {len(found):,} bytes, not {len(contents):,}"
+        yield f"isn't what the checkpoint gives: {where}"
+        return
+    try:
+        values = parsed(found)
+    except (ValueError, RecursionError) as error:
+        yield f"is no JSON ({shortened(str(error))})"
+        return
+    keys = list(differing(values, json.loads(contents)))
+    yield from keys[:KEYS]
+    if len(keys) > KEYS:
+        yield f"and {len(keys) - KEYS} more of its values differ"
+
+
+def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
+    """Name each key whose value is another, or of another type."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for name in dict.fromkeys([*expected, *found]):
+            inner = (f"{key}.{name}" if key else name) if name.isidentifier() else f"{key}[{_shown(name)}]"
+            yield from differing(found.get(name, _NOTHING), expected.get(name, _NOTHING), inner)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for i, pair in enumerate(zip(found, expected, strict=True)):
+            yield from differing(*pair, f"{key}[{i}]")
+    elif type(found) is not type(expected) or found != expected:
+        was, has = ("missing" if value is _NOTHING else _shown(value) for value in (found, expected))
+        yield f"{key or 'all of it'} is {was}, the checkpoint gives {'nothing' if expected is _NOTHING else has}"
+
+
+def parsed(contents: bytes) -> Any:
+    """Return what a JSON file says. `ValueError` for one that isn't JSON, or in which a key stands twice, for some
+    readers take the first one."""
+    return json.loads(contents.decode(), object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} stands twice")
+    return values
+
+
+_NOTHING = object()
+
+
+def _shown(value: Any) -> str:
+    return shortened(json.dumps(value, ensure_ascii=False))
+
+
+def _own(graph: str, data: str) -> bool:
+    return data == f"{graph}_data"
+
+
+def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return {graph: its data file} of a plan, and where these graphs aren't what the record says."""
+    graphs, problems = {}, []
+    for precision in plan.precisions:
+        suffix = PRECISIONS[precision].suffix
+        for owner, names in graphs_of(plan, precision).items():
+            for name in names:
+                known = graph_file(
+                    folder / GRAPHS_FOLDER, name, suffix
+                )  # which may have the name of an earlier version
+                file = f"{name}{suffix}.onnx" if known is None else known.name
+                graphs[file] = f"{owner}{suffix}.onnx_data"
+                if known is None:
+                    problems.append(f"{GRAPHS_FOLDER}/{file}: is missing")
+                    continue
+                graph = read_model(known).graph
+                problems += [f"{GRAPHS_FOLDER}/{file}: {why}" for why in _unlike(plan, precision, name, graph)]
+    return graphs, problems
+
+
+def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> Iterator[str]:
+    """Say what of the record doesn't fit a graph: its inputs and outputs, and what it does with blocks."""
+    if precision == "float32" or name not in (ROWS_CPU, LISTED_CPU):
+        ports, weights = GRAPHS[name](plan.request), {tensor.name for tensor in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in weights]
+        for kind, values, declared in (("input", inputs, ports.inputs), ("output", graph.output, ports.outputs)):
+            found, expected = [*map(_port, values)], [*map(_declared, declared)]
+            for each in expected:
+                if each not in found:
+                    yield f"has no {kind} {each}, which {ONNX_CONFIG} says it has"
+            for each in found:
+                if each not in expected:
+                    yield f"has the {kind} {each}, of which {ONNX_CONFIG} says nothing"
+    if precision in IN_BLOCKS:
+        outputs = GRAPHS[name](plan.request).outputs
+        vocabulary = plan.config.has_decoder or plan.config.head == VOCABULARY
+        logits = any(port.value == "logits" for port in outputs)
+        yield from _unlike_blocks(plan, precision, graph, vocabulary and logits)
+
+
+def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto, classifies: bool) -> Iterator[str]:
+    """Say where activations aren't what the record says. classifies: the graph multiplies with the table of tokens,
+    whose operators show it in every target."""
+    nodes = list(all_nodes(graph))
+    levels = {a.i for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == _LEVEL}
+    if levels - {ACTIVATIONS[plan.activations]}:
+        yield f"multiplies with other activations than {plan.activations}"
+    if PRECISIONS[precision].form != "blocks":
+        return
+    operators = blocks_operators(precision, plan.target.lowering, plan.activations)
+    blocks = any(node.op_type == "DequantizeLinear" for node in nodes)
+    if blocks != (operators == STANDARD) or (operators == UNPACKED and levels):
+        yield f"has other operators for blocks than {operators}"
+    rounds = any(node.op_type in _ROUNDING for node in nodes)
+    if plan.activations == "float32" and rounds:
+        yield "rounds activations, which are float32"
+    if plan.activations == "int8" and classifies and not (rounds or levels):
+        yield "rounds no activations, which are int8"
+
+
+_LEVEL = "accuracy_level"
+_ROUNDING = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeLinear", "DynamicQuantizeMatMul")
+
+
+def _port(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    axes = [d.dim_param or str(d.dim_value) for d in tensor.shape.dim]
+    name = onnx.TensorProto.DataType.Name(tensor.elem_type)  # pyright: ignore[reportArgumentType]
+    return f"{value.name} ({_TYPES.get(name, name.lower())}: {', '.join(axes)})"
+
+
+def _declared(port: Port) -> str:
+    return f"{port.name} ({port.dtype}: {', '.join(map(str, port.axes))})"
+
+
+_TYPES = {"FLOAT": "float32"}
+
+
+def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
+    """Name the files that no manifest lists, so that their damage would be read; not in folders without one."""
+    outer, inner = read_manifest(folder), read_manifest(folder / GRAPHS_FOLDER)
+    for name in sorted(names):
+        place, _, last = name.rpartition("/")
+        listed, known = (inner, last) if place == GRAPHS_FOLDER else (outer, name)
+        if listed is not None and known not in listed and place in ("", GRAPHS_FOLDER):
+            yield f"{MANIFEST}: doesn't list {name}"
+
+
+def _why(error: Exception, record: str, folder: Path) -> str:
+    """Say what a record raised, or another file that it names."""
+    if isinstance(error, UserError) and str(error).startswith(f"{folder}/"):
+        return str(error).removeprefix(f"{folder}/")
+    why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return f"{record}: says no export of the checkpoint ({why})"
