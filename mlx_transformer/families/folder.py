@@ -40,6 +40,8 @@ from .weights import FORMS, open_weights
 
 GENERATION = "generation_config.json"
 GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
+BESIDE_GRAPHS = re.compile(r"(?!.*\.index\.)[\w.-]+\.json|shortlist\.bin")
+"""Files of a folder that export wrote, e.g. genai_config.json: its manifest lists them all."""
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
 SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
@@ -215,7 +217,7 @@ def needed(files: Iterable[str]) -> list[str]:
     parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
     small = [file for file in SMALL if file in files] + parts
     if ONNX_CONFIG in files:
-        return [*small, ONNX_CONFIG, *graphs]
+        return [*small, *(file for file in files if BESIDE_GRAPHS.fullmatch(file) and file not in small), *graphs]
     for form in FORMS:
         if form.name in files:
             return [*small, form.name]

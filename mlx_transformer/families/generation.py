@@ -104,7 +104,7 @@ def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Val
     if s.get("forced_end"):
         lines["forced_eos_token_id"] = c.eos_id
     if s.get("end_ids"):
-        lines["eos_token_id"] = [c.eos_id, *s["end_ids"]]
+        lines["eos_token_id"] = list(dict.fromkeys([c.eos_id, *s["end_ids"]]))
     if s.get("suppressed"):
         lines["suppress_tokens"] = list(s["suppressed"])
     if s.get("suppressed_first"):

@@ -281,3 +281,6 @@ def test_only_what_a_model_needs_is_chosen():
     assert needed(["model.safetensors", "sub/config.json"]) == []
     onnx = ["config.json", "mlx_transformer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/manifest.json"]
     assert needed([*onnx, "onnx/run.py", "README.md"]) == onnx
+    listed = ["genai_config.json", "shortlist.bin"]
+    weights = ["pytorch_model.bin", "model.safetensors", "model.safetensors.index.json"]
+    assert needed([*onnx[:2], *listed, *weights, *onnx[2:]]) == [*onnx[:2], *listed, *onnx[2:]]
