@@ -102,7 +102,7 @@ def test_twenty_clients_at_once_get_what_each_would_alone(shared, models):
         ("/rerank", {"documents": ["a"] * 600}, 413, "documents: 600 texts, at most 512; send it in parts"),
         ("/rerank", {"top_n": 0}, 400, "top_n=0 must be a whole number of at least 1"),
         ("/rerank", {"texts": ["a"]}, 400, '"query" and "documents" are needed'),
-        ("/rerank", {"truncate": False}, 400, "truncate: what is too long is cut; leave it out"),
+        ("/rerank", {"truncate": False}, 400, "truncate: texts that are too long are cut; leave it out"),
         ("/rerank", {"stream": True}, 400, "'stream': no such setting; there are model, query"),
         ("/predict", {}, 400, "model: several fit, say which: ranks, tells"),
         ("/predict", {"model": "tells", "inputs": [["a", "b", "c"]]}, 400, "inputs: each must be a text, or a list of"),

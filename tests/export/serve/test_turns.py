@@ -10,10 +10,9 @@ import pytest
 from serving import STREAM, Held, alone, call, client
 from waiting import PATIENCE, until
 
-from export.serve.answers import ENDING
 from export.serve.app import App
-from export.serve.batching import Batcher, EndingError, OverloadError
-from export.serve.turns import PASSED, Turns
+from export.serve.batching import PASSED, Batcher, EndingError, OverloadError, Turns
+from export.serve.calls import ENDING
 from mlx_transformer.generation.steps import Stopped
 
 
