@@ -47,7 +47,7 @@ class Route:
     answer: `async def answer(call: Call)`; the first line of its docstring stands in /docs.
     takes: the form of the body; None for a GET.
     gives: the answer, as an example.
-    kind: the kind of model behind it, for `Call.model`.
+    kind: the kind of model behind it, for `Call.model`; `Loaded` is any.
     key: whether a request needs a key; "body" if it may stand in the body, as LibreTranslate's clients send it.
     counted: whether requests count in /metrics.
     """
@@ -56,7 +56,7 @@ class Route:
     answer: Callable[[Call], Awaitable[Any]]
     takes: Form | None
     gives: str
-    kind: type[Loaded] | None = None
+    kind: type[Loaded] = Loaded
     key: bool | str = True
     counted: bool = True
 
@@ -112,10 +112,10 @@ class Call:
         return values
 
     def model(self, name: Any, fits: Callable[[Any], bool] = lambda model: True, missing: str = "") -> Any:
-        """Find the model of the route's kind: by name, or with None the only model that fits."""
-        models, kind = self.models, self.route.kind
-        assert kind is not None
-        return models.fitting(kind, name, fits, missing)
+        """Find a model of the route's kind: by name, or with None the only model that fits."""
+        if not isinstance(name, str | None):
+            raise RequestError(400, "model: must be a model's name")
+        return self.models.fitting(self.route.kind, name, fits, missing)
 
     async def result(self, work: Awaitable[Any]) -> Any:
         """Await `work`; if the client leaves, cancel it and raise `ClientDisconnect`."""

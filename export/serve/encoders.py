@@ -250,8 +250,6 @@ def _head_fields(values: dict[str, Any], form: Form) -> dict[str, Any]:
         flag(name, values.get(name, True))
     if not values.get("truncate", True):
         raise RequestError(400, "truncate: texts that are too long are cut; leave it out")
-    if not isinstance(values.get("model", ""), str):
-        raise RequestError(400, "model: must be a model's name")
     return values
 
 

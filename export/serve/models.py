@@ -98,7 +98,7 @@ class Loaded:
     """A loaded model, with the shared queue and counters. Its subclasses are the kinds of model
     in the table of routes. label: its group in /openapi.json; use: where its requests go, as part of an error."""
 
-    label: ClassVar[str]
+    label: ClassVar[str] = "server"
     use: ClassVar[str]
     translates: ClassVar[bool] = False
 

@@ -93,9 +93,7 @@ def openapi(routes: Iterable[Any], needs_key: bool) -> dict[str, Any]:
     for route in routes:
         summary = (route.answer.__doc__ or "").partition("\n")[0]
         answers = {"200": {"description": route.gives}, "4XX": _error(route.path), "5XX": _error(route.path)}
-        operation: dict[str, Any] = {"summary": summary, "responses": answers}
-        if route.kind is not None:
-            operation["tags"] = [route.kind.label]
+        operation: dict[str, Any] = {"summary": summary, "tags": [route.kind.label], "responses": answers}
         if "{" in route.path:
             operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": TEXT}]
         if (form := route.takes) is not None:
