@@ -84,7 +84,7 @@ class Shared:
         return self.loaded
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """A request to a route."""
 

@@ -85,12 +85,13 @@ class Connection(asyncio.Protocol):
             if self.left < 0:
                 self.transport.close()
             return
-        self.ahead += data
         self.held += len(data)
-        if not (self.turning or self.answering or self.full):
-            self._feed()
-        self._again()
-        self.guard.hold(len(data))
+        self.guard.hold(len(data))  # this connection may have to give way
+        if self.ahead or self.answering or self.full or len(data) > PIECE:
+            self.ahead += data
+            self._again()
+        elif not self.over:
+            self._feed(data)
 
     def eof_received(self) -> bool:
         """Stay open for a client with nothing more to send who still reads, e.g. `nc`."""
@@ -163,7 +164,8 @@ class Connection(asyncio.Protocol):
         self.guard.release(self.held - len(self.ahead))
         self.held = len(self.ahead)
         self.guard.waits(self)
-        self._again()
+        if self.ahead or self.client_ended:
+            self._again()
 
     # Refusals.
     @property
@@ -197,8 +199,8 @@ class Connection(asyncio.Protocol):
         """Close, but read on for a while: a socket closed with unread bytes would reset the client's, and its answer
         would be lost."""
         self.over = True
-        self.ahead.clear()
         self._release()
+        self.ahead.clear()
         self._pause(False)
         if self.transport.can_write_eof() and not self.client_ended:
             self.transport.write_eof()
@@ -235,15 +237,15 @@ class Connection(asyncio.Protocol):
         elif self.size > MAX_HEAD:
             return self.refuse(431, f"the request has more than {MAX_HEAD} bytes before its body")
         if self.ahead and not (self.answering or self.full):
-            self._feed()
+            piece = bytes(self.ahead[:PIECE])
+            del self.ahead[:PIECE]
+            self._feed(piece)
             return self._again()
         self._pause(len(self.ahead) > MAX_AHEAD)
         if self.client_ended and not self.answering and not self.ahead:
             self.close()
 
-    def _feed(self) -> None:
-        piece = bytes(self.ahead[:PIECE])
-        del self.ahead[:PIECE]
+    def _feed(self, piece: bytes) -> None:
         if not self.requests:
             if self.size <= 0:
                 self.first_line = piece.lstrip(b"\r\n")
@@ -258,6 +260,8 @@ class Connection(asyncio.Protocol):
         self.feeding = True
         self.http.data_received(piece)
         self.feeding = False
+        if self.size > MAX_HEAD // 2:
+            self._again()
 
     def _pause(self, pause: bool) -> None:
         if pause != self.paused and not self.client_ended:
@@ -387,15 +391,12 @@ def _unfit(scope: Scope, fields: dict[bytes, list[bytes]]) -> tuple[int, str] | 
     version, hosts = scope["http_version"], len(fields.get(b"host", ()))
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return 400, f"Host: must be given once, and is {hosts} times"
-    transfer, content = (
-        [coding.strip().lower() for value in fields.get(name, ()) for coding in value.split(b",")]
-        for name in (b"transfer-encoding", b"content-encoding")
-    )
+    transfer, content = fields.get(b"transfer-encoding"), fields.get(b"content-encoding")
     if transfer and version == "1.0":
         return 400, "HTTP/1.0 has no Transfer-Encoding: give Content-Length"
-    if transfer and transfer != [b"chunked"]:
+    if transfer and [value.strip().lower() for value in transfer] != [b"chunked"]:
         return 501, "Transfer-Encoding: only chunked is known"
-    if any(coding not in (b"", b"identity") for coding in content):
+    if content and any(part.strip().lower() not in (b"", b"identity") for part in b",".join(content).split(b",")):
         return 415, "Content-Encoding: send the body as it is"
     return None
 
