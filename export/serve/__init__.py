@@ -1,13 +1,15 @@
-"""An HTTP server for an exported model, with dynamic batching: `mlx-transformer serve ONNX`, `python -m export serve`;
-and one for a page that runs it in the browser, `serve --web SITE`.
+"""An HTTP server for exported models, with dynamic batching: `mlx-transformer serve ONNX`, `python -m export serve`;
+`serve --web SITE` serves a page with a model for the browser.
 
-The files beside this one need the extra `serve`.
+The other files of this folder need the extra `serve`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +17,53 @@ from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 
-OF_SITES = (
+SITE_SETTINGS = (
     *("host", "port", "max_connections", "verify", "access_log"),
     *("header_seconds", "body_seconds", "idle_seconds", "grace_seconds"),
 )
-"""The settings that concern a site as well."""
+"""The settings of a site."""
 
 
 def serve(models: str | Path | Sequence[str | Path], open: Any = None, **settings: Any) -> None:
-    """Serve models, each a folder or one file with the search, until SIGTERM, SIGHUP or Ctrl-C (KeyboardInterrupt).
+    """Serve models until SIGTERM, SIGHUP or Ctrl-C (raises KeyboardInterrupt).
 
-    models: one, or several that are named, as ["en-de=runs/en-de-onnx", "de-en=runs/de-en-onnx"]. settings: the fields
-    of `export.settings.ServeSettings`, such as host="0.0.0.0", port=8000, workers=2. open: opens other models than
-    ONNX Runtime's. `UserError` for what can't be served, and without the extra `serve`.
+    models: a folder or a file with the search, or several with names: ["en-de=runs/en-de-onnx", "de-en=..."].
+    settings: the fields of `export.settings.ServeSettings`, e.g. host="0.0.0.0", port=8000, workers=2.
+    open: opens models; default: with ONNX Runtime.
+    Raises `UserError` for an unusable model or address, and without the extra `serve`.
     """
-    server = _server()
+    with _naming_extra():
+        from . import app, batching, opening, server
+
     chosen = ServeSettings(**settings)
-    named = server.Named.of([models] if isinstance(models, str | Path) else models)
-    server.run(named, chosen, open or server.open_onnx)
+    named = opening.Named.of([models] if isinstance(models, str | Path) else models)
+    open = open or opening.open_onnx
+    for model in named:  # before anything is loaded
+        opening.check(model.path, chosen, open)
+    batcher = batching.Batcher(chosen.max_batch, chosen.max_wait_ms / 1000, chosen.max_queue, chosen.workers)
+    load = partial(opening.load_all, named, chosen, open)
+    server.run(app.App(load, batcher, chosen), ", ".join(str(model.path) for model in named), chosen)
 
 
 def serve_site(folder: str | Path, **settings: Any) -> None:
-    """Serve a site that `write_site` wrote. settings: those that have to do with connections, and `verify`;
-    `UserError` for others."""
+    """Serve a site written by `write_site`. settings: those of connections, and `verify`; `UserError` for others."""
     chosen = ServeSettings(**settings)
     for field in fields(chosen):
         value = getattr(chosen, field.name)
-        if field.name not in OF_SITES and (value or None) != (field.default or None):
+        if field.name not in SITE_SETTINGS and (value or None) != (field.default or None):
             raise UserError(f"{field.name}={value} is a setting of models; a site runs in the browser: leave it out")
-    _server().run_site(Path(folder), chosen)
+    with _naming_extra():
+        from . import server, site
+
+    server.run(site.SiteApp(Path(folder), chosen.verify), str(folder), chosen)
 
 
-def _server() -> Any:
+@contextmanager
+def _naming_extra() -> Iterator[None]:
     try:
-        from . import server
+        yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in ("starlette", "uvicorn", "httptools", "prometheus_client"):
             raise
         raise UserError(f"serve needs {missing}: {needs('serve')}") from None
-    return server

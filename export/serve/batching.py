@@ -1,6 +1,9 @@
-"""Requests that arrive together are computed together, and nothing waits without a bound.
+"""Dynamic batching: a bounded queue in which clients take turns, and threads to compute batches.
 
-submit -> turns (at most max_queue sentences) -> collect (equal work, in turn) -> a thread runs it -> futures
+    submit -> Turns (at most max_queue sentences) -> a batch of equal work -> a thread runs it -> futures
+
+`Turns` decides who is next, `Batcher` forms batches and runs them in threads, `streamed` hands out the pieces of a
+text while a thread computes them.
 """
 
 from __future__ import annotations
@@ -9,26 +12,35 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count, islice
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
-from .turns import Item, Task, Turns
+from mlx_transformer.generation.steps import Stopped
 
 LARGEST_SHARE = 0.75
-"""The share of the queue that one client may fill: there is always room for another."""
-
+"""Largest share of the queue for a single client, so the others always find room."""
 
 WIDE = 4
-"""The most hypotheses in a batch, as a multiple of its sentences: wider batches keep others waiting."""
+"""A batch has at most WIDE * max_batch hypotheses: wider batches would keep the others waiting."""
+
+AT_ONCE = 8
+"""Sentences of a request in its turn: a short request needs a single batch."""
+
+PASSED = 8
+"""How many batches may pass a request over before it leads one of the next two. Clients with something in every batch
+stay level, and the rest of their work would otherwise wait without bound. (Simulated at twice the capacity with 8
+clients and 7 kinds of work: at most 14 s of waiting in place of 41.)"""
 
 
 class OverloadError(Exception):
-    """There is no room. `retry_after`: seconds until there should be some."""
+    """The queue is full. retry_after: seconds until it should have room."""
 
     def __init__(self, message: str, retry_after: int):
         super().__init__(f"{message}; try again in {retry_after} s")
@@ -36,15 +48,201 @@ class OverloadError(Exception):
 
 
 class EndingError(Exception):
-    """The server ends before this could be computed."""
+    """The server stops before this is computed."""
 
 
+class Task(Protocol):
+    """A function of a batch. Items whose tasks compare equal may share a call."""
+
+    def __call__(self, payloads: list[Any], stopped: Any) -> list[Any]:
+        """Compute a result per payload, in order, in a thread. `stopped()` turns true once nobody waits for them."""
+        ...
+
+
+# Who is next.
+@dataclass
+class QueuePlace:
+    """A place in line: the longest wait comes first, and whoever is being computed for comes after all others. A
+    request arriving during a batch is therefore in the next batch, even if the running batch's client has more."""
+
+    since: int
+    running: int = 0
+
+    def key(self) -> tuple[bool, int]:
+        return self.running > 0, self.since
+
+
+@dataclass
+class Client:
+    """A sender of requests. size: waiting sentences."""
+
+    name: Hashable
+    place: QueuePlace
+    requests: dict[Request, None] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """Items submitted together for the same task. width: hypotheses per sentence; behind: batches taken before it
+    came."""
+
+    client: Client
+    task: Task
+    width: int
+    place: QueuePlace
+    behind: int
+    items: dict[Item, None] = field(default_factory=dict)  # waiting, oldest first
+
+
+@dataclass(eq=False)
+class Item:
+    """A payload in the queue. length: in tokens, since items of similar length share a batch; size: its sentences."""
+
+    request: Request
+    payload: Any
+    length: int
+    size: int
+    arrived: float
+    future: asyncio.Future
+
+
+class Turns:
+    """Waiting items, and the order in which they are taken: clients take turns, and so do a client's requests."""
+
+    def __init__(self) -> None:
+        self.clients: dict[Hashable, Client] = {}  # waiting or running
+        self.size = 0  # sentences
+        self._next = count()
+        self._taken = 0  # batches
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for client in self.clients.values() for request in client.requests for item in request.items)
+
+    def waiting(self, name: Hashable) -> int:
+        """Count a client's waiting sentences."""
+        return self.clients[name].size if name in self.clients else 0
+
+    def add(
+        self, name: Hashable, task: Task, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
+    ) -> list[Item]:
+        """Queue a request: payloads of `size` sentences each. Their results come by the items' futures."""
+        now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
+        client = self.clients.setdefault(name, Client(name, QueuePlace(since)))
+        request = Request(client, task, width, QueuePlace(since), self._taken)
+        items = [
+            Item(request, payload, length, size, now, loop.create_future())
+            for payload, length in zip(payloads, lengths, strict=True)
+        ]
+        request.items = dict.fromkeys(items)
+        client.requests[request] = None
+        self._count(client, sum(item.size for item in items))
+        self._forget(request)
+        return items
+
+    def first(self) -> Item | None:
+        """Look at the item whose turn it is."""
+        waiting = [client for client in self.clients.values() if client.size]
+        if not waiting:
+            return None
+        if self._taken % 2:
+            requests = [request for client in waiting for request in client.requests if request.items]
+            oldest = min(requests, key=lambda request: request.behind)
+            if self._taken - oldest.behind > PASSED:
+                return next(iter(oldest.items))
+        client = min(waiting, key=lambda client: client.place.key())
+        request = min((request for request in client.requests if request.items), key=lambda r: r.place.key())
+        return next(iter(request.items))
+
+    def like(self, task: Task) -> int:
+        """Count waiting sentences with an equal task."""
+        requests = [request for client in self.clients.values() for request in client.requests]
+        return sum(item.size for request in requests if request.task == task for item in request.items)
+
+    def take(self, first: Item, limit: int) -> list[Item]:
+        """Take `first` and others with an equal task, at most `limit` sentences.
+
+        Clients take turns, then each client's requests, AT_ONCE items at a time; the nearest to `first` in length come
+        first, since they waste the least padding.
+        """
+        batch, size = [first], first.size
+        for item in self._in_turn(first):
+            if item is first:
+                continue
+            if size + item.size > limit:
+                break
+            batch.append(item)
+            size += item.size
+        for item in batch:
+            del item.request.items[item]
+            self._count(item.request.client, -item.size)
+        for place in _places(batch):
+            place.running += 1
+        self._taken += 1
+        return batch
+
+    def done(self, batch: list[Item]) -> None:
+        """Note a computed batch: its clients and requests go to the end of the line."""
+        since = next(self._next)
+        for place in _places(batch):
+            place.running -= 1
+            place.since = since
+        for item in batch:
+            self._forget(item.request)
+
+    def drop(self, items: Sequence[Item]) -> None:
+        """Take items out of the queue, if they still wait."""
+        for item in items:
+            if item in item.request.items:
+                del item.request.items[item]
+                self._count(item.request.client, -item.size)
+                self._forget(item.request)
+
+    def _in_turn(self, first: Item) -> Iterator[Item]:
+        def of_client(client: Client) -> Iterator[Item]:
+            same = [request for request in client.requests if request.items and request.task == first.request.task]
+            same.sort(key=lambda request: request.place.key())
+            near = lambda item: (item is not first, abs(item.length - first.length))  # noqa: E731
+            return _round_robin([iter(sorted(request.items, key=near)) for request in same], AT_ONCE)
+
+        waiting = sorted((c for c in self.clients.values() if c.size), key=lambda client: client.place.key())
+        return _round_robin([of_client(client) for client in waiting])
+
+    def _count(self, client: Client, size: int) -> None:
+        client.size += size
+        self.size += size
+
+    def _forget(self, request: Request) -> None:
+        client = request.client
+        if not request.items and not request.place.running:
+            client.requests.pop(request, None)
+        if not client.requests:
+            self.clients.pop(client.name, None)
+
+
+def _places(batch: list[Item]) -> list[QueuePlace]:
+    requests = {id(item.request): item.request for item in batch}.values()
+    clients = {id(request.client): request.client for request in requests}.values()
+    return [*(request.place for request in requests), *(client.place for client in clients)]
+
+
+def _round_robin(sources: list[Iterator[Item]], at_once: int = 1) -> Iterator[Item]:
+    while sources:
+        left = []
+        for source in sources:
+            some = list(islice(source, at_once))
+            yield from some
+            if some:
+                left.append(source)
+        sources = left
+
+
+# Batches and threads.
 class LastingThreads(Executor):
-    """Threads that last as long as the process.
+    """Threads for the lifetime of the process.
 
-    MLX keeps Python objects with each thread, and frees them at the very end of it, for which Python waits from 3.13 on
-    alone: before, a thread that ends while the interpreter does aborts the process (status 134). One that never ends
-    frees nothing.
+    MLX keeps Python objects with each thread and frees them when the thread ends. Before Python 3.13 a thread that ends
+    while the interpreter shuts down aborts the process (status 134); a thread that never ends frees nothing.
     """
 
     def __init__(self, count: int):
@@ -61,7 +259,7 @@ class LastingThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let submitted work end, but not the threads."""
+        """Wait for submitted work; the threads stay."""
         unfinished = list(self._unfinished)
         if cancel_futures:
             for future in unfinished:
@@ -74,42 +272,35 @@ class LastingThreads(Executor):
             self._run(*self._calls.get())
 
     def _run(self, future: Future, call: Callable[[], Any]) -> None:
-        """Run a call in a frame of its own, so that a thread that waits holds no result."""
+        # In a frame of its own: a waiting thread holds no result.
         if not future.set_running_or_notify_cancel():
             return
         try:
             future.set_result(call())
-        except BaseException as error:  # whoever waits for it deals with it
+        except BaseException as error:  # raised where the future is awaited
             future.set_exception(error)
 
 
 class Batcher:
-    """A queue and the threads that empty it. All methods are for the event loop that it was started in.
+    """A queue and its threads. Call the methods from the event loop in which it was started.
 
-    max_batch: most sentences of a call, fewer of those with many hypotheses. max_wait: most seconds that the first item
-    waits for neighbours when a thread is idle: for as many sentences as were about at the end of the last call, so that
-    a single client never waits.
-    max_queue: most sentences waiting. workers: calls that run at the same time.
+    max_batch: most sentences of a batch (fewer with wide beams). max_wait: seconds in which the first item waits for
+    neighbours while a thread is idle, as many sentences as were around when the last batch ended; so a single client
+    never waits. max_queue: most waiting sentences. workers: batches computed at the same time.
     """
 
-    def __init__(
-        self,
-        max_batch: int,
-        max_wait: float,
-        max_queue: int,
-        workers: int = 1,
-    ):
+    def __init__(self, max_batch: int, max_wait: float, max_queue: int, workers: int = 1):
         self.max_batch, self.max_wait, self.max_queue, self.workers = max_batch, max_wait, max_queue, workers
         self._on_batch: Callable[[int, float], None] = lambda sentences, seconds: None
-        self.share = math.ceil(LARGEST_SHARE * max_queue)  # of one client, in sentences
+        self.share = math.ceil(LARGEST_SHARE * max_queue)  # sentences per client
         self.turns = Turns()
-        self.batches: list[list[Item]] = []  # that run
-        self.running = 0  # sentences that a thread computes
-        self.neighbours = 1  # sentences that were computed or waiting when the last call ended
+        self.batches: list[list[Item]] = []  # running
+        self.running = 0  # sentences in them
+        self.neighbours = 1  # sentences computed or waiting when the last batch ended
         self.rate = 0.0  # sentences a second, lately
         self.ending = False
         self.arrival = asyncio.Event()
-        self.collecting = asyncio.Lock()  # so that two idle threads don't wait for the same neighbours
+        self.collecting = asyncio.Lock()  # or two idle threads would wait for the same neighbours
         self.pool = LastingThreads(workers)
         self.tasks: list[asyncio.Task] = []
 
@@ -119,14 +310,14 @@ class Batcher:
         return self.turns.size
 
     def report_to(self, on_batch: Callable[[int, float], None]) -> None:
-        """Call `on_batch(sentences, seconds)` at the end of each call, from now on."""
+        """Call `on_batch(sentences, seconds)` after each batch from now on."""
         self._on_batch = on_batch
 
     def start(self) -> None:
         self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
 
     async def stop(self) -> None:
-        """Compute nothing more; what runs ends first."""
+        """Start no more batches, and wait for those running."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -135,7 +326,7 @@ class Batcher:
         await asyncio.to_thread(self.pool.shutdown)
 
     def give_up(self) -> None:
-        """Answer nothing more: what waits or runs ends with `EndingError`, running calls at their next step."""
+        """End all waiting and running items with `EndingError`; running calls stop at their next step."""
         self.ending = True
         items = [*self.turns, *(item for batch in self.batches for item in batch)]
         for item in items:
@@ -152,8 +343,8 @@ class Batcher:
         client: Hashable = None,
         width: int = 1,
     ) -> list[Item]:
-        """Queue payloads, of `size` sentences each, each of them computed with `width` hypotheses. `OverloadError` if
-        there is no room for all of them."""
+        """Queue payloads of `size` sentences each, searched with `width` hypotheses. `OverloadError` if they don't all
+        fit."""
         total = size * len(payloads)
         if self.ending:
             raise EndingError
@@ -166,19 +357,19 @@ class Batcher:
         return items
 
     async def results(self, items: list[Item]) -> list[Any]:
-        """Return what became of them. If this is cancelled, or one fails, those that don't run yet never will."""
+        """Await the results. If this is cancelled or an item fails, those not yet running are dropped."""
         try:
             return await asyncio.gather(*(item.future for item in items))
         finally:
             self.drop(items)
 
     def drop(self, items: list[Item]) -> None:
-        """Drop items that nobody waits for any more: they leave the queue, and a running call that is for them alone
-        ends."""
+        """Drop items of clients who have left: they leave the queue, and a running call stops once all of its items are
+        dropped."""
         self.turns.drop(items)
         for item in items:
             if not item.future.cancel() and not item.future.cancelled():
-                item.future.exception()  # seen, so that it is not reported as forgotten
+                item.future.exception()  # or asyncio would log it as never retrieved
 
     def seconds_to_empty(self) -> int:
         return min(60, max(1, round(self.waiting / self.rate))) if self.rate else 1
@@ -198,13 +389,12 @@ class Batcher:
                 self.neighbours = self.running + self.waiting
                 self.running -= sentences
             seconds = time.monotonic() - began
-            if not all(item.future.cancelled() for item in batch):  # a mean in which the last five or so count
+            if not all(item.future.cancelled() for item in batch):  # running mean of about five batches
                 self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
             self._on_batch(sentences, seconds)
 
     async def _collect(self) -> list[Item]:
-        """Return the item whose turn it is and those that may share its call, once they fill it or it has waited
-        enough."""
+        """Take the next batch once it is full or its first item has waited long enough."""
         while True:
             self.arrival.clear()
             first = self.turns.first()
@@ -221,10 +411,10 @@ class Batcher:
             return self.turns.take(first, limit)
 
     async def _compute(self, batch: list[Item]) -> None:
-        """Run one call, hand out its results. If it fails for several, each runs alone: one spoils no other."""
+        """Run a batch and hand out its results. If it fails, each item is run by itself: a bad item spoils no other."""
         loop, task = asyncio.get_running_loop(), batch[0].request.task
 
-        def stopped() -> bool:  # asked in the thread; futures are only looked at
+        def stopped() -> bool:  # called in the thread, which only looks at the futures
             return all(item.future.done() for item in batch)
 
         if stopped():
@@ -241,3 +431,59 @@ class Batcher:
         for item, result in zip(batch, results, strict=True):
             if not item.future.done():
                 item.future.set_result(result)
+
+
+# Streams.
+@dataclass(eq=False)
+class StreamTask:
+    """Computes a stream of text and gives away each piece; never shared, since no two compare equal."""
+
+    give: Callable[[str], Any]
+
+    def __call__(self, payloads: list[Callable[[], Iterator[str]]], stopped: Callable[[], bool]) -> list[None]:
+        for begin in payloads:
+            for piece in begin():  # in this thread: an MLX stream belongs to its thread
+                if stopped():
+                    raise Stopped
+                self.give(piece)
+        return [None] * len(payloads)
+
+
+async def streamed(
+    batcher: Batcher,
+    begin: Callable[[], Iterator[str]],
+    *,
+    length: int,
+    size: int,
+    client: Hashable,
+    done: Callable[[], None],
+) -> AsyncIterator[str]:
+    """Wait for the first piece of a stream, then return all its pieces; errors before the first are raised here.
+
+    length, size: as in `Batcher.submit`. done: called after the last piece.
+    """
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+    task = StreamTask(partial(loop.call_soon_threadsafe, queue.put_nowait))
+    [item] = batcher.submit(task, [begin], [length], size, client)
+    item.future.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        first = await queue.get()
+        if first is None:
+            await item.future
+    except BaseException:
+        batcher.drop([item])
+        raise
+    return _pieces(batcher, item, queue, first, done)
+
+
+async def _pieces(
+    batcher: Batcher, item: Item, queue: asyncio.Queue[str | None], piece: str | None, done: Callable[[], None]
+) -> AsyncIterator[str]:
+    try:
+        while piece is not None:
+            yield piece
+            piece = await queue.get()
+        await item.future
+        done()
+    finally:
+        batcher.drop([item])

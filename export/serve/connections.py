@@ -1,368 +1,409 @@
-"""HTTP connections: uvicorn's, with bounds on what a stranger may send and on the time that it may take, and what they
-share: how many there are, the bytes that are held for them, and whose place a new one takes.
+"""Bounds on connections: how many, how many bytes, how long.
 
-    idle ----> head ----> body ----> answered ----> idle           closed after:
-    idle_seconds, header_seconds, (app.py: body_seconds), WRITE_SECONDS without a reader
+`Connection` stands between a socket and uvicorn's HTTP protocol: to the socket it is an asyncio protocol, to uvicorn a
+transport. It counts bytes, passes them on, and refuses clients who send too much or too slowly. It parses nothing and
+changes nothing of uvicorn. `Bounds`, an ASGI middleware, tells it when a request begins, when its body is complete, and
+when it is answered:
 
-A head that is too long or too slow, and what is no HTTP, is answered here: JSON, as everywhere.
+    nothing --bytes--> head --Bounds--> body --Bounds--> answered --Bounds--> nothing
+              header_seconds      body_seconds (requests.py)     uvicorn: timeout_keep_alive
+
+A refusal is JSON as everywhere, and the connection lingers until the client can have read it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
-from uvicorn.protocols.http.flow_control import FlowControl
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .answers import error_content
+from .requests import MAX_BODY, error_answer, error_content
 
-MAX_HEAD = 64 * 1024  # bytes of a request that are not its body
-PIECE = 4 * 1024  # bytes that are parsed at once: so much more a head may have
-FRAMING = 16  # bytes around each byte of a body that comes in tiny chunks
-MAX_PIPELINE = 32  # requests that are read before the first is answered; the others wait to be read
-WRITE_SECONDS = 30.0  # for a client that does not read
-LINGER_SECONDS = 2.0  # in which what a client still sends is read, so that it sees why it was refused
-LINGER_BYTES = 4 << 20
-CODINGS = (b"transfer-encoding", b"content-encoding")
-
-HELD = 64 << 20
-"""Bytes of requests that are read or answered now, all together."""
-
-SPARE_FILES = 128
-"""Files that the process has open beside its connections."""
+MAX_HEAD = 64 * 1024  # bytes of a request before its body
+MAX_RAW = 16 * MAX_BODY  # bytes of a body as it is sent, in chunks of a byte or more
+PIECE = 8 * 1024  # bytes parsed at once
+MAX_AHEAD = 64 * 1024  # bytes behind a request being answered; beyond it reading stops
+HELD = 64 << 20  # bytes of unanswered requests, all connections together
+WRITE_SECONDS = 30.0  # for a client who doesn't read
+LINGER_SECONDS, LINGER_BYTES = 2.0, 4 << 20  # in which a refused client may go on sending
+SPARE_FILES = 128  # open files of the process other than connections
+CONNECTION = "connection"  # in a request's state
 
 
-def unfit(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] | None:
-    """Return (status, message) for a head that names no host, or several (RFC 9112, 3.2), and for a body in a coding
-    that nobody here undoes (RFC 9110, 8.4; RFC 9112, 6.1): what it stands for is another text than its bytes."""
-    hosts = sum(name == b"host" for name, _ in headers)
-    if hosts > 1 or (hosts == 0 and version == "1.1"):
-        return 400, f"Host: must be given once, and is {hosts} times"
-    named = {
-        name: [v.strip().lower() for n, value in headers if n == name for v in value.split(b",")] for name in CODINGS
-    }
-    transfer, content = (named[name] for name in CODINGS)
-    if transfer and version == "1.0":
-        return 400, "HTTP/1.0 has no Transfer-Encoding: give Content-Length"
-    if transfer and transfer != [b"chunked"]:
-        return 501, "Transfer-Encoding: only chunked is known"
-    if any(coding not in (b"", b"identity") for coding in content):
-        return 415, "Content-Encoding: send the body as it is"
-    return None
+class Connection(asyncio.Protocol):
+    """guard: shared by all connections. given: uvicorn's arguments for its protocol."""
 
+    transport: asyncio.Transport
 
-OVERRIDDEN = (
-    *("connection_made", "connection_lost", "eof_received", "data_received", "pause_writing", "resume_writing"),
-    *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
-    *("_start_asgi_task", "_unsupported_upgrade_warning", "_unset_keepalive_if_required", "send_400_response"),
-)
-"""Methods of uvicorn's that `Connection` replaces or calls; another version may have renamed those that are private."""
-
-
-def missing_methods() -> list[str]:
-    """Name the `OVERRIDDEN` that this uvicorn has not: with them gone, `Connection` would bound nothing."""
-    return [name for name in OVERRIDDEN if not hasattr(HttpToolsProtocol, name)]
-
-
-class Flow(FlowControl):
-    """As uvicorn's, but nothing is read while what came before still waits to be parsed."""
-
-    full = False
-
-    def resume_reading(self) -> None:
-        if not self.full:
-            super().resume_reading()
-
-
-class Connection(HttpToolsProtocol):
-    """`guard`: shared by all; the other arguments are uvicorn's."""
-
-    flow: Flow  # type: ignore[assignment]
-
-    def __init__(self, guard: Guard, header_seconds: float, idle_seconds: float, **settings: Any):
-        super().__init__(**settings)
-        self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
-        self.held_bytes = 0
-        self.url = b""  # of the request that came last
-        self.unfit: tuple[int, str] | None = None  # what is wrong with a request's head
-        self.answered: Any = None  # the request whose turn it is, of several that were sent at once
-        self.waiting = b""  # bytes behind many requests: they are parsed when some of those are answered
-        self.client_ended = False  # the client sends nothing more
-        self.in_head = True
-        self.incomplete = False  # a request has begun and not ended
-        self.overhead = 0  # bytes since its beginning that are not its body
-        self.dropped = 0  # bytes of a body since its request was answered
-        self.left_over: int | None = None  # bytes that may yet come after the last request, and are dropped
-        self.deadline: asyncio.TimerHandle | None = None
+    def __init__(self, guard: Guard, header_seconds: float, *, app_state: dict[str, Any], **given: Any):
+        self.guard, self.header_seconds = guard, header_seconds
+        self.http: Any = HttpToolsProtocol(app_state={**app_state, CONNECTION: self}, **given)
+        self.loop = asyncio.get_running_loop()
+        self.asked = False  # a request has begun at some time
+        self.requests = 0  # begun and not answered: 0 or 1, for a moment 2
+        self.answering = 0  # of these: the body is complete
+        self.started = False  # an answer is being sent
+        self.unread = False  # its request's body isn't
+        self.size = 0  # bytes of this head, or of this body
+        self.held = 0  # bytes counted by the guard
+        self.first_line = b""  # or its beginning
+        self.ahead = bytearray()  # not parsed yet
+        self.feeding = False  # uvicorn is parsing
+        self.full = False  # uvicorn wants no more now
+        self.turning = False  # `_turn` is scheduled
+        self.paused = False  # the socket isn't read
+        self.client_ended = False  # the client sends no more, and may still read
+        self.over = False  # refused or closed: further bytes are dropped
+        self.left = LINGER_BYTES  # bytes to drop, at most
+        self.deadline: asyncio.TimerHandle | None = None  # for a head, then for lingering
         self.write_deadline: asyncio.TimerHandle | None = None
 
-    @property
-    def stays(self) -> bool:
-        return self.working or self.transport.is_closing()
-
-    @property
-    def working(self) -> bool:
-        cycle = self.cycle
-        return bool(self.pipeline or self.waiting) or (
-            cycle is not None and not cycle.response_complete and not cycle.more_body
-        )
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.flow = Flow(transport)
-        self._wait(self.header_seconds)
+    # Called by the socket.
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._wait(self.header_seconds, self._expired)
+        self.http.connection_made(self)
         self.guard.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.answered is not None:  # uvicorn tells the last request of several alone
-            self.answered.disconnected = True
-            self.answered.message_event.set()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        self._cancel()
-        if self.write_deadline is not None:
-            self.write_deadline.cancel()
-        self.release()
+        self.over = True
+        for timer in (self.deadline, self.write_deadline):
+            if timer is not None:
+                timer.cancel()
         self.guard.remove(self)
-
-    def hold(self, size: int) -> None:
-        """Keep `size` more bytes; others may have to give way for them."""
-        self.held_bytes += size
-        self.guard.hold(size)
-
-    def release(self) -> None:
-        self.guard.release(self.held_bytes)
-        self.held_bytes = 0
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self.answered = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether it stays open for what is still to be said: to one who has asked, and now only reads."""
-        self.client_ended = True
-        return bool(self.waiting) or self._answers_the_last()
-
-    def _answers_the_last(self) -> bool:
-        """Return whether a request is still to be answered to one who sends nothing more."""
-        if self.working and not self.incomplete:
-            self.cycle.keep_alive = False  # the last that was asked; closed after its answer
-            return True
-        return False
+        self.http.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self.waiting += data
-        self._read_on()
+        if self.over:
+            self.left -= len(data)
+            if self.left < 0:
+                self.transport.close()
+            return
+        self.held += len(data)
+        self.guard.hold(len(data))  # this connection may have to give way
+        if self.ahead or self.answering or self.full or len(data) > PIECE:
+            self.ahead += data
+            self._again()
+        elif not self.over:
+            self._feed(data)
 
-    def _read_on(self) -> None:
-        """Parse what has come, until many requests wait for their answers; the rest then waits, and no more is read."""
-        data, self.waiting = self.waiting, b""
-        for first in range(0, len(data), PIECE):
-            if self.transport.is_closing():
-                return
-            if len(self.pipeline) > MAX_PIPELINE:
-                self.waiting = data[first:]
-                self.hold(len(self.waiting))
-                break
-            piece = data[first : first + PIECE]
-            if self.left_over is not None:
-                self.left_over -= len(piece)
-                if self.left_over < 0:
-                    self._close()
-                continue
-            self.overhead += len(piece)
-            answered = self.cycle is not None and self.cycle.response_complete
-            if answered and self.incomplete and not self.in_head:  # the rest of a body that was refused
-                self.dropped += len(piece)
-                if self.dropped > LINGER_BYTES:
-                    self._close()
-            else:
-                self.hold(len(piece))
-                if self.left_over is not None or self.transport.is_closing():
-                    return
-            super().data_received(piece)
-            if self.transport.is_closing() or self.left_over is not None:
-                return
-            if self.overhead > MAX_HEAD:
-                self._refuse_head()
-        self.flow.full = bool(self.waiting)
-        if self.waiting:
-            self.flow.pause_reading()
-        elif self.client_ended and not self._answers_the_last():
-            self._close()
+    def eof_received(self) -> bool:
+        """Stay open for a client with nothing more to send who still reads, e.g. `nc`."""
+        self.client_ended = True
+        if self.over or not (self.requests or self.size or self.ahead):
+            return False
+        self._again()
+        return True
 
-    # Callbacks of the parser.
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.in_head = self.incomplete = True
-        if not self.working:
-            self._wait(self.header_seconds)
-
-    def on_headers_complete(self) -> None:
-        assert self.parser is not None
-        if reason := unfit(self.headers, self.parser.get_http_version()):
-            self.unfit = reason
-            raise ValueError(reason[1])  # the parser ends there, and `send_400_response` follows
-        super().on_headers_complete()
-        self.in_head = False
-        self.overhead = 0
-        self._cancel()
-
-    def on_body(self, body: bytes) -> None:
-        self.overhead = max(0, self.overhead - (1 + FRAMING) * len(body))
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self.incomplete, self.overhead = False, 0
-        super().on_message_complete()
-        if self.cycle.response_complete:
-            self._idle()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self.release()
-        if self.waiting and not self.transport.is_closing():
-            self._read_on()
-            self.flow.resume_reading()
-        if self.transport.is_closing():
-            self._abort_later()
-        elif not self.working:
-            if self.incomplete and not self.in_head:
-                self.dropped = 0
-                self._wait(LINGER_SECONDS)
-            else:
-                self._idle()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Nothing of ours is spoken after an upgrade: the request is answered, and what follows is not read."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
-        self.left_over = LINGER_BYTES
-
-    def send_400_response(self, msg: str) -> None:
-        self.refuse(*(self.unfit or (400, msg.rstrip("."))))
-
-    # Limits on a client that does nothing.
     def pause_writing(self) -> None:
-        super().pause_writing()
-        self._abort_later()
+        self.http.pause_writing()
+        self.write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.write_deadline is not None and not self.transport.is_closing():
+        self.http.resume_writing()
+        if self.write_deadline is not None:
             self.write_deadline.cancel()
-            self.write_deadline = None
+
+    # Called by uvicorn.
+    def write(self, data: Any) -> None:
+        if self.feeding and not self.requests and bytes(data[:13]) == b"HTTP/1.1 400 ":  # its own refusal, as text
+            self.refuse(400, "Invalid HTTP request received")
+        else:
+            self.transport.write(data)
+
+    def close(self) -> None:
+        if self.over:
+            return
+        if self.unread or (self.requests > self.answering and self.started):
+            self._linger()
+        else:
+            self.over = True
+            self._wait(WRITE_SECONDS, self.transport.abort)
+            self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def is_closing(self) -> bool:
+        return self.over or self.transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self.full = True
+        self._again()
+
+    def resume_reading(self) -> None:
+        self.full = False
+        self._again()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.transport.get_extra_info(name, default)
+
+    # Called by `Bounds`.
+    def begin(self) -> None:
+        """A head is complete."""
+        self.asked = True
+        self.requests += 1
+        self.size = 0
+        self._stop_waiting()
+
+    def body_complete(self) -> None:
+        self.answering += 1
+
+    def end(self, complete: bool, left: int) -> None:
+        """A request is answered. left: bytes of its body still to come."""
+        self.requests -= 1
+        self.answering -= complete
+        self.started = False
+        self.size = -left
+        self.guard.release(self.held - len(self.ahead))
+        self.held = len(self.ahead)
+        self.guard.waits(self)
+        if self.ahead or self.client_ended:
+            self._again()
+
+    # Refusals.
+    @property
+    def stays(self) -> bool:
+        """Whether it is being answered, and gives way to nobody."""
+        return bool(self.answering)
 
     def give_way(self) -> None:
-        if self.left_over is None and (self.held_bytes or self.cycle is None):
-            self.refuse(503, "the server has no room for more connections; try again in 1 s", 1)
+        """Make room for others."""
+        if self.over:
+            self.transport.abort()
+        elif self.size > 0 or self.requests or not self.asked:
+            self.refuse(503, "the server has no room for more connections; try again in 1 s", "retry-after: 1")
         else:
-            self._close()
+            self.close()
 
-    def refuse(self, status: int, message: str, retry_after: int | None = None) -> None:
-        """Answer in the application's place and read no more. Where an answer is on its way, only close."""
-        cycle = self.cycle
-        self.release()
-        if self.pipeline or (cycle is not None and not cycle.response_complete and cycle.response_started):
-            self._close()
-            return
-        if cycle is not None and not cycle.response_complete:  # its body is not complete: nobody is to be told more
-            cycle.disconnected = True
-            cycle.message_event.set()
-        body = json.dumps(error_content(self.url.decode("latin-1"), status, message)).encode()
-        head = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
-        head += [f"content-length: {len(body)}", "connection: close"]
-        head += [f"retry-after: {retry_after}"] if retry_after else []
-        self.transport.write("\r\n".join([*head, "\r\n"]).encode() + body)
+    def refuse(self, status: int, message: str, *headers: str) -> None:
+        """Answer in place of the application and read no more. For uvicorn the connection ends here."""
+        self.over = True
+        self.http.connection_lost(ConnectionAbortedError(message))
         self.guard.refused(status)
-        self.left_over = LINGER_BYTES
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():
+        if not self.started:
+            path = self.first_line.split(b" ", 2)[1:2] or [b""]
+            body = json.dumps(error_content(path[0].decode("latin-1"), status, message)).encode()
+            head = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json", *headers]
+            head += [f"content-length: {len(body)}", "connection: close", "\r\n"]
+            self.transport.write("\r\n".join(head).encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close, but read on for a while: a socket closed with unread bytes would reset the client's, and its answer
+        would be lost."""
+        self.over = True
+        self._release()
+        self.ahead.clear()
+        self._pause(False)
+        if self.transport.can_write_eof() and not self.client_ended:
             self.transport.write_eof()
-        self._wait(LINGER_SECONDS)
-
-    def _refuse_head(self) -> None:
-        if self.incomplete and self.in_head and len(self.url) > MAX_HEAD // 2:
-            self.refuse(414, f"the address has more than {MAX_HEAD // 2} bytes")
+            self._wait(LINGER_SECONDS, self.transport.abort)
         else:
-            self.refuse(431, f"the request has more than {MAX_HEAD} bytes beside its body")
+            self._wait(WRITE_SECONDS, self.transport.abort)
+            self.transport.close()
 
-    def _idle(self) -> None:
-        self.guard.waits(self)
-        self._wait(self.idle_seconds)
+    def _expired(self) -> None:
+        if self.requests or self.over:
+            return
+        if self.size > 0:
+            self.refuse(408, f"the request's head is not complete after {self.header_seconds:g} s")
+        else:
+            self.close()
 
-    def _wait(self, seconds: float) -> None:
-        """Close the connection after `seconds` without a request."""
-        self._cancel()
-        self.deadline = self.loop.call_later(seconds, self._expired)
+    # Reading in pieces.
+    def _again(self) -> None:
+        """Look at the connection in the next turn of the event loop: by then `Bounds` knows of a request whose head has
+        just been parsed."""
+        if not self.turning:
+            self.turning = True
+            self.loop.call_soon(self._turn)
 
-    def _cancel(self) -> None:
+    def _turn(self) -> None:
+        self.turning = False
+        if self.over:
+            return
+        if self.requests:
+            if self.size > MAX_RAW and not self.answering:
+                return self.refuse(413, f"the body takes more than {MAX_RAW} bytes; send the text in parts")
+        elif self.size > MAX_HEAD // 2 and b"\n" not in self.first_line:
+            return self.refuse(414, f"the address has more than {MAX_HEAD // 2} bytes")
+        elif self.size > MAX_HEAD:
+            return self.refuse(431, f"the request has more than {MAX_HEAD} bytes before its body")
+        if self.ahead and not (self.answering or self.full):
+            piece = bytes(self.ahead[:PIECE])
+            del self.ahead[:PIECE]
+            self._feed(piece)
+            return self._again()
+        self._pause(len(self.ahead) > MAX_AHEAD)
+        if self.client_ended and not self.answering and not self.ahead:
+            self.close()
+
+    def _feed(self, piece: bytes) -> None:
+        if not self.requests:
+            if self.size <= 0:
+                self.first_line = piece.lstrip(b"\r\n")
+            elif b"\n" not in self.first_line:
+                self.first_line += piece
+            if self.deadline is None:
+                self._wait(self.header_seconds, self._expired)
+            if self.size < 0:  # the rest of a refused body: uvicorn drops it
+                self.held -= len(piece)
+                self.guard.release(len(piece))
+        self.size += len(piece)
+        self.feeding = True
+        self.http.data_received(piece)
+        self.feeding = False
+        if self.size > MAX_HEAD // 2:
+            self._again()
+
+    def _pause(self, pause: bool) -> None:
+        if pause != self.paused and not self.client_ended:
+            self.paused = pause
+            (self.transport.pause_reading if pause else self.transport.resume_reading)()
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        self._stop_waiting()
+        self.deadline = self.loop.call_later(seconds, then)
+
+    def _stop_waiting(self) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
 
-    def _expired(self) -> None:
-        if self.incomplete and self.in_head and self.left_over is None:
-            self.refuse(408, f"the request's head is not complete after {self.header_seconds:g} s")
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
-        self._abort_later()
-
-    def _abort_later(self) -> None:
-        if self.write_deadline is None:
-            self.write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+    def _release(self) -> None:
+        self.guard.release(self.held)
+        self.held = 0
 
 
 class Guard:
-    """Counts work, not sockets: connections that only wait or send give way to new ones, the oldest first.
+    """All connections of a server. When there are too many, or they hold too many bytes, the longest waiting give way;
+    those being answered stay.
 
-    refused: told the status of each answer that a connection gives by itself.
+    on_refused: called with the status of every refusal.
     """
 
-    def __init__(self, max_connections: int, refused: Callable[[int], None] = lambda status: None):
-        self.max_connections = max_connections
-        self.refused = refused
+    def __init__(self, max_connections: int, on_refused: Callable[[int], None] = lambda status: None):
+        self.max_connections, self.refused = max_connections, on_refused
         self.held_bytes = 0
-        self.connections: dict[Connection, None] = {}  # who has waited for longest is first
+        self.connections: dict[Connection, None] = {}  # the longest wait first
 
     def add(self, connection: Connection) -> None:
         self.connections[connection] = None
-        if len(self.connections) > self.max_connections:  # several at once, as finding them takes as long as one
-            waiting = [one for one in self.connections if not one.stays]
-            for one in waiting[: max(1, self.max_connections // 16)]:
-                one.give_way()
+        if len(self.connections) > self.max_connections:  # a sixteenth at once: the search is slow
+            waiting = [each for each in self.connections if not each.stays]
+            for each in waiting[: max(1, self.max_connections // 16)]:
+                each.give_way()
 
     def waits(self, connection: Connection) -> None:
-        """Put a connection behind all who wait already."""
+        """Move a connection to the end of the line."""
         if self.connections.pop(connection, self) is None:
             self.connections[connection] = None
 
     def remove(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
+        connection._release()
 
     def hold(self, size: int) -> None:
-        """Count `size` more bytes that a connection keeps."""
         self.held_bytes += size
         if self.held_bytes > HELD:
-            for one in [one for one in self.connections if one.held_bytes and not one.stays]:
-                one.give_way()
+            for each in [each for each in self.connections if each.held and not each.stays]:
+                each.give_way()
                 if self.held_bytes <= HELD * 3 // 4:
                     break
 
     def release(self, size: int) -> None:
         self.held_bytes -= size
 
+    def abort(self) -> None:
+        """Part from all clients at once."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class Bounds:
+    """Middleware: refuses heads with an error or an unknown coding, and keeps `Connection` informed."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        connection: Connection = scope["state"].pop(CONNECTION)
+        fields: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            fields.setdefault(name, []).append(value)
+        length = fields.get(b"content-length", [b"0"])[0]
+        large = b"transfer-encoding" in fields or not length.isdigit() or int(length[:20]) > LINGER_BYTES
+        complete = ended = False
+        connection.begin()
+        if length == b"0" and not large:
+            complete = True
+            connection.body_complete()
+
+        async def received() -> Message:
+            nonlocal complete
+            message = await receive()
+            if not complete and message["type"] == "http.request" and not message.get("more_body", False):
+                complete = True
+                connection.body_complete()
+            return message
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                connection.started = True
+                connection.unread = not complete and large
+                if connection.unread or b"upgrade" in fields:
+                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                end()
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                connection.end(complete, 0 if complete or large else int(length))
+
+        try:
+            if wrong := _unfit(scope, fields):
+                await error_answer(scope["path"], *wrong)(scope, received, sending)
+            else:
+                # Only the server cancels requests, when it ends: no fault, and no traceback.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.app(scope, received, sending)
+        finally:
+            end()
+
+
+def _unfit(scope: Scope, fields: dict[bytes, list[bytes]]) -> tuple[int, str] | None:
+    """Find an error in a head: its length, its host (RFC 9112, 3.2), an unknown coding of the body (RFC 9110, 8.4;
+    RFC 9112, 6.1)."""
+    if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEAD // 2:
+        return 414, f"the address has more than {MAX_HEAD // 2} bytes"
+    version, hosts = scope["http_version"], len(fields.get(b"host", ()))
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return 400, f"Host: must be given once, and is {hosts} times"
+    transfer, content = fields.get(b"transfer-encoding"), fields.get(b"content-encoding")
+    if transfer and version == "1.0":
+        return 400, "HTTP/1.0 has no Transfer-Encoding: give Content-Length"
+    if transfer and [value.strip().lower() for value in transfer] != [b"chunked"]:
+        return 501, "Transfer-Encoding: only chunked is known"
+    if content and any(part.strip().lower() not in (b"", b"identity") for part in b",".join(content).split(b",")):
+        return 415, "Content-Encoding: send the body as it is"
+    return None
+
 
 def allow_files(count: int) -> int:
-    """Let the process open so many files beside a few of its own, as far as the system permits; how many it may."""
+    """Raise the process's limit of open files to `count` connections and some more, as far as the system permits.
+    Returns how many connections it may open."""
     try:
         import resource
     except ImportError:  # Windows
@@ -374,6 +415,6 @@ def allow_files(count: int) -> int:
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (OSError, ValueError):  # macOS: an infinite limit is not meant so
+    except (OSError, ValueError):  # macOS says infinite and means less
         most = soft
     return max(8, most - SPARE_FILES)

@@ -1,99 +1,142 @@
-"""LibreTranslate's forms of requests and answers: what its clients send to /translate, and read.
+"""LibreTranslate's form of /translate, which its clients send and read.
 
-    {"q": one text or a list, "source": "en", "target": "de", "format": "text", "alternatives": 2}
-    {"translatedText": text or list, "alternatives": [texts], "detectedLanguage": {...} for source "auto"}
+    {"q": a text or a list, "source": "en", "target": "de", "format": "text", "alternatives": 2}
+    {"translatedText": a text or a list, "alternatives": [texts], "detectedLanguage": {...} with source "auto"}
 
-A text may have several lines; each is translated by itself, and with "format": "html" what stands between two tags.
-Settings of our own form may stand beside these.
+Each line of a text is translated by itself, or with "format": "html" the text between two tags. Fields of our own form
+may be added.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape, unescape
+from itertools import chain
 from typing import Any
 
 from mlx_transformer.generation.translate import Translation
 
-from .frames import Frame
-from .models import Models
-from .requests import AUTO, LIMITS, RequestError, TranslateRequest, texts
+from .models import AUTO, Models
+from .requests import LIMITS, RequestError, texts, whole
 
 EXAMPLE = '{"q": "Good morning.", "source": "en", "target": "de"}'
 MOST = int(LIMITS["n_best"][1]) - 1  # alternatives
+
+# Whole comments, scripts and styles; tags with their attributes. Looks at each character only a few times.
+MARKUP = re.compile(
+    r"""(<!--.*?(?:-->|\Z)|<(?:script|style)\b.*?(?:</(?:script|style)\s*>|\Z)|<[!?/]?[a-z](?:[^<>"']|"[^"]*"|'[^']*')*>)""",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A text, split into lines to translate and the strings `around` them: before each line, and after the last. html:
+    escape lines when filling them in."""
+
+    lines: list[str]
+    around: list[str]
+    html: bool = False
+
+    @classmethod
+    def of_text(cls, text: str) -> Frame:
+        """Split a text at its line ends."""
+        lines = text.split("\n")
+        return cls(lines, ["", *["\n"] * (len(lines) - 1), ""])
+
+    @classmethod
+    def of_html(cls, text: str) -> Frame:
+        """Split HTML at its tags; pieces without a letter or digit stay as they are."""
+        lines: list[str] = []
+        around: list[list[str]] = [[]]
+        for place, piece in enumerate(MARKUP.split(text)):
+            words = "" if place % 2 else unescape(piece)
+            if not any(map(str.isalnum, words)):
+                around[-1].append(piece)
+                continue
+            core = piece.strip()
+            before, _, after = piece.partition(core)
+            around[-1].append(before)
+            lines.append(" ".join(words.split()))
+            around.append([after])
+        return cls(lines, list(map("".join, around)), html=True)
+
+    def filled(self, lines: Sequence[str]) -> str:
+        """Put translated lines in the places of the lines."""
+        written = [escape(line, quote=False) for line in lines] if self.html else lines
+        return "".join(chain.from_iterable(zip(self.around, [*written, ""], strict=True)))
+
+
 FORMATS = {"text": Frame.of_text, "html": Frame.of_html}
 
 
 @dataclass(frozen=True)
-class LibreRequest:
-    """`wanted`: its lines, of all texts, as our own form would ask for them. frames: the texts. single: it was no list.
-    alternatives: most further translations of each."""
+class LibreForm:
+    """A request in LibreTranslate's form. ours: the same in our own form; single: q was a text, not a list;
+    alternatives: how many more translations of each; detects: source was "auto"."""
 
-    request: TranslateRequest
+    ours: dict[str, Any]
     frames: list[Frame]
     single: bool
     alternatives: int
+    detects: bool
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> LibreRequest:
-        """Read the fields of a body with "q". `RequestError` for what is wrong, or is nothing that this server does."""
+    def of(cls, values: dict[str, Any]) -> LibreForm:
+        """Read the fields of a body with "q"."""
         values = dict(values)
         q, format = values.pop("q"), values.pop("format", "text")
         for name in ("text", "n_best", "alignment"):
             if name in values:
-                raise RequestError(
-                    400, f"{name}: is not for a request with q; send text in place of q, or leave it out"
-                )
+                raise RequestError(400, f"{name}: does not go with q; send text in place of q, or leave it out")
         for name in ("source", "target"):
             if values.get(name) is None:
                 raise RequestError(400, f"{name}: is needed; send {EXAMPLE}")
         if not isinstance(format, str) or format not in FORMATS:
             raise RequestError(400, f"format: must be {' or '.join(FORMATS)}")
-        alternatives = values.pop("alternatives", 0)
-        if isinstance(alternatives, bool) or not isinstance(alternatives, int) or not 0 <= alternatives <= MOST:
-            raise RequestError(400, f"alternatives: must be a whole number of 0 to {MOST}")
+        alternatives = whole("alternatives", values.pop("alternatives", 0), 0, MOST)
         if alternatives:
             values |= {"n_best": alternatives + 1, "beam": values.get("beam", alternatives + 1)}
         frames = list(map(FORMATS[format], texts("q", q)))
         lines = [line for frame in frames for line in frame.lines]
-        request = TranslateRequest.of({"overlong": "split", **values, "text": lines})
-        return cls(request, frames, isinstance(q, str), alternatives)
+        ours = {"overlong": "split", **values, "text": lines}
+        return cls(ours, frames, isinstance(q, str), alternatives, values["source"] == AUTO)
 
     def answer(self, translations: Sequence[list[Translation]], source: str) -> dict[str, Any]:
-        """Return what its translations are written as. source: the language they were translated from."""
+        """Write the answer. source: the language of the text."""
         each, end = [], 0
         for frame in self.frames:
             begin, end = end, end + len(frame.lines)
-            each.append(_whole(frame, translations[begin:end]))
+            each.append(_joined(frame, translations[begin:end]))
         of = lambda values: values[0] if self.single else values  # noqa: E731
         answer: dict[str, Any] = {"translatedText": of([best[0] for best in each])}
         if self.alternatives:
             answer["alternatives"] = of([best[1:] for best in each])
-        if self.request.languages[0] == AUTO:
+        if self.detects:
             answer["detectedLanguage"] = of([undetected(source)] * len(each))
         return answer
 
 
-def _whole(frame: Frame, lines: Sequence[list[Translation]]) -> list[str]:
-    """Return the best of all lines together, the second best, and so on, each text once."""
+def _joined(frame: Frame, lines: Sequence[list[Translation]]) -> list[str]:
+    """Join the best translations of all lines, then the second best, and so on, without repeats."""
     ranks = range(max(map(len, lines), default=1))
     return list(dict.fromkeys(frame.filled([best[min(k, len(best) - 1)].text for best in lines]) for k in ranks))
 
 
 def undetected(language: str) -> dict[str, Any]:
-    """Return the only language that it can be: nothing was detected, so the confidence is 0, as LibreTranslate's is
-    then."""
+    """The only possible language, as a "detection" of confidence 0, which LibreTranslate uses for a guess."""
     return {"confidence": 0, "language": language}
 
 
-def detect(values: dict[str, Any], models: Models) -> list[dict[str, Any]]:
-    """Answer a request to /detect; `RequestError` unless there is one language alone."""
-    unknown = sorted(set(values) - {"q"})
-    if unknown or not isinstance(values.get("q"), str):
+def detected(values: dict[str, Any], models: Models) -> list[dict[str, Any]]:
+    """Answer /detect, if there is a single source language."""
+    if set(values) - {"q"} or not isinstance(values.get("q"), str):
         raise RequestError(400, 'body: send {"q": one text}')
     return [undetected(models.only_source())]
 
 
-def languages(models: Models) -> list[dict[str, Any]]:
-    """Answer a request to /languages. Names are the codes: which language a code means is the client's to say."""
+def language_list(models: Models) -> list[dict[str, Any]]:
+    """Answer /languages; a language's name is its code."""
     return [{"code": code, "name": code, "targets": targets} for code, targets in models.languages().items()]

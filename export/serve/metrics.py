@@ -1,4 +1,4 @@
-"""The counts of the server, in the text format of Prometheus."""
+"""Counters and timings of the server, in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """One registry a server. Values that the server knows anyway are read when somebody asks (`watch`)."""
+    """A registry per server. Gauges read a value when they are scraped (`watch`)."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series of each, which nobody reads
+        disable_created_metrics()  # they would double the number of series
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # CPU seconds, memory, open files
         count = partial(Counter, namespace=NAMESPACE, registry=registry)
@@ -43,9 +43,6 @@ class Metrics:
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         Gauge(name, text, namespace=NAMESPACE, registry=self.registry).set_function(value)
-
-    def on_refused(self, status: int) -> None:
-        self.refused.labels(status).inc()
 
     def on_batch(self, sentences: int, seconds: float) -> None:
         self.batch.observe(sentences)

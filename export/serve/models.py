@@ -1,27 +1,70 @@
-"""The models of one server: how they are named, and which of them a request is for."""
+"""The models of a server: their interface and names, and the choice of a model for a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import HeadKind
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.language_codes import short_codes
+from mlx_transformer.generation.alignment import Alignment, align
+from mlx_transformer.generation.embed import Embedder
+from mlx_transformer.generation.encoder_head import EncoderHead
+from mlx_transformer.generation.options import Hypothesis, Options
+from mlx_transformer.generation.search import SharedSearch
+from mlx_transformer.generation.settings import Settings
+from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 
-from .completing import Completions
-from .embedding import Embeddings
-from .labelling import Labels
-from .requests import AUTO, RequestError
-from .service import Service
+from .batching import Batcher
+from .metrics import Metrics
+from .requests import RequestError
 
 T = TypeVar("T")
+
+SHORT_TEXT = 2000  # characters; tokenizing fewer takes less time than switching to a thread
+AUTO = "auto"
+"""LibreTranslate's name for an unknown source language."""
+NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
+NO_TRANSLATOR = (
+    "this server has no translator; its models take POST /v1/completions, /v1/embeddings, /rerank or /predict"
+)
+
+
+class Model(Protocol):
+    """The interface of a model. Calls come from as many threads as the server has workers. A model without
+    steps (`has_steps`) has no `generate`."""
+
+    has_steps: bool
+
+    @property
+    def config(self) -> TransformerConfig: ...
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def translator(self) -> Translator: ...
+    @property
+    def depends_on_batch(self) -> bool: ...
+    @property
+    def generation(self) -> Settings: ...
+    def generate(self, ids: list[list[int]], *, share: SharedSearch, **options: Any) -> list[list[int]]: ...
+    def search(
+        self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
+    ) -> list[list[Hypothesis]]: ...
+    def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+    def embedder(self, **options: Any) -> Embedder: ...
+    def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead: ...
+    def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
 
 @dataclass(frozen=True)
 class Named:
-    """A model's place and name. languages: source and target, where its name says them."""
+    """A model's name and place. languages: source and target, if the name holds them."""
 
     name: str
     path: Path
@@ -29,9 +72,8 @@ class Named:
 
     @classmethod
     def of(cls, arguments: Sequence[str | Path]) -> list[Named]:
-        """Read PATH alone, or NAME=PATH of each: en-de=runs/en-de-onnx, zh-Hans:en=..., stories=... `UserError` if
-        their names don't tell them apart."""
-        models = [cls._one(argument) for argument in arguments]
+        """Read PATH or NAME=PATH: en-de=runs/en-de-onnx, zh-Hans:en=DIR, stories=DIR. `UserError` for equal names."""
+        models = [cls._of(argument) for argument in arguments]
         if not models:
             raise UserError("serve takes at least one model")
         names = [entry.name for entry in models]
@@ -41,7 +83,7 @@ class Named:
         return models
 
     @classmethod
-    def _one(cls, argument: str | Path) -> Named:
+    def _of(cls, argument: str | Path) -> Named:
         name, equals, path = str(argument).partition("=")
         if not equals or Path(argument).exists():
             return cls(Path(argument).resolve().name or "model", Path(argument))
@@ -52,41 +94,82 @@ class Named:
         return cls(name, Path(path), languages)
 
 
+class Loaded:
+    """A loaded model, with the shared queue and counters. Its subclasses are the kinds of model
+    in the table of routes. label: its group in /openapi.json; use: where its requests go, as part of an error."""
+
+    label: ClassVar[str] = "server"
+    use: ClassVar[str]
+    translates: ClassVar[bool] = False
+
+    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int, name: str):
+        self.model, self.batcher, self.metrics, self.name = model, batcher, metrics, name
+        self.max_sentences = min(max_sentences, batcher.share)
+
+    async def compute(
+        self, task: Any, payloads: Sequence[Any], lengths: Sequence[int], client: Hashable, width: int = 1
+    ) -> list[Any]:
+        """Queue the payloads and await their results."""
+        return await self.batcher.results(self.batcher.submit(task, payloads, lengths, client=client, width=width))
+
+    def count(self, sentences: int, tokens: int = 0) -> None:
+        self.metrics.sentences.inc(sentences)
+        self.metrics.tokens.inc(tokens)
+
+
+L = TypeVar("L", bound=Loaded)
+
+
 class Models:
-    """Translators, writers of completions, makers of vectors and classifiers, each by its name. `UserError` for
-    translators that no request could name.
+    """The loaded models by name, and translators by their languages. `UserError` if no request could choose between
+    two translators; `RequestError` if a request fits none."""
 
-    Raises `RequestError` for a request that is for none of them.
-    """
-
-    def __init__(self, services: Iterable[tuple[Named, Service | Completions | Embeddings | Labels]]):
-        self.completions: dict[str, Completions] = {}
-        self.embeddings: dict[str, Embeddings] = {}
-        self.labellers: dict[str, Labels] = {}
-        self.translators: dict[tuple[str, str], Service] = {}
-        self.only: Service | None = None  # without languages
-        self.names: list[str] = []
-        for named, model in services:
-            self.names.append(named.name)
-            if isinstance(model, Completions):
-                self.completions[named.name] = model
-            elif isinstance(model, Embeddings):
-                self.embeddings[named.name] = model
-            elif isinstance(model, Labels):
-                self.labellers[named.name] = model
-            elif named.languages in self.translators:
+    def __init__(self, loaded: Iterable[tuple[Named, Loaded]]):
+        self.by_name: dict[str, Loaded] = {}
+        self.translators: dict[tuple[str, str], Any] = {}
+        nameless = []
+        for named, model in loaded:
+            self.by_name[named.name] = model
+            if not model.translates:
+                continue
+            if named.languages in self.translators:
                 raise UserError(f"{named.path}: another model translates {'-'.join(named.languages)} already")
-            elif named.languages is not None:
+            if named.languages is None:
+                nameless.append(model)
+            else:
                 self.translators[named.languages] = model
-            elif self.only is None:
-                self.only = model
-        others = (self.completions, self.embeddings, self.labellers, self.translators)
-        nameless = len(self.names) - sum(map(len, others))
-        if nameless > 1 or (nameless and self.translators):
+        if len(nameless) > 1 or (nameless and self.translators):
             raise UserError("several translators are chosen by language: give each its languages, as en-de=DIR")
+        self.only: Any = nameless[0] if nameless else None
 
-    def translator(self, source: str | None, target: str | None) -> tuple[Service, str | None]:
-        """Return the model that translates so, and its source language. None or `AUTO`: there is only one."""
+    @property
+    def names(self) -> list[str]:
+        return list(self.by_name)
+
+    def named(self, kind: type[L], name: str) -> L:
+        """Find a model of a kind; the error for another kind says where its requests go."""
+        model = self.by_name.get(name)
+        if isinstance(model, kind):
+            return model
+        raise self.unknown(name) if model is None else RequestError(400, f"model: {name} {model.use}", "wrong_model")
+
+    def fitting(self, kind: type[L], name: str | None, fits: Callable[[L], bool], missing: str) -> L:
+        """Find a model of a kind by name, or the only fitting model. missing: the error if none does."""
+        if name is not None:
+            return self.named(kind, name)
+        found = [model for model in self.by_name.values() if isinstance(model, kind) and fits(model)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise RequestError(400, f"this server has no model {missing}")
+        raise RequestError(400, f"model: several fit, say which: {', '.join(model.name for model in found)}")
+
+    def unknown(self, name: str) -> RequestError:
+        known = ", ".join(self.by_name)
+        return RequestError(404, f"model: there is no {name[:50]!r}; there are {known}", "model_not_found")
+
+    def translator(self, source: str | None, target: str | None) -> tuple[Any, str | None]:
+        """Find the translator for two languages, and its source. None and `AUTO` mean the only possible one."""
         if self.only is not None and self.only.languages:
             return self.only, source
         if self.only is not None:
@@ -96,71 +179,92 @@ class Models:
             return self.only, None
         if not self.translators:
             raise RequestError(400, NO_TRANSLATOR)
-        languages = (None if source == AUTO else source, target)
-        fitting = [
-            pair for pair in self.translators if all(w in (None, p) for w, p in zip(languages, pair, strict=True))
-        ]
+        wanted = (None if source == AUTO else source, target)
+        fitting = [pair for pair in self.translators if all(w in (None, p) for w, p in zip(wanted, pair, strict=True))]
         if len(fitting) == 1:
             return self.translators[fitting[0]], fitting[0][0]
-        there = ", ".join("-".join(pair) for pair in self.translators)
+        pairs = ", ".join("-".join(pair) for pair in self.translators)
         if not fitting:
-            raise RequestError(400, f"source={source}, target={target}: this server translates {there}")
+            raise RequestError(400, f"source={source}, target={target}: this server translates {pairs}")
         missing = "source" if source in (None, AUTO) else "target"
         also = "; this server detects no languages" if source == AUTO else ""
-        raise RequestError(400, f"{missing}: several fit, say which; this server translates {there}{also}")
+        raise RequestError(400, f"{missing}: several fit, say which; this server translates {pairs}{also}")
 
     def only_source(self) -> str:
-        """Return the language that every text is in; `RequestError` if there are several, or none is known."""
+        """The only source language; `RequestError` if there are several or none."""
         sources = {source for source, _ in self.translators} if self.only is None else {*self.languages()}
         if len(sources) != 1:
             raise RequestError(400, f"this server detects no languages; give source: {', '.join(sorted(sources))}")
         return sources.pop()
 
     def languages(self) -> dict[str, list[str]]:
-        """Return the targets of every language that is one side of a pair, or that the only model has."""
+        """Map each language to its targets."""
         if self.only is not None:
             known = sorted(short_codes(self.only.languages))
             return {code: [target for target in known if target != code] for code in known}
         codes = sorted({code for pair in self.translators for code in pair})
         return {code: sorted(target for source, target in self.translators if source == code) for code in codes}
 
-    def writer(self, name: str) -> Completions:
-        """Return the decoder of that name, which completes prompts."""
-        return self._named(self.completions, name)
 
-    def embedder(self, name: str) -> Embeddings:
-        """Return the encoder of that name, which turns texts into vectors."""
-        return self._named(self.embeddings, name)
+# Searching in batches, for translations and completions.
+@dataclass(frozen=True)
+class Row:
+    """A sentence to search. ids: token ids, or text if the file takes text (opening.py). place: its position in the
+    request, which seeds sampling."""
 
-    def labeller(self, name: str | None, reranks: bool = False) -> Labels:
-        """Return the encoder with classes of that name; None: the only one, or with `reranks` the only one that has one
-        class."""
-        if name is not None:
-            return self._named(self.labellers, name)
-        fitting = [each for each in self.labellers.values() if not reranks or each.reranks]
-        if len(fitting) == 1:
-            return fitting[0]
-        if not fitting:
-            raise RequestError(400, f"this server has no model {'with one class' if reranks else 'with classes'}")
-        raise RequestError(400, f"model: several fit, say which: {', '.join(each.name for each in fitting)}")
-
-    def _named(self, models: Mapping[str, T], name: str) -> T:
-        """Return the model of that name among those of the wanted kind; the error says what another one is for."""
-        if name in models:
-            return models[name]
-        uses = dict.fromkeys(self.names, "is a translator; send its text to /translate")
-        uses |= dict.fromkeys(self.completions, "completes prompts; send them to /v1/completions")
-        uses |= dict.fromkeys(self.embeddings, "makes vectors; send its texts to /v1/embeddings")
-        uses |= dict.fromkeys(self.labellers, "tells classes; send its texts to /predict, or queries to /rerank")
-        raise RequestError(400, f"model: {name} {uses[name]}", "wrong_model") if name in uses else self.unknown(name)
-
-    def unknown(self, name: str) -> RequestError:
-        """Make the error for a name that no model has."""
-        return RequestError(404, f"model: there is no {name[:50]!r}; there are {', '.join(self.names)}", UNKNOWN)
+    ids: Any
+    place: int
 
 
-UNKNOWN = "model_not_found"
-NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
-NO_TRANSLATOR = (
-    "this server has no translator; its models take POST /v1/completions, /v1/embeddings, /rerank or /predict"
-)
+@dataclass(frozen=True)
+class Aligned(Hypothesis):
+    """A hypothesis with its word links in place of the attention weights, which take far more memory."""
+
+    alignment: Alignment = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A task: search rows; rows with equal options share a batch.
+
+    scored: return all hypotheses with scores, not the best ids only. aligned: add word links. A model whose results
+    may depend on the batch (int4) searches each row by itself: no client's answer depends on another's request.
+    """
+
+    model: Model = field(compare=False)
+    name: str  # distinguishes models of the same server
+    options: Options
+    scored: bool
+    aligned: bool = False
+
+    def __call__(self, payloads: list[Row], stopped: Callable[[], bool]) -> list[list[Hypothesis]]:
+        if self.model.depends_on_batch and len(payloads) > 1:
+            return [hypotheses for row in payloads for hypotheses in self([row], stopped)]
+        ids = [row.ids for row in payloads]
+        share = SharedSearch(row_numbers=[row.place for row in payloads], stopped=stopped)
+        options = asdict(self.options)
+        if self.aligned:
+            outputs = self.model.search(ids, attention=True, share=share, **options)
+            tokenizer = self.model.translator.tokenizer
+            return [[_aligned(tokenizer, row, h) for h in best] for row, best in zip(ids, outputs, strict=True)]
+        if self.scored:
+            return self.model.search(ids, share=share, **options)
+        return [[Hypothesis(best, 0.0)] for best in self.model.generate(ids, share=share, **options)]
+
+
+def _aligned(tokenizer: Tokenizer, source: list[int], h: Hypothesis) -> Hypothesis:
+    assert h.attention is not None
+    return Aligned(h.ids, h.score, alignment=align(tokenizer, h.attention, source, h.ids))
+
+
+def check_lengths(lengths: Mapping[str, int | None], most: int) -> None:
+    """Refuse more new tokens than the model has positions; a model without a position table would never stop. lengths:
+    by the request's field names."""
+    for name, tokens in lengths.items():
+        if (tokens or 0) > most:
+            raise RequestError(400, f"{name}={tokens}: this server takes at most {most}")
+
+
+async def without_blocking(characters: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Call `work`, in a thread if the text is long, so other requests don't wait."""
+    return work(*arguments) if characters < SHORT_TEXT else await asyncio.to_thread(work, *arguments)

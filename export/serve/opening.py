@@ -1,8 +1,10 @@
-"""Models opened to be served: by ONNX Runtime, or by what the caller opens others with."""
+"""Models opened for the server: checked before it starts, loaded and run once before it is ready."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,21 +12,27 @@ from export.runtime.folder import open_folder
 from export.search.metadata import check_file
 from export.settings import ServeSettings
 from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.generation.search import SharedSearch
+from mlx_transformer.generation.translate import Overlong, Translation, join
 from mlx_transformer.system.errors import UserError
 
-from .models import Named
-from .one_file import OneFile
-from .service import Model
+from .models import Model, Named
+from .requests import RequestError
 
 if TYPE_CHECKING:
+    from export.search import SearchModel
+    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.verbs import TextVerbs
 
 Open = Callable[..., "TextVerbs"]
-"""open(path, threads=, precision=, verify=): a model with its verbs."""
+"""open(path, threads=, precision=, verify=) -> a model with its verbs."""
+
+NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 
 
 def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify: bool) -> TextVerbs:
-    """Open a folder or a file for ONNX Runtime."""
+    """Open a folder or a single file with ONNX Runtime."""
     from export.runtime import OnnxTransformer
     from export.search import open_file
 
@@ -34,7 +42,7 @@ def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify:
 
 
 def check(path: Path, settings: ServeSettings, open: Open) -> None:
-    """Raise `UserError` for what can be seen not to be served without loading it; a name on the Hub is fetched."""
+    """Raise `UserError` for a model whose files show that it can't be served. Fetches a model from the Hub."""
     if open is not open_onnx:
         from mlx_transformer.families.hub import find_model
 
@@ -48,24 +56,24 @@ def check(path: Path, settings: ServeSettings, open: Open) -> None:
 
 
 def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> dict[Named, Model]:
-    """Open each model, and run it once."""
-    services = {}
+    """Open all models and run each once."""
+    loaded = {}
     for named in models:
         options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
         opened = open(named.path, **options)
         if settings.shortlist is not None and (opened.config.architecture != "encoder-decoder" or opened.takes_text):
-            what = "takes text, whose tokens are its own" if opened.takes_text else "doesn't translate"
-            raise UserError(f"{named.path}: {what}: leave out --shortlist")
+            why = "takes text, whose tokens are its own" if opened.takes_text else "doesn't translate"
+            raise UserError(f"{named.path}: {why}: leave out --shortlist")
         opened.use_shortlist(settings.shortlist)
-        services[named] = warmed(opened)
-    return services
+        loaded[named] = warmed(opened)
+    return loaded
 
 
 def warmed(model: Any) -> Model:
-    """Return the model after a first run, so that no request pays for what is set up then."""
+    """Run a model once, so no request pays for its setup."""
     if model.config.architecture == "encoder":
         if not model.has_steps:
-            raise UserError(f"{model.where}: takes text alone, and the server batches ids: export a folder")
+            raise UserError(f"{model.where}: takes text only, and the server batches ids: export a folder")
         model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):
@@ -73,4 +81,59 @@ def warmed(model: Any) -> Model:
             model.generate([[model.config.bos_id]], beam=beam, max_new_tokens=3)
         else:
             model.translate(["."], beam=beam, max_new_tokens=3)
-    return cast(Model, model if model.has_steps else OneFile(model))  # a cached_property is a property to us
+    return cast(Model, model if model.has_steps else OneFile(model))  # its cached_property is a property to us
+
+
+# Files with the search inside.
+@dataclass(frozen=True)
+class Text(Hypothesis):
+    """An output whose text is known, but not its ids."""
+
+    text: str
+
+
+class OneFile:
+    """A `SearchModel` as a `Model`. It computes whole texts, so it can't stream. If the file holds the tokenizer too,
+    rows are text, and the number of generated tokens is unknown."""
+
+    has_steps = False
+
+    def __init__(self, model: SearchModel):
+        self.model, self.config, self.generation = model, model.config, model.generation
+        self.depends_on_batch = model.depends_on_batch
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.model.tokenizer
+
+    @cached_property
+    def translator(self) -> Any:
+        return TextRows(self.model) if self.model.takes_text else self.model.translator
+
+    def search(self, rows: Sequence[Any], *, share: SharedSearch, **options: Any) -> Sequence[Sequence[Hypothesis]]:
+        if not self.model.takes_text:
+            return self.model.search(rows, share=share, **options)
+        numbers = [1 + place for place in share.row_numbers or range(len(rows))]
+        outputs = self.model.translated(rows, numbers, share=share, **options)
+        return [[Text([], best.score, best.text) for best in each] for each in outputs]
+
+    def stream(self, line: str, **options: Any) -> Iterator[str]:
+        raise RequestError(400, NO_STREAM)
+
+    def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]:
+        raise RequestError(400, NO_STREAM)
+
+
+class TextRows:
+    """The `Translator` of a file with its own tokenizer: rows are text."""
+
+    shows_attention = False
+
+    def __init__(self, model: SearchModel):
+        self.model, self.config = model, model.config
+
+    def rows(self, lines: Sequence[str], overlong: Overlong) -> tuple[list[int], list[str]]:
+        return self.model.pieces(lines, overlong)
+
+    def texts(self, lines: int, owners: Sequence[int], outputs: Sequence[Sequence[Text]]) -> list[list[Translation]]:
+        return join(lines, owners, [[Translation(best.text, best.score) for best in each] for each in outputs])

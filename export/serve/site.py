@@ -1,5 +1,5 @@
-"""A site that `mlx-transformer web` wrote, as an ASGI application: its files, with the headers by which browsers give a
-page threads with shared memory (cross-origin isolation)."""
+"""A site written by `mlx-transformer web`: its files, with the headers by which browsers give a page shared memory for
+threads (cross-origin isolation)."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ FOR_EVER = "public, max-age=31536000, immutable"
 
 
 class SiteApp:
-    """The files that a site lists, and no others. `UserError` for a folder that is no site or, with `verify`, a damaged
-    one."""
+    """Serves the listed files of a site and no others. `UserError` for another folder or, with `verify`, a damaged
+    site. `ready` is called once the event loop runs."""
 
-    def __init__(self, folder: Path, verify: bool = True, ready: Callable[[], None] = lambda: None):
-        """`ready` is called once the event loop runs."""
-        self.folder, self.digests, self.ready = folder, site_files(folder, verify), ready
+    def __init__(self, folder: Path, verify: bool = True):
+        self.folder, self.digests = folder, site_files(folder, verify)
+        self.ready: Callable[[], None] = lambda: None
+        self.failed: Callable[[Exception], None] = lambda error: None
         self.metrics = Metrics()
         self.asgi = Starlette(routes=[Route("/{path:path}", self.file)], lifespan=self.lifespan)
+
+    def give_up(self) -> None:
+        """Nothing is computed here."""
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -1,94 +1,237 @@
-"""The endpoints of translators, in our own form and in LibreTranslate's.
+"""Translators: our own form of requests, the endpoints, and the way from text to rows of ids to text.
 
-POST /translate         {"text": one string or a list, "beam": 4, ...} -> {"translations": [...]}
+POST /translate         {"text": a text or a list, "beam": 4, ...} -> {"translations": [...]}
                         {"q": ..., "source": "en", "target": "de"} -> {"translatedText": ...} (libretranslate.py)
-POST /translate/stream  {"text": one string, ...} -> server-sent events
+POST /translate/stream  {"text": a text, ...} -> server-sent events
 GET /languages, POST /detect
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_args
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse
 
-from mlx_transformer.generation.translate import Translation
+from mlx_transformer.families.language_codes import own_code
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import (
+    LANGUAGES,
+    SOURCE_LANGUAGE,
+    TARGET_IN_SOURCE,
+    TARGET_LANGUAGE,
+    around_source,
+    resolved,
+)
+from mlx_transformer.generation.translate import Overlong, Translation
+from mlx_transformer.system.fields import FieldType
 
-from . import libretranslate
-from .access import name_of
-from .answers import broken_off, unless_gone
-from .bodies import values_of
-from .requests import EXAMPLE, RequestError, TranslateRequest
-from .shared import Shared
-from .streaming import EVENTS, UNBUFFERED, event
+from .batching import streamed
+from .calls import Call, event
+from .libretranslate import EXAMPLE as LIBRE_EXAMPLE
+from .libretranslate import FORMATS, MOST, LibreForm, detected, language_list
+from .models import AUTO, Loaded, Row, Search, check_lengths, without_blocking
+from .requests import SETTINGS, RequestError, check_count, flag, search_options, texts, unknown_field
+from .schema import FLAG, TEXT, TEXTS, Form, field_schema, number, search_fields
 
-FEW_LINES = 64
-STREAM = "/translate/stream"
+EXAMPLE = '{"text": "Good morning.", "beam": 4}'
+STREAM_EXAMPLE = '{"text": "Good morning."}'
+FEW_LINES = 64  # a larger answer is written in a thread
 NO_STREAM = f"q: LibreTranslate has no streams; send {EXAMPLE}"
+NO_ALIGNMENT = "alignment: this server's model returns no attention; export it with --attention, for a folder or a file"
+STREAMED = "alignment: a stream has none; send the text to /translate"
 
 
-class TranslatingEndpoints:
-    """Those of one application."""
+# The forms.
+def _forms() -> tuple[Form, Form]:
+    search = search_fields()
+    own = {**TEXT, "description": "A language of a model with several languages, by the model's own code."}
+    codes = {"source": {**TEXT, "description": "Code of the text's language, or auto."}, "target": TEXT}
+    codes |= {SOURCE_LANGUAGE: own, TARGET_LANGUAGE: own}
+    overlong = field_schema(
+        FieldType(str, get_args(Overlong)), "What to do with a line that is longer than the model takes.", "error"
+    )
+    several = {"text": TEXTS, **search, "overlong": overlong, **codes}
+    libre = {
+        "q": TEXTS,
+        **codes,
+        "format": {"enum": list(FORMATS), "default": "text"},
+        "api_key": TEXT,
+        "alternatives": number(0, "More translations of each text.", 0, MOST),
+        **{name: schema for name, schema in search.items() if name != "n_best"},
+    }
+    theirs = Form(libre, ["q", "source", "target"], LIBRE_EXAMPLE)
+    single = {name: schema for name, schema in several.items() if name not in ("beam", "n_best")} | {"text": TEXT}
+    ours = {**several, "alignment": {**FLAG, "default": False, "description": "Links of source and target words."}}
+    return Form(ours, ["text"], EXAMPLE, theirs), Form(single, ["text"], STREAM_EXAMPLE)
 
-    def __init__(self, shared: Shared):
-        self.shared = shared
 
-    async def translate(self, request: Request) -> Response:
-        """Translate what one request holds."""
-        values = await self._values(request)
-        libre = libretranslate.LibreRequest.of(values) if "q" in values else None
-        form = libre.request if libre else TranslateRequest.of(values)
-        service, source = self.shared.models.translator(*form.languages)
-        translations = await unless_gone(request, service.translate(service.spoken(form), name_of(request)))
-        answer = libre.answer(translations, source or "") if libre else _answer(form, translations)
-        # Large ones take their time; others should not wait for it.
-        large = len(form.lines) > FEW_LINES or form.wants_n_best or form.wants_alignment
-        return await asyncio.to_thread(JSONResponse, answer) if large else JSONResponse(answer)
+TRANSLATE, STREAM = _forms()
+DETECT = Form({"q": TEXT, "api_key": TEXT}, ["q"], '{"q": "Good morning."}')
 
-    async def stream(self, request: Request) -> Response:
-        """Translate one line, and send it piece by piece."""
-        values = await self._values(request)
-        if "q" in values:
-            raise RequestError(400, NO_STREAM)
-        form = TranslateRequest.of(values)
-        service, _ = self.shared.models.translator(*form.languages)
-        pieces = await unless_gone(request, service.stream(service.spoken(form), name_of(request)))
-        # Starlette ends the iterator when the client has left.
-        return StreamingResponse(self._events(pieces), media_type=EVENTS, headers=UNBUFFERED)
 
-    async def languages(self, _: Request) -> Response:
-        """List the languages that there are translators of."""
-        return JSONResponse(libretranslate.languages(self.shared.models))
+@dataclass(frozen=True)
+class TranslateRequest:
+    """A request in our own form. options: fields of `Options`, and the model's own language codes;
+    languages: source and target, or None."""
 
-    async def detect(self, request: Request) -> Response:
-        """Name the only source language."""
-        return JSONResponse(libretranslate.detect(await self._values(request), self.shared.models))
+    lines: list[str]
+    options: dict[str, Any]
+    overlong: Overlong
+    wants_n_best: bool
+    wants_alignment: bool = False
+    languages: tuple[str | None, str | None] = (None, None)
 
-    async def _values(self, request: Request) -> dict[str, Any]:
-        _ = self.shared.models  # or it is too early
-        values = await values_of(request, self.shared.settings.body_seconds, EXAMPLE)
-        self.shared.keys.admit(request, values.pop("api_key", None))
-        return values
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> TranslateRequest:
+        """Read the fields of a body."""
+        values = dict(values)
+        if "text" not in values:
+            raise RequestError(400, f'body: an object with "text" is needed; send {EXAMPLE}')
+        text = values.pop("text")
+        languages = _code(values, "source"), _code(values, "target")
+        overlong = values.pop("overlong", "error")
+        if overlong not in get_args(Overlong):
+            raise RequestError(400, f"overlong: {overlong!r} is not one of {', '.join(get_args(Overlong))}")
+        alignment = flag("alignment", values.pop("alignment", False))
+        own = {name: values.pop(name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if name in values}
+        for name, code in own.items():
+            if not isinstance(code, str):
+                raise RequestError(400, f"{name}: must be a string, one of the model's codes")
+        for name in sorted(set(values) - set(SETTINGS)):
+            known = (*SETTINGS, "overlong", "alignment", "source", "target", SOURCE_LANGUAGE, TARGET_LANGUAGE)
+            raise unknown_field(name, known)
+        lines = texts("text", text)
+        options = dict(sorted({**search_options(values), **own}.items()))
+        return cls(lines, options, overlong, "n_best" in values, alignment, languages)
 
-    async def _events(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
-        """`data: {"text": piece}` each, then `event: done` with the whole text, or `event: error`."""
-        text, complete = "", False
-        try:
-            async for piece in pieces:
-                text += piece
-                yield event({"text": piece})
-            complete = True
-            yield event({"text": text}, "done")
-        except Exception as error:
-            complete = True
-            yield event(broken_off(STREAM, error), "error")
-        finally:
-            if not complete:
-                self.shared.metrics.dropped.inc()
-            await pieces.aclose()  # type: ignore[attr-defined] - an async generator
+
+def _code(values: dict[str, Any], name: str) -> str | None:
+    code = values.pop(name, None)
+    if code is not None and not isinstance(code, str):
+        raise RequestError(400, f"{name}: must be the code of a language, e.g. en")
+    return code
+
+
+# The model.
+class TranslationModel(Loaded):
+    """A loaded translator."""
+
+    label = "translation"
+    use = "is a translator; send its text to /translate"
+    translates = True
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.translator = self.model.translator
+        self.languages: dict[str, int] = self.model.generation.get(LANGUAGES, {})
+
+    def spoken(self, request: TranslateRequest) -> TranslateRequest:
+        """Turn the request's languages into the model's own codes, if the model has several languages."""
+        if not self.languages or request.languages == (None, None):
+            return request
+        names = dict(zip((SOURCE_LANGUAGE, TARGET_LANGUAGE), request.languages, strict=True))
+        if self.model.generation.get(TARGET_IN_SOURCE):  # such a model isn't told the source
+            names.pop(SOURCE_LANGUAGE)
+        options = dict(request.options)
+        for name, code in names.items():
+            if name in options or code is None:
+                continue
+            side = name.partition("_")[0]
+            if code == AUTO:
+                raise RequestError(400, f"{side}: this server detects no languages; say which it is")
+            own = own_code(code, self.languages)
+            if own is None:
+                raise RequestError(400, f"{side}={code}: none of the model's languages; GET /languages lists them")
+            options[name] = own
+        return replace(request, options=dict(sorted(options.items())))
+
+    async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
+        """Return the n best translations of each line."""
+        if request.wants_alignment and not self.translator.shows_attention:
+            raise RequestError(400, NO_ALIGNMENT)
+        owners, rows = await self._rows(request)
+        around, options = around_source(self.model.generation, request.options)
+        if any(around) and not all(isinstance(ids, list) for ids in rows):
+            raise RequestError(400, "source_language: this server's file takes text only")
+        search = Options(**resolved(self.model.generation, options))
+        scored = request.wants_n_best or not self.model.has_steps
+        task = Search(self.model, self.name, search, scored, request.wants_alignment)
+        payloads = [Row(around(ids) if any(around) else ids, i) for i, ids in enumerate(rows)]
+        hypotheses = await self.compute(task, payloads, [len(ids) for ids in rows], client, search.beam)
+        self.count(len(request.lines), sum(len(n_best[0].ids) for n_best in hypotheses))
+        links = [[[h.alignment for h in row] for row in hypotheses]] if request.wants_alignment else []
+        size, lines = sum(map(len, request.lines)), len(request.lines)
+        return await without_blocking(size, self.translator.texts, lines, owners, hypotheses, *links)
+
+    async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[str]:
+        """Return the translation of a single line in pieces; errors are raised before the first."""
+        if len(request.lines) != 1:
+            raise RequestError(400, "text: one string is streamed; send several lines to /translate")
+        if request.wants_alignment:
+            raise RequestError(400, STREAMED)
+        [line] = request.lines
+        _, rows = await self._rows(request)
+        begin = partial(self.model.stream, line, overlong=request.overlong, **request.options)
+        length, size = sum(map(len, rows)), max(1, len(rows))
+        done = partial(self.count, 1)
+        return await streamed(self.batcher, begin, length=length, size=size, client=client, done=done)
+
+    async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
+        lengths = {name: request.options.get(name) for name in ("min_new_tokens", "max_new_tokens")}
+        check_lengths(lengths, self.translator.config.max_positions)
+        check_count(f"{len(request.lines)} sentences", len(request.lines), self.max_sentences)
+        size = sum(map(len, request.lines))
+        owners, rows = await without_blocking(size, self.translator.rows, request.lines, request.overlong)
+        check_count(f"{len(rows)} sentences", len(rows), self.max_sentences)
+        return owners, rows
+
+
+# The endpoints.
+async def translate(call: Call) -> Any:
+    """Translate texts; with q, as LibreTranslate does."""
+    values = await call.values()
+    libre = LibreForm.of(values) if "q" in values else None
+    form = TranslateRequest.of(libre.ours if libre else values)
+    model, source = call.models.translator(*form.languages)
+    translations = await call.result(model.translate(model.spoken(form), call.client))
+    answer = libre.answer(translations, source or "") if libre else _answer(form, translations)
+    # A large answer takes a while to write, and others shouldn't wait for it.
+    large = len(form.lines) > FEW_LINES or form.wants_n_best or form.wants_alignment
+    return await asyncio.to_thread(JSONResponse, answer) if large else answer
+
+
+async def stream(call: Call) -> Any:
+    """Translate a line, as server-sent events."""
+    values = await call.values()
+    if "q" in values:
+        raise RequestError(400, NO_STREAM)
+    form = TranslateRequest.of(values)
+    model, _ = call.models.translator(*form.languages)
+    pieces = await call.result(model.stream(model.spoken(form), call.client))
+    return call.stream(pieces, _events(pieces))
+
+
+async def languages(call: Call) -> Any:
+    """Languages, each with its targets."""
+    return language_list(call.models)
+
+
+async def detect(call: Call) -> Any:
+    """The only source language; nothing is detected."""
+    return detected(await call.values(), call.models)
+
+
+async def _events(pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+    """`data: {"text": piece}` for each piece, then `event: done` with the whole text."""
+    text = ""
+    async for piece in pieces:
+        text += piece
+        yield event({"text": piece})
+    yield event({"text": text}, "done")
 
 
 def _answer(request: TranslateRequest, translations: list[list[Translation]]) -> dict[str, Any]:
@@ -106,5 +249,5 @@ def _hypothesis(translation: Translation, aligned: bool) -> dict[str, Any]:
 
 
 def _links(translation: Translation) -> list[list[int]]:
-    """Return links as `translate --alignment --json` has them; an empty line has no words."""
+    """Word links as `translate --alignment --json` writes them; an empty line has none."""
     return [[*link] for link in translation.alignment.links] if translation.alignment else []

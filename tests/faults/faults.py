@@ -4,7 +4,8 @@ anything is lost, left half, taken for whole, or told with a traceback.
     make faults ARGS="--count 50"      ARGS="--only kills --seed 7"      ARGS="--repeat 'places: train: kill at 61'"
 
 --count: at most so many of each class, spread over all that there are: kills, places, cuts, flips, thousands of lines,
-requests. Without it all of them: 200 kills, every place, every byte, 1,000 flips, a million lines, 10,000 requests.
+requests. Without it all of them: 200 kills, every place, every byte, 1,000 flips, a million lines, 10,000 requests in
+threads, 20,000 in a row to a server.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ os.environ |= {"NO_COLOR": "1", "MLX_TRANSFORMER_DEVICE": "cpu"}
 import bases  # noqa: E402
 import damaged  # noqa: E402
 import forks  # noqa: E402
+import in_a_row  # noqa: E402
 import kills  # noqa: E402
 import long_text  # noqa: E402
 import places  # noqa: E402
@@ -69,6 +71,7 @@ CLASSES: dict[str, Cases] = {
     "flips": damaged.flips,
     "text": long_text.cases,
     "threads": side_by_side.cases,
+    "requests": in_a_row.cases,
 }
 
 

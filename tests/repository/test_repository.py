@@ -29,10 +29,7 @@ DISTRIBUTION = "mlx-transformer"
 # Modules that are imported only where an extra is installed, and may therefore import its packages at their top.
 EXTRAS = {
     f"export.serve.{name}": "serve"
-    for name in (
-        *("access", "answers", "app", "bodies", "connections", "label_endpoints", "metrics", "openai_endpoints"),
-        *("server", "service", "site", "translating"),
-    )
+    for name in (*("app", "calls", "connections", "metrics", "requests", "server", "site", "translating"),)
 }
 
 

@@ -5,7 +5,7 @@ from copying_model import write_copying_model
 from serving import STREAM, client
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
-from export.serve.one_file import OneFile
+from export.serve.opening import OneFile
 
 LINES = ["one two  three.", "", "four", "seven eight nine ten"]
 LINKS = [[[0, 0], [1, 1], [2, 2]], [], [[0, 0]], [[0, 0], [1, 1], [2, 2], [3, 3]]]

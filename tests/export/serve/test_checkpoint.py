@@ -9,11 +9,11 @@ from serving import LINES, STREAM
 from starlette.testclient import TestClient
 from waiting import until
 
+from export.serve import serve
 from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.models import Named
-from export.serve.opening import load_all
-from export.serve.server import check, run
+from export.serve.opening import check, load_all
 from export.settings import ServeSettings
 from mlx_transformer.commands.models import open_model
 from mlx_transformer.runtime import load
@@ -60,9 +60,9 @@ def test_both_runtimes_in_one_server(http_, text_model):
 def test_what_is_refused(text_folder):
     checkpoint = text_folder / "model"
     with pytest.raises(UserError, match="leave out --workers"):
-        run(Named.of([checkpoint]), ServeSettings(workers=2, port=0), open_model)
+        serve(checkpoint, open_model, workers=2, port=0)
     with pytest.raises(UserError, match="is a checkpoint; ONNX Runtime needs"):
-        run(Named.of([checkpoint]), ServeSettings(port=0))
+        serve(checkpoint, port=0)
     with pytest.raises(UserError, match="--threads is for ONNX folders"):
         load_all(Named.of([checkpoint]), ServeSettings(threads=2), open_model)
     check(checkpoint, ServeSettings(), open_model)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from export.serve.app import App
 from export.serve.batching import Batcher
-from export.serve.frames import Frame
+from export.serve.libretranslate import Frame
 from export.serve.models import Named
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
@@ -164,11 +164,11 @@ def test_the_pair_chooses_the_model(shared, text_model):
         ({"q": 1, **TO}, "q: must be a string or a list"),
         ({"q": "x", **TO, "format": "odt"}, "format: must be text or html"),
         ({"q": "x", **TO, "format": ["html"]}, "format: must be text or html"),
-        ({"q": "x", **TO, "alternatives": 64}, "alternatives: must be a whole number of 0 to 63"),
+        ({"q": "x", **TO, "alternatives": 64}, "alternatives: must be a whole number of at least 0, at most 63"),
         ({"q": "x", **TO, "alternatives": True}, "alternatives: must be"),
         ({"q": "x", **TO, "alternatives": 3, "beam": 2}, "n_best=4 is more than beam=2"),
-        ({"q": "x", **TO, "text": "x"}, "text: is not for a request with q"),
-        ({"q": "x", **TO, "n_best": 2}, "n_best: is not for a request with q"),
+        ({"q": "x", **TO, "text": "x"}, "text: does not go with q"),
+        ({"q": "x", **TO, "n_best": 2}, "n_best: does not go with q"),
         ({"q": "x", **TO, "glossary": 2}, "'glossary': no such setting"),
         ({"text": "x"}, "source: several fit"),
         ({"text": "x", "target": "en"}, "source: several fit"),

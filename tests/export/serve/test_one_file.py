@@ -13,8 +13,7 @@ from export.__main__ import main
 from export.runtime import sessions
 from export.serve.app import App
 from export.serve.batching import Batcher
-from export.serve.one_file import OneFile
-from export.serve.opening import open_onnx, warmed
+from export.serve.opening import OneFile, open_onnx, warmed
 from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.steps import Stopped
 

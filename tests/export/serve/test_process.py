@@ -22,9 +22,9 @@ from waiting import PATIENCE, port_of, until
 from without_mlx import WITHOUT_MLX
 
 from export.__main__ import main
-from export.serve import server
-from export.serve.answers import ENDING
+from export.serve import batching
 from export.serve.batching import Batcher
+from export.serve.calls import ENDING
 
 
 @pytest.fixture
@@ -184,18 +184,9 @@ def test_several_models_of_both_runtimes(folder):
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_uvicorn_whose_methods_are_called_otherwise_serves_and_says_so(folder):
-    before = "from export.serve import connections\nconnections.OVERRIDDEN += ('_renamed',)"
-    with running(folder, before=before, said=(said := [])) as (process, port):
-        assert post(port, "/translate", {"text": "x"})[0] == 200
-        assert any("has no _renamed: connections have its bounds, not this server's" in line for line in said)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-
-
 def test_settings_reach_the_queue(folder, monkeypatch):
     given = []
-    monkeypatch.setattr(server, "Batcher", lambda *settings: given.append(settings) or Batcher(*settings))
+    monkeypatch.setattr(batching, "Batcher", lambda *settings: given.append(settings) or Batcher(*settings))
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
     settings = ["--max-batch", "3", "--max-wait-ms", "400", "--max-queue", "7", "--workers", "2"]
     assert main(["serve", str(folder), "--port", "0", *settings]) == 0

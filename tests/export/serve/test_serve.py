@@ -13,10 +13,11 @@ from serving import LINES, STREAM, Held, alone, client
 from starlette.testclient import TestClient
 from waiting import PATIENCE, until
 
-from export.serve import answers, bodies
+from export.serve import calls, requests
 from export.serve.app import App
 from export.serve.batching import Batcher
-from export.serve.requests import RequestError, TranslateRequest
+from export.serve.requests import RequestError
+from export.serve.translating import TranslateRequest
 from mlx_transformer.system.errors import UserError
 
 
@@ -120,7 +121,7 @@ def shared(text_model):
         (json.dumps({"text": ["x", "one " * 99]}).encode(), 400, "line 2: 199 tokens, the model takes at most 60"),
         (json.dumps({"text": ["x"] * 65}).encode(), 413, "65 sentences, at most 48"),
         (json.dumps({"text": "one two. " * 900, "overlong": "split"}).encode(), 413, "at most 48; send it in parts"),
-        (b"x" * (bodies.MAX_BODY + 1), 413, "more than 262144 bytes"),
+        (b"x" * (requests.MAX_BODY + 1), 413, "more than 262144 bytes"),
     ],
 )
 def test_bad_requests(shared, body, status, message):
@@ -154,7 +155,7 @@ def test_help_and_unknown_addresses(shared):
 
 def test_slow_body():
     with pytest.raises(RequestError, match=r"not complete after 0\.05 s") as caught:
-        asyncio.run(bodies.read(SimpleNamespace(stream=forever, headers={}), 0.05))
+        asyncio.run(requests.read_body(SimpleNamespace(stream=forever, headers={}), 0.05))
     assert caught.value.status == 408
 
 
@@ -176,10 +177,10 @@ def test_fault_is_500_and_logged(text_model, caplog):
     with client(Broken(text_model)) as (http_, _):
         answer = http_.post("/translate", json={"text": "x"})
         assert answer.status_code == 500
-        assert answer.json() == {"error": answers.FAULT}
+        assert answer.json() == {"error": calls.FAULT}
         with caplog.at_level(logging.ERROR, "export.serve"):
             text = http_.post(STREAM, json={"text": "x"}).text
-        assert text == f'data: {{"text": "half"}}\n\nevent: error\ndata: {{"error": "{answers.FAULT}"}}\n\n'
+        assert text == f'data: {{"text": "half"}}\n\nevent: error\ndata: {{"error": "{calls.FAULT}"}}\n\n'
         assert "cable" in caplog.text
         assert 'status="500"} 1.0' in http_.get("/metrics").text
 

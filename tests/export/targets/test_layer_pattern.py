@@ -89,13 +89,16 @@ def test_each_value_of_a_layer_counts(name: str) -> None:
     weights, ids = random_weights(config), rng.integers(5, 40, (2, 7))
     targets = (ids,) if config.has_encoder and config.has_decoder else ()
     shapes, truth = parameter_shapes(config), Reference(config, weights)(ids, *targets)
+    same = []
     for i, layer in enumerate(config.layer_pattern):
         for field in layer:
             entry = {other: x for other, x in layer.items() if other != field}
             pattern = [entry if n == i else each for n, each in enumerate(config.layer_pattern)]
             changed = replace(config, layer_pattern=pattern)
             if parameter_shapes(changed) == shapes:
-                assert not np.allclose(Reference(changed, weights)(ids, *targets), truth, rtol=1e-6), (i, field)
+                output = Reference(changed, weights)(ids, *targets)
+                same += [(i, field)] if np.allclose(output, truth, rtol=1e-6) else []
+    assert same == []
 
 
 def config_of(**changes: Any) -> TransformerConfig:
