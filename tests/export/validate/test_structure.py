@@ -147,8 +147,9 @@ def test_the_epsilon_of_a_chain(added: float | None, tmp_path: Path) -> None:
 
     changed(exported / "onnx" / "model.onnx", change)
     (s,) = counted(checkpoint, exported, "onnxruntime")
-    assert (len(s.wrong), s.attributes) == (1, before.attributes)
+    assert s.attributes == before.attributes
     assert f": epsilon is {'2.99' if added else '0.0'}" in s.problem
+    assert len(s.wrong) == 2  # the sum that reads another constant, or is missing where the root read it
 
 
 @pytest.mark.parametrize("target", ["cpu", "web"])
