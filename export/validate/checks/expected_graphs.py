@@ -30,30 +30,40 @@ from mlx_transformer.system.files import parse_json, read_json
 
 from .same_graph import Comparison
 
+NOT_COMPARED = (SOURCE,)
+"""Of what a file says of itself: the digest of a checkpoint's weights, which are compared themselves."""
+
 
 def same_graphs(engine: OnnxFiles) -> tuple[int, list[str]]:
     """Compare an engine's graphs with those that export builds: (how many nodes these have, what differs in words)."""
-    checkpoint, nodes, problems = engine.checkpoint, 0, list[str]()
-    if checkpoint is None:
-        return 0, []
+    nodes, problems = 0, list[str]()
+    for name, expected in expected_graphs(engine):
+        comparison = Comparison(expected, ir.load(engine.files[name]), NOT_COMPARED)
+        nodes += comparison.nodes
+        problems += [f"{name}: {problem}" for problem in comparison.problems]
+    return nodes, problems
+
+
+def expected_graphs(engine: OnnxFiles) -> Iterator[tuple[str, ir.Model]]:
+    """Yield (name, the graph that export builds) of an engine's files; nothing where no checkpoint is known, or of
+    files that somebody else exported."""
+    if engine.checkpoint is None:
+        return
     if isinstance(engine, SearchEngine):
         ((name, path),) = engine.files.items()
-        got, closest = ir.load(path), None
-        for expected in one_file_graphs(checkpoint, path, engine.model.metadata, engine.model.takes_text):
-            comparison = Comparison(expected, got, ignored=(SOURCE,))
-            if closest is None or len(comparison.problems) < len(closest.problems):
-                closest = comparison
-            if not closest.problems:
+        about = engine.checkpoint, path, engine.model.metadata, engine.model.takes_text
+        got, closest, fewest = ir.load(path), None, -1
+        for expected in one_file_graphs(*about):
+            differing = len(Comparison(expected, got, NOT_COMPARED).problems)
+            if closest is None or differing < fewest:
+                closest, fewest = expected, differing
+            if not fewest:
                 break
         assert closest is not None
-        return closest.nodes, [f"{name}: {problem}" for problem in closest.problems]
-    if isinstance(engine, OnnxEngine):
-        for name, expected in folder_graphs(checkpoint, engine.folder, engine.int8_scales).items():
-            if name in engine.files:
-                comparison = Comparison(expected, ir.load(engine.files[name]))
-                nodes += comparison.nodes
-                problems += [f"{name}: {problem}" for problem in comparison.problems]
-    return nodes, problems
+        yield name, closest
+    elif isinstance(engine, OnnxEngine):
+        graphs = folder_graphs(engine.checkpoint, engine.folder, engine.int8_scales)
+        yield from ((name, graph) for name, graph in graphs.items() if name in engine.files)
 
 
 def folder_graphs(checkpoint: Checkpoint, folder: OnnxFolder, scales: Int8Scales) -> dict[str, ir.Model]:

@@ -39,8 +39,8 @@ class Comparison:
         self._graphs(expected.graph, got.graph, ())
         self._ports(expected.graph, got.graph)
         self._of_model(expected, got, {*ignored})
-        self._initializers()
         self._contents()
+        self._initializers()
 
     @property
     def problems(self) -> list[str]:
@@ -74,6 +74,7 @@ class Comparison:
         if kinds[0] != kinds[1]:
             kind, should = (".".join(filter(None, each)) for each in reversed(kinds))
             self._other.append(f"{label}: operator is {kind}, has to be {should}")
+            self._attributes(label, expected, got, path, inner_only=True)
             return
         self._attributes(label, expected, got, path)
         read, given = _without_end(expected.inputs), _without_end(got.inputs)
@@ -85,12 +86,14 @@ class Comparison:
         if results[0] != results[1]:
             self._other.append(f"{label}: gives {results[1]} values, has to be {results[0]}")
 
-    def _attributes(self, label: str, expected: ir.Node, got: ir.Node, path: Key) -> None:
+    def _attributes(self, label: str, expected: ir.Node, got: ir.Node, path: Key, inner_only: bool = False) -> None:
         for name in dict.fromkeys([*expected.attributes, *got.attributes]):
             pair = [node.attributes.get(name) for node in (expected, got)]
             if all(each is not None and each.type == ir.AttributeType.GRAPH for each in pair):
                 a, b = (each.as_graph() for each in pair if each is not None)
                 self._graphs(a, b, (*path, name))
+                continue
+            if inner_only:
                 continue
             should, value = (_plain(node, name, each) for node, each in zip((expected, got), pair, strict=True))
             if all(isinstance(each, ir.TensorProtocol) for each in (should, value)):
@@ -150,7 +153,7 @@ class Comparison:
                     self._more.append(f"{name}: two tensors have this name")
                 seen.add(name)
                 if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-                    self._more.append(f"{name}: a tensor that nothing reads")
+                    self._other.append(f"{name}: a tensor that nothing reads")
 
     def _contents(self) -> None:
         """Compare tensors, those together that are made together."""
