@@ -210,7 +210,8 @@ def fewer_inputs(nodes: list[onnx.NodeProto]) -> list[str]:
 
 
 def exchanged(nodes: list[onnx.NodeProto]) -> list[str]:
-    changed = [node for node in nodes if len(node.input) > 1 and node.input[0] != node.input[1]]
+    pairs = [(node, *node.input[:2]) for node in nodes if len(node.input) > 1]  # two constants may be equal
+    changed = [node for node, a, b in pairs if a != b and not (a.startswith("const") and b.startswith("const"))]
     for node in changed:
         node.input[0], node.input[1] = node.input[1], node.input[0]
     return [f"{node.name}: input 0" for node in changed]
