@@ -100,7 +100,7 @@ GRAPHS = {
     ),
     "scores of all hypotheses": Mutation(
         output_of("scores", "Slice", become("Identity"), inputs=1), model="one file",
-        attribute="search: Slice_", search="beam 4, 2 best",
+        attribute="search: Slice_", search="beam 4, 2 best, ids at the borders",
     ),
     "forced and banned tokens of id 0 ignored": Mutation(
         inside("GreaterOrEqual", "", become("Greater"), every=True), model="one file",

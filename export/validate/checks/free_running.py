@@ -176,14 +176,12 @@ def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
     """
     few, beam = min(limit, FEW_TOKENS), min(BEAM, c.vocab_size)
     n_best = max(1, beam // 2)
-    named = {
-        "greedy, limit 1": Options(max_new_tokens=1),
-        f"beam {beam}, {n_best} best": Options(max_new_tokens=few, beam=beam, n_best=n_best),
-    }
+    named = {"greedy, limit 1": Options(max_new_tokens=1)}
+    several = {"beam": beam, "n_best": n_best}
     first, last = 0, c.vocab_size - 1
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id, first, last})
     if len(words) < ENOUGH_WORDS or few < FEW_TOKENS:
-        return named
+        return {**named, f"beam {beam}, {n_best} best": Options(max_new_tokens=few, **several)}
     forced = tuple(i for i in (first, last) if i not in (c.pad_id, c.eos_id))
     begin = (first, *forced[-1:]) if last in forced else (first,)
     rules: dict[str, Any] = {
@@ -198,7 +196,7 @@ def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
     return {
         **named,
         f"greedy{BORDERS}": Options(**begun),
-        f"beam {beam}{BORDERS}": Options(**begun, beam=beam, n_best=n_best),
+        f"beam {beam}, {n_best} best{BORDERS}": Options(**begun, **several),
         f"greedy, another first{BORDERS}": Options(**other),
         f"greedy, ends{BORDERS}": Options(max_new_tokens=few, end_ids=(first, last), forced_end=True),
     }
