@@ -177,7 +177,7 @@ def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
     few, beam = min(limit, FEW_TOKENS), min(BEAM, c.vocab_size)
     n_best = max(1, beam // 2)
     named = {"greedy, limit 1": Options(max_new_tokens=1)}
-    several = {"beam": beam, "n_best": n_best}
+    several: dict[str, Any] = {"beam": beam, "n_best": n_best}
     first, last = 0, c.vocab_size - 1
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id, first, last})
     if len(words) < ENOUGH_WORDS or few < FEW_TOKENS:

@@ -20,6 +20,7 @@ from export.graph.protos import initializers
 from export.search.metadata import CONFIG
 from export.search.runtime import SearchModel
 from export.validate import compare
+from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders
 from export.validate.report.html import page
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
@@ -28,7 +29,8 @@ from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
 SEARCHES = {"greedy", "sampling", "beam 4", "greedy, with rules", "beam 4, with rules"}
-SEARCHES |= {"greedy, among candidates", "beam 4, among candidates"}
+SEARCHES |= {"greedy, among candidates", "beam 4, among candidates", WITHOUT_LIMIT}
+SEARCHES |= {*borders(encoder_decoder("paper"), MOST_NEW_TOKENS)}
 
 
 def checkpoint_of(folder: Path, config, seed: int = 1) -> Path:
