@@ -6,12 +6,12 @@ another order that works, spell out an attribute's default, or rename an inner v
     a node that the other graph doesn't have, or one that is missing
     an operator, its domain, an attribute, what it reads, how many results it has
     a constant, and any tensor that export makes of weights; parameters as they are, `weights.py` compares
-    inputs and outputs with their types and shapes, defaults, opsets, functions, and what the file says of itself
+    inputs and outputs with their types and shapes, defaults, opsets, functions
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ class Comparison:
     """The comparison of one graph. `nodes`: how many the expected one has. `problems`: what differs, in words, the
     nodes that are too many first."""
 
-    def __init__(self, expected: ir.Model, got: ir.Model, ignored: Iterable[str] = ()) -> None:
-        """ignored: keys of what the file says of itself that aren't compared."""
+    def __init__(self, expected: ir.Model, got: ir.Model) -> None:
         self.nodes = 0
         self._expected, self._got = _Side(expected), _Side(got)
         self._more: list[str] = []
@@ -38,7 +37,7 @@ class Comparison:
         self._tensors: list[tuple[str, ir.Value | None, ir.TensorProtocol, ir.TensorProtocol]] = []
         self._graphs(expected.graph, got.graph, ())
         self._ports(expected.graph, got.graph)
-        self._of_model(expected, got, {*ignored})
+        self._of_model(expected, got)
         self._contents()
         self._initializers()
 
@@ -130,19 +129,15 @@ class Comparison:
                 elif a is not b:
                     self._other.append(f"default of {value.name}: {'is' if a is None else 'is not'} there")
 
-    def _of_model(self, expected: ir.Model, got: ir.Model, ignored: set[str]) -> None:
+    def _of_model(self, expected: ir.Model, got: ir.Model) -> None:
         for function in got.functions.values():
             if function.identifier() not in expected.functions:
                 self._more.append(f"function {function.domain}.{function.name}: the architecture has none")
-        sides: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
-            ("opset", expected.opset_imports, got.opset_imports),
-            ("metadata", expected.metadata_props, got.metadata_props),
-        ]
-        for what, should, found in sides:
-            for name in dict.fromkeys([*should, *found]):
-                if name not in ignored and (a := should.get(name)) != (b := found.get(name)):
-                    is_, has_to_be = ("not there" if x is None else _short(x) for x in (b, a))
-                    self._other.append(f"{what} {name or 'ai.onnx'} is {is_}, has to be {has_to_be}")
+        versions = [model.opset_imports for model in (expected, got)]
+        for name in dict.fromkeys([*versions[0], *versions[1]]):
+            if (a := versions[0].get(name)) != (b := versions[1].get(name)):
+                is_, has_to_be = ("not there" if x is None else x for x in (b, a))
+                self._other.append(f"opset {name or 'ai.onnx'} is {is_}, has to be {has_to_be}")
 
     def _initializers(self) -> None:
         """Report tensors of the file that no node reads, and two by one name: those who compare weights see one."""

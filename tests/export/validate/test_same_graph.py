@@ -156,7 +156,7 @@ def pairs(request: pytest.FixtureRequest, tmp_path: Path) -> Pairs:
 
 
 def problems_of(expected: ir.Model, model: onnx.ModelProto) -> list[str]:
-    return Comparison(expected, ir.from_proto(model), ["mlx_transformer.source"]).problems
+    return Comparison(expected, ir.from_proto(model)).problems
 
 
 def operators(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
