@@ -97,9 +97,9 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
 
 
 def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str]) -> bool:
-    """Return whether a number that a node reads has to be known here. A vector's width is in its embedding.json, and
-    what makes a parameter of integers is compared with it."""
-    if LOWERED.search(node.name) or node.name.partition("/")[0] in parameters:
+    """Return whether a number that a node reads has to be known here. A vector's width is in its embedding.json; what
+    makes a parameter of integers is compared with it; and a node without a name is none that export writes."""
+    if not node.name or LOWERED.search(node.name) or node.name.partition("/")[0] in parameters:
         return False
     if node.op_type in ("Mul", "Div") and f"{SENTENCE_EMBEDDING}/" in node.name:
         return False
