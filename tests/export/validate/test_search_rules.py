@@ -158,9 +158,8 @@ def rule_by_itself(reference: ReferenceEngine, rule: str) -> dict[str, Any]:
 
 def test_the_settings_of_a_model_are_in_force_in_every_runtime(tmp_path: Path) -> None:
     config = encoder_decoder("paper")
-    checkpoint, exported = write_model(config, tmp_path, 1)
     own = {"beam": 3, "suppressed": [7, 8], "no_repeat_ngram": 2, "forced_end": True, "max_new_tokens": 9}
-    (checkpoint / SETTINGS).write_text(json.dumps(own), encoding="utf-8")
+    checkpoint, exported = write_model(config, tmp_path, 1, texts={SETTINGS: json.dumps(own)})
     report = compare(checkpoint, exported, seed=1, threads=1)
     assert report.equal, report.failures()
     named = {(check.runtime, check.search) for check in report.tokens}
