@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,6 +62,27 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
     return external
 
 
+def promise(model: ir.Model, checkpoint: Checkpoint) -> None:
+    """Give every initializer of a graph its value, which is made each time that it is read."""
+    made = _Made(checkpoint)
+
+    def tensor(value: ir.Value) -> ir.TensorProtocol:
+        contents = b"".join(part.tobytes() for part in made(value, promised=True))
+        _check_size(value, len(contents))
+        return _in_graph(value, contents)
+
+    for value in model.graph.initializers.values():
+        if value.const_value is None:
+            assert value.dtype is not None
+            dims = ir.Shape([extent(value, axis) for axis in range(len(value.shape or []))])
+            value.const_value = ir.LazyTensor(partial(tensor, value), value.dtype, dims, name=value.name)
+
+
+def is_parameter(value: ir.Value) -> bool:
+    """Return whether an initializer whose value was promised is a parameter of the checkpoint, as it is."""
+    return isinstance(value.const_value, ir.LazyTensor) and LATE not in value.meta
+
+
 class _Made:
     """Makes the arrays of initializers. Those of one `LateWeight` are made together, and kept until the next."""
 
@@ -69,9 +91,9 @@ class _Made:
         self.key: str | None = None
         self.arrays: Sequence[NDArray] = []
 
-    def __call__(self, value: ir.Value) -> Iterator[NDArray]:
-        """Yield the parts, one after another, of an initializer's array."""
-        if value.const_value is not None:
+    def __call__(self, value: ir.Value, promised: bool = False) -> Iterator[NDArray]:
+        """Yield the parts, one after another, of an initializer's array. promised: see `promise`."""
+        if value.const_value is not None and not promised:
             yield value.const_value.numpy()
         elif LATE not in value.meta:
             yield _parameter(self.checkpoint, str(value.name))

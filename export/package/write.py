@@ -151,23 +151,31 @@ def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
 
 def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: int) -> list[str]:
     """Write all graphs of one precision; return the names of those files that a data file of their own goes with."""
-    checkpoint, target, activations = plan.checkpoint, plan.target, plan.activations
     external = []
     suffix = PRECISIONS[precision].suffix
-    for owner, names in graphs_of(plan, precision).items():
-        models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
-        for model in models.values():
-            lower(model, precision, target.lowering, activations, plan.int8_scales)
-            if PRECISIONS[precision].form == "packed":
-                use_packed_operators(model, checkpoint, activations)
-            unpack_on_load(model, checkpoint)
-        if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
+    for owner, graphs in package_graphs(plan, precision).items():
+        models = {f"{name}{suffix}": model for name, model in graphs.items()}
+        if fill(models.values(), plan.checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
             external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]
         for name, model in models.items():
             path = folder / f"{name}.onnx"
             path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
             onnx.checker.check_model(path, full_check=True)
     return external
+
+
+def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]:
+    """Build all graphs of one precision, their weights not filled yet: {data file: {name: graph that uses it}}, both
+    names without the precision's suffix."""
+    by_owner = {}
+    for owner, names in graphs_of(plan, precision).items():
+        by_owner[owner] = models = {name: plan.target.build(name, plan.request) for name in names}
+        for model in models.values():
+            lower(model, precision, plan.target.lowering, plan.activations, plan.int8_scales)
+            if PRECISIONS[precision].form == "packed":
+                use_packed_operators(model, plan.checkpoint, plan.activations)
+            unpack_on_load(model, plan.checkpoint)
+    return by_owner
 
 
 def _source(out: Path) -> dict[str, dict[str, str]] | None:

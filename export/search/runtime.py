@@ -169,6 +169,13 @@ class SearchModel(TextVerbs):
             _check_finite(best, f"source row {i}")
         return results
 
+    def without_limit(self, ids: Ids, options: Options) -> list[list[Hypothesis]]:
+        """Return the same where the file decides how long an output may be, as for whoever runs it by itself."""
+        sources = Sources.of(self.config, ids=ids)
+        settings = {**inputs_of(vars(options)), "max_new_tokens": np.array([0])}
+        settings |= {"rows": _places(UNSHARED, len(sources)), "prefix": prefixes([]), "candidates": prefixes([])}
+        return self._run(sources, settings, UNSHARED, False)
+
     def _n_best(
         self,
         lines: str | Sequence[str],

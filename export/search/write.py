@@ -33,6 +33,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.generation.settings import Settings
 from mlx_transformer.system.durable import replace_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import renamed
@@ -78,8 +79,7 @@ def export_search(
     settings, out = replace(settings, **changes), Path(out)
     _check_one_file(settings, out)
     plan = Plan.of(checkpoint, settings)
-    opened, tokenizer = plan.checkpoint, plan.tokenizer
-    (precision,) = plan.precisions
+    opened = plan.checkpoint
     plan.say_what_is_widened(log)
     if out.exists() and not settings.force and _source(out) != source_of(opened):
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
@@ -89,28 +89,13 @@ def export_search(
         plan = settled(plan, settings, write_package, log, watch)
     else:
         plan = replace(plan, int8_scales=_judged_scales(checkpoint, plan.config, out, settings, log, watch))
-    request, inside = replace(plan.request, text=text), tokenizer if text else None
     generation, named = settings_beside(plan, out.stem, text)
-    of_vectors = text and not plan.config.has_decoder
-    if of_vectors:
-        assert plan.embedding is not None
-        model = vector_model(request, str(inside), plan.embedding)
-    else:
-        digest = None if inside is None else sha256(inside.encode()).digest()
-        key = (SEARCH, plan.target.name, precision, digest, repr(request), repr(generation))
-        model = built_once(key, lambda: search_model(request, plan.target.name, inside, generation, precision))
-    # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    lower(model, precision, plan.target.lowering._replace(computes_in=()), plan.activations, plan.int8_scales)
-    model.metadata_props.update(record(plan, generation, text))
-    if PRECISIONS[precision].form == "packed":
-        use_packed_operators(model, opened, plan.activations)
-    unpack_on_load(model, opened)
+    model = one_file_graph(plan, generation, text)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
         fill([model], opened, data, EXTERNAL_THRESHOLD)
-        for inner in () if of_vectors else (ALL_LOGITS, STEPS):
-            move_inside(model, inner)
+        place_constants(model)
         for name, path in named.items():
             shutil.copyfile(path, temporary / name)
         proto = ir.to_proto(model)
@@ -121,6 +106,35 @@ def export_search(
             write_inside(proto, temporary, file)
             data.unlink(missing_ok=True)
     return out
+
+
+def one_file_graph(plan: Plan, generation: Settings, text: bool) -> ir.Model:
+    """Build the graph with the search inside, or of an encoder from texts to vectors, its weights not filled yet.
+    generation: as `settings_beside` gives it."""
+    (precision,) = plan.precisions
+    request, inside = replace(plan.request, text=text), plan.tokenizer if text else None
+    if text and not plan.config.has_decoder:
+        assert plan.embedding is not None
+        model = vector_model(request, str(inside), plan.embedding)
+    else:
+        digest = None if inside is None else sha256(inside.encode()).digest()
+        key = (SEARCH, plan.target.name, precision, digest, repr(request), repr(generation))
+        model = built_once(key, lambda: search_model(request, plan.target.name, inside, generation, precision))
+    # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
+    lower(model, precision, plan.target.lowering._replace(computes_in=()), plan.activations, plan.int8_scales)
+    model.metadata_props.update(record(plan, generation, text))
+    if PRECISIONS[precision].form == "packed":
+        use_packed_operators(model, plan.checkpoint, plan.activations)
+    unpack_on_load(model, plan.checkpoint)
+    return model
+
+
+def place_constants(model: ir.Model) -> None:
+    """Put constants, once they have values, into the inner graphs that read them."""
+    names = {graph.name for graph in model.graph.subgraphs()}
+    for inner in (ALL_LOGITS, STEPS):
+        if inner in names:
+            move_inside(model, inner)
 
 
 def _check_one_file(settings: ExportSettings, out: Path) -> None:

@@ -1,6 +1,8 @@
 """Small models with random weights, written as a checkpoint folder and exported, for comparisons."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,13 +37,14 @@ def write_model(
     seed: int = 0,
     scheme: Scheme | None = None,
     embedding: TextEmbedding | None = None,
+    texts: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[Path, Path]:
     """(checkpoint folder, ONNX folder); `scheme`: the checkpoint is quantised by MLX; `embedding`: how it makes a
-    text's vector; options: of `export_onnx`."""
+    text's vector; `texts`: further files of it; options: of `export_onnx`."""
     checkpoint = folder / "model"
-    own = {} if embedding is None else {"texts": embedding.texts(), "tensors": embedding.tensors()}
-    save_checkpoint(checkpoint, config, random_weights(config, seed), **own)
+    own = ({}, {}) if embedding is None else (embedding.texts(), embedding.tensors())
+    save_checkpoint(checkpoint, config, random_weights(config, seed), texts={**own[0], **texts}, tensors=own[1])
     if scheme is not None:
         from mlx_transformer.convert.quantize import quantize_checkpoint  # not at the top: most models need no MLX
 

@@ -1,6 +1,6 @@
 """Edits of an ONNX graph that put a bug into it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
@@ -260,3 +260,62 @@ def attribute(**attributes: int) -> Callable[[onnx.NodeProto], None]:
         n.attribute.extend([*kept, *(onnx.helper.make_attribute(k, v) for k, v in attributes.items())])
 
     return change
+
+
+def inside(
+    op_type: str,
+    scope: str,
+    change: Callable[[onnx.NodeProto], None],
+    operator: str = "",
+    *others: np.ndarray,
+    every: bool = False,
+) -> Edit:
+    """Change the first node of a type in an inner graph, or every one; `operator`: one more node behind it, which reads
+    `others`."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for graph in _inner(model.graph):
+            for i, n in enumerate(list(graph.node)):
+                if n.op_type != op_type or not n.name.startswith(scope):
+                    continue
+                change(n)
+                if operator:
+                    old, n.output[0] = n.output[0], f"{n.output[0]}_before"
+                    names = [f"{old}_{k}" for k in range(len(others))]
+                    graph.initializer.extend(map(numpy_helper.from_array, others, names))
+                    graph.node.insert(i + 1, onnx.helper.make_node(operator, [n.output[0], *names], [old]))
+                if not every:
+                    return
+
+    return edit
+
+
+def _inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for n in graph.node:
+        for each in inner_graphs(n):
+            yield each
+            yield from _inner(each)
+
+
+def number(old: int, new: int, name: str = "") -> Edit:
+    """Another value for each scalar of int64 that has this one, or for the one of a name."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            is_scalar = tensor.data_type == onnx.TensorProto.INT64 and not tensor.dims
+            if is_scalar and name in ("", tensor.name) and int(numpy_helper.to_array(tensor)) == old:
+                tensor.CopyFrom(numpy_helper.from_array(np.array(new, np.int64), tensor.name))
+
+    return edit
+
+
+def output_of(name: str, op_type: str, change: Callable[[onnx.NodeProto], None], inputs: int) -> Edit:
+    """Change the node of a type that makes an output, which then reads only its first inputs."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for n in model.graph.node:
+            if n.op_type == op_type and name in n.output:
+                change(n)
+                del n.input[inputs:]
+
+    return edit

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnx
-from mutations import CONFIGS, EMBEDDINGS, Mutation
+from mutations import CONFIGS, EMBEDDINGS, FIXED, ONE_FILE, OPTIONS, Mutation
 from mutations_files import FILES, FileMutation, problem_of, run_file
+from mutations_graphs import GRAPHS
 from mutations_mlx import MLX
 from mutations_onnx import ONNX
 from random_models import write_model
@@ -19,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from export import export_search
 from export.validate import Report, compare, compare_engines
 from export.validate.cases import grid
 from export.validate.engines.mlx_engine import MlxEngine
 from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.int8_scales import INT8_SCALES
 
 SEED = 11
 Models = dict[str, tuple[Path, Path]]
@@ -46,12 +49,19 @@ class Outcome:
 
 
 def all_mutations() -> dict[tuple[str, str], Mutation | FileMutation]:
-    graphs = {("onnxruntime", n): m for n, m in ONNX.items()} | {("mlx", n): m for n, m in MLX.items()}
-    return graphs | {("files", n): m for n, m in FILES.items()}
+    graphs = {("onnxruntime", n): m for n, m in {**ONNX, **GRAPHS}.items()}
+    return graphs | {("mlx", n): m for n, m in MLX.items()} | {("files", n): m for n, m in FILES.items()}
 
 
 def make_models(folder: Path, names: Iterable[str] = CONFIGS) -> Models:
-    return {name: write_model(CONFIGS[name], folder / name, seed=3, embedding=EMBEDDINGS.get(name)) for name in names}
+    return {name: _made(name, folder / name) for name in names}
+
+
+def _made(name: str, folder: Path) -> tuple[Path, Path]:
+    texts = {INT8_SCALES: FIXED.json()} if name == "fixed scales" else {}
+    options = {"embedding": EMBEDDINGS.get(name), "texts": texts, **OPTIONS.get(name, {})}
+    checkpoint, exported = write_model(CONFIGS[name], folder, seed=3, **options)
+    return checkpoint, export_search(checkpoint, folder / "search.onnx") if name in ONE_FILE else exported
 
 
 def run(name: str, mutation: Mutation | FileMutation, models: Models, folder: Path) -> Outcome:
@@ -99,10 +109,10 @@ def _outcome(name: str, m: Mutation, report: Report) -> Outcome:
 
 def mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
     """Graphs with their weights inside: a data file that nobody reads would be a mistake of its own."""
-    copy = folder / "onnx"
-    shutil.copytree(exported, copy)
+    copy = folder / ("onnx" if exported.is_dir() else exported.name)
+    (shutil.copytree if exported.is_dir() else shutil.copy)(exported, copy)
     changed = 0
-    for path in sorted(copy.glob("onnx/*.onnx")):
+    for path in sorted(copy.glob("onnx/*.onnx")) if copy.is_dir() else [copy]:
         model = onnx.load(path)
         before = model.SerializeToString(deterministic=True)
         assert mutation.edit is not None

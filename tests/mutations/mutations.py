@@ -8,6 +8,8 @@ import numpy as np
 from mutation_edits import Edit
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import Int8Scales, ProductScales
+from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding
 
 SIZES = dict(vocab_size=60, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=40)
@@ -39,7 +41,20 @@ CONFIGS = {
     "decoder": TransformerConfig(
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
     ),
+    "languages": TransformerConfig(**SIZES, norm_placement="pre", positions="sinusoidal_halves"),
+    "student": TransformerConfig(**SIZES, decoder_self_attention="ssru", positions="sinusoidal_halves"),
+    "fixed scales": TransformerConfig(**SIZES, norm_placement="pre"),
+    "one file": TransformerConfig(**{**SIZES, "max_positions": 64}, pad_id=1, bos_id=2, eos_id=3),
 }  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {"student": {"target": "cpu"}, "fixed scales": {"precision": "int8"}}
+"""Of `export_onnx`, for some models."""
+ONE_FILE = ("one file",)
+"""Models that are exported with the search inside."""
+FIXED = Int8Scales(
+    {name: ProductScales(activation=np.float32(12)) for name in quantizable_shapes(CONFIGS["fixed scales"])},
+    {"text": "drawn"},
+)
+"""The scales of the model that has some."""
 EMBEDDINGS = {"text's vector": TextEmbedding(pooling=["mean"], normalize=True)}
 """What embedding.json of a model says."""
 

@@ -22,6 +22,8 @@ FAST = {
         "cache in the wrong order",
         "a mistake in the merged graph alone",
         "the state kept after the ReLU",
+        "a clip of the gates of a student, where it chooses among a shortlist",
+        "forced and banned tokens of id 0 ignored",
     )
 } | {("mlx", name) for name in ("norm in front of the sub-layers", "stale cache row", "beams not reordered")}
 FAST |= {

@@ -96,8 +96,8 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
         nonlocal count
         count += 1
         if value not in allowed:
-            should = " or ".join(map(str, dict.fromkeys(allowed))) or "not there"
-            wrong.append(f"{place}: {what} is {value}, has to be {should}")
+            should = " or ".join(map(str, dict.fromkeys(allowed)))
+            wrong.append(f"{place}: {what} is {value}, {f'has to be {should}' if should else 'which no rule names'}")
 
     for name, path in files.items():
         graph = onnx.load(path, load_external_data=False).graph

@@ -55,6 +55,14 @@ SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
 MOST_NEW_TOKENS = 20
 MOST_SENTENCES = 8
 RULES = ", with rules"
+BORDERS = ", ids at the borders"
+WITHOUT_LIMIT = "greedy, without a limit"
+AT_BORDERS = 2
+"""Sentences of a search at the borders of what its options take, the shortest ones."""
+FEW_TOKENS = 6
+"""Most tokens of theirs."""
+BANNED_AFTER = 2000
+"""The ids among which they ban every other one."""
 AMONG = ", among candidates"
 WITH_RULES = 4
 """Sentences of a search with rules."""
@@ -105,8 +113,9 @@ def free_running(
     listed: CandidatesOf | None = None,
 ) -> Iterator[Tokens]:
     """Search with every runtime, from the rows of the cases that have several: greedily, by beam and by sampling; with
-    rules in force; as `settings`, the model's own, say; and among the ids that `listed` gives for a source, or where
-    there is none, with the engines that have graphs for such a search, among half of them."""
+    rules in force; at the borders of what options take; as `settings`, the model's own, say; and among the ids that
+    `listed` gives for a source, or where there is none, with the engines that have graphs for such a search, among half
+    of them."""
     c = reference.config
     if not c.has_decoder:
         return
@@ -114,6 +123,12 @@ def free_running(
     for name, options in searches(c, limit, settings or {}, max(map(len, sources))).items():
         rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
         yield from _searched(reference, engines, rows, limits, words, name, options)
+    shortest = sorted(sources, key=len)[:AT_BORDERS]
+    for name, options in borders(c, limit).items():
+        yield from _searched(reference, engines, shortest, limits, words, name, options)
+    if most_positions(engines, c) == c.max_positions:  # graphs of fixed shape have another limit
+        bare = Options(suppressed=(c.eos_id,))  # or an output might end before it
+        yield from _searched(reference, engines, shortest[:1], limits, words, WITHOUT_LIMIT, bare)
     able = engines if listed is not None else [engine for engine in engines if engine.capabilities.among]
     if not (c.has_encoder and able) or isinstance(sources[0], np.ndarray):
         return
@@ -126,8 +141,10 @@ def free_running(
 
 
 def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
-    """Return half of all ids, which half the source decides."""
-    return np.flatnonzero(np.random.default_rng([*source, len(source)]).random(c.vocab_size) < 0.5).tolist()
+    """Return half of all ids, the first and the last among them; which half the source decides."""
+    chosen = np.random.default_rng([*source, len(source)]).random(c.vocab_size) < 0.5
+    chosen[[0, -1]] = True
+    return np.flatnonzero(chosen).tolist()
 
 
 def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerConfig) -> tuple[list[Any], int]:
@@ -148,6 +165,41 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], long
     options_by_name = {**{name: Options(max_new_tokens=limit, **options) for name, options in bare.items()}, **ruled}
     own = own_options(limit, settings)
     return options_by_name if own is None else {**options_by_name, "as the model's own settings say": own}
+
+
+def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
+    """Return searches at the borders of what options take, by the names that the report has for them: one token, fewer
+    outputs than the beam has, and ids 0 and V - 1 in every rule, where the vocabulary has enough others.
+
+    Read are id 0, or forced where it may be, and the last id; then a sequence that begins with them decides what may
+    follow. Behind another token the same sequences ban nothing: a 0 that is taken for no id at all would match there.
+    """
+    few, beam = min(limit, FEW_TOKENS), min(BEAM, c.vocab_size)
+    n_best = max(1, beam // 2)
+    named = {"greedy, limit 1": Options(max_new_tokens=1)}
+    several: dict[str, Any] = {"beam": beam, "n_best": n_best}
+    first, last = 0, c.vocab_size - 1
+    words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id, first, last})
+    if len(words) < ENOUGH_WORDS or few < FEW_TOKENS:
+        return {**named, f"beam {beam}, {n_best} best": Options(max_new_tokens=few, **several)}
+    forced = tuple(i for i in (first, last) if i not in (c.pad_id, c.eos_id))
+    begin = (first, *forced[-1:]) if last in forced else (first,)
+    rules: dict[str, Any] = {
+        "max_new_tokens": few,
+        "banned_sequences": tuple((*begin, i) for i in range(0, min(c.vocab_size, BANNED_AFTER), 2)),
+        "min_new_tokens": few,
+        "no_repeat_ngram": 1,
+    }
+    begun = {**rules, "forced_first": forced, "start_id": first if c.has_encoder else None}
+    other = {**rules, "forced_first": (words[0], *begin[1:]), "suppressed": (first, last, words[-1])}
+    other["suppressed_first"] = (first, last, *words[1::2])
+    return {
+        **named,
+        f"greedy{BORDERS}": Options(**begun),
+        f"beam {beam}, {n_best} best{BORDERS}": Options(**begun, **several),
+        f"greedy, another first{BORDERS}": Options(**other),
+        f"greedy, ends{BORDERS}": Options(max_new_tokens=few, end_ids=(first, last), forced_end=True),
+    }
 
 
 def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
@@ -200,7 +252,12 @@ def _searched(
     check_known(options)
     truth = beam_search(reference, sources, options, candidates) if options.beam > 1 else []
     for engine in engines:
-        hypotheses, why = attempt(lambda engine=engine: engine.search(sources, options, candidates))
+        several, hypotheses = None, None
+        if options.n_best > 1:
+            several, why = attempt(lambda engine=engine: engine.n_best(sources, options, candidates))
+            hypotheses = None if several is None else [rows[0] for rows in several]
+        else:
+            hypotheses, why = attempt(lambda engine=engine: engine.search(sources, options, candidates))
         outputs = [ids for ids, _ in hypotheses or []]
         if hypotheses is None:
             judged = [Judged(problem=why)]
@@ -208,6 +265,8 @@ def _searched(
             judged = judge_greedy(reference, sources, outputs, options, limits[engine.name], candidates)
         else:
             judged = judge_beam(truth, hypotheses, options, limits[engine.name], c)
+            if several is not None:
+                judged = judge_others(truth, several, judged, options, limits[engine.name], c)
         parted = outputs and any(j.summary for j in judged)
         expected: list[list[int]] = []
         if parted and options.beam == 1:
@@ -319,11 +378,13 @@ def judge_beam(
     options: Options,
     budget: float,
     c: TransformerConfig,
+    place: int = 0,
 ) -> list[Judged]:
-    """Hold the best hypotheses (ids without their end, score) against the reference's own search."""
+    """Hold the best hypotheses (ids without their end, score), or those at another place, against the reference's own
+    search."""
     judged = []
     for row, (sentence, (ids, score)) in enumerate(zip(sentences, outputs, strict=True)):
-        score_there, best = sentence.finished[0]
+        score_there, best = sentence.finished[place]
         tokens, expected = list(ids), without_end(best.tokens, c, options)
         # A log-probability errs by at most two logits' errors, a sum by as many as it has terms; the runtimes add up in
         # float32.
@@ -342,4 +403,26 @@ def judge_beam(
             judged.append(
                 Judged(problem=f"{message}; closest decision {sentence.margin:.3g}, a tie would be {2 * room:.3g}")
             )
+    return judged
+
+
+def judge_others(
+    sentences: Sequence[BeamState],
+    outputs: Sequence[Sequence[tuple[list[int], float]]],
+    best: Sequence[Judged],
+    options: Options,
+    budget: float,
+    c: TransformerConfig,
+) -> list[Judged]:
+    """Judge the other hypotheses of each sentence too, and how many there are. best: what was found of the first."""
+    judged = list(best)
+    for row, (sentence, found) in enumerate(zip(sentences, outputs, strict=True)):
+        expected = min(options.n_best, len(sentence.finished))
+        if len(found) != expected:
+            judged[row] = Judged(problem=f"sentence {row}: {len(found)} hypotheses, reference {expected}")
+        for place, each in enumerate(found[:expected]):
+            (verdict,) = judge_beam([sentence], [each], options, budget, c, place)
+            if place and not judged[row].problem and verdict.summary:
+                text = verdict.summary.replace("sentence 0", f"sentence {row}, number {place + 1}", 1)
+                judged[row] = Judged(problem=text) if verdict.problem else Judged(tie=judged[row].tie or text)
     return judged

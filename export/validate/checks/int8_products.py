@@ -44,7 +44,11 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
             if node.op_type in PRODUCTS:
                 for parameter in graph.parameters(node):
                     count += 1
-                    wrong += [f"{name}: {parameter}: {each}" for each in graph.problems(node, parameter, scales)]
+                    try:
+                        problems = list(graph.problems(node, parameter, scales))
+                    except (IndexError, ValueError):  # an input or an attribute that isn't there
+                        problems = ["its integers can't be followed: other operators than export writes"]
+                    wrong += [f"{name}: {parameter}: {each}" for each in problems]
     return count, wrong
 
 
@@ -153,10 +157,10 @@ class _Graph:
     def _after(self, node: onnx.NodeProto) -> tuple[str, str]:
         """Return the names of the unit and of the scales that an integer result is multiplied with."""
         for cast in self.readers.get(node.output[0], []):
-            for multiply in self.readers.get(cast.output[0], []):
+            for multiply in (each for each in self.readers.get(cast.output[0], []) if each.op_type == "Mul"):
                 other = multiply.input[1] if multiply.input[0] == cast.output[0] else multiply.input[0]
                 maker = self.makers.get(other)
-                if multiply.op_type == "Mul" and maker is not None and maker.op_type == "Mul":
+                if maker is not None and maker.op_type == "Mul":
                     return maker.input[0], maker.input[1]
         return "", ""
 

@@ -6,14 +6,18 @@ rounds. So each of them is one of the few that the architecture has at its place
     Mul in an attention, or on its way there    1 / sqrt(d_k), or what the config says
     Mul of the embedding and of the logits      sqrt(d_model), the config's scale
     Where of a mask                             0, or what hides a key
-    Pow of a norm, Sub of an SSRU               2, 1
+    Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
+    Max of a count, Clip of a vector's length   1, 1e-12
+
+A number that another operator of the network reads is an error: nobody has said here what it has to be. What lower
+precisions add is judged by `int8_products.py`, the search around the network by its tokens, and all by `same_graph.py`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +28,37 @@ from onnx import numpy_helper
 from export.graph.protos import all_nodes, constants_of, initializers
 from export.nn.marks import HIDDEN
 from export.precision import half
+from export.request import SENTENCE_EMBEDDING
 from export.targets.coreml import shape as coreml
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.text_embedding import SMALLEST_NORM
 
-OPERATORS = ("Mul", "Where", "Pow", "Sub")
 PLACE = re.compile(r"(?:phases/steps/)?(?:(?P<stack>encoder|decoder)/)?(?:.*/)?(?P<module>[a-z_]+)/[A-Za-z_]+_?\d*$")
 UNSCOPED = re.compile(r"(?:phases/steps/)?[A-Za-z_]+_node_\d+$")
+LOWERED = re.compile(r"_node_\d+/")
+"""In the names of nodes that a lower precision has put in the place of one."""
+OF_SEARCH = "phases/"
+"""Begins the names of a search's nodes."""
 ATTENTION = ("self_attention", "cross_attention")
 OWN_KEY = 4 * HIDDEN
 """The bias that hides a key in a search, where a row's own is still seen among those that `HIDDEN` hides."""
 
 Found = tuple[str, float, tuple[float, ...]]
-"""Name of a node, the number that it reads, those that it may read."""
+"""Name of a node, the number that it reads, those that it may read; none: no rule names such a node."""
 
 
 def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> Iterator[Found]:
-    """Yield every number that is known of by its place, in a graph and in those within it."""
+    """Yield every number that operators of the network read, in a graph and in those within it."""
+    nodes, parameters = list(all_nodes(graph)), parameter_shapes(config)
+    searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
     settings = {entry.name for entry in graph.input}  # of a search, which have a default
     constants = {name: tensor for name, tensor in constants_of(graph).items() if name not in settings}
-    for node in (each for each in all_nodes(graph) if each.op_type in OPERATORS):
+    for node in nodes:
         allowed = _allowed(node, config)
-        for name in node.input if allowed else ():
+        if not allowed and not _is_judged(node, searches, parameters):
+            continue
+        for name in (each for each in node.input if each not in parameters):
             array = _single(constants.get(name), folder)
             if array is not None:
                 with np.errstate(over="ignore"):  # float16 has no -1e9
@@ -64,17 +77,35 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
     if UNSCOPED.match(node.name):
         if node.op_type == "Where":
             return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
+        if node.op_type in ("Max", "Sub", "Clip"):  # of counts; Clip of coreml's alone
+            return (0.0, 1.0) if node.op_type == "Clip" else (1.0,)
         scales = _scales(config, None)
         factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, coreml.HIDDEN, *scales)
         return factors if node.op_type == "Mul" else ()
     place = PLACE.match(node.name)
     if place is None:
         return ()
+    if place["module"] == SENTENCE_EMBEDDING:
+        return {"Clip": (SMALLEST_NORM,), "Max": (1.0,), "Sub": (1.0,)}.get(node.op_type, ())
+    if place["module"].endswith("norm"):
+        return {"Pow": (2.0,), "Add": (config.norm_epsilon,)}.get(node.op_type, ())
     if place["module"] in ATTENTION:
         return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,)}.get(node.op_type, ())
-    if node.op_type == "Where" and place["module"] == "positions":
+    if node.op_type in ("Where", "Clip") and place["module"] == "positions":
         return 0.0, HIDDEN, half.HIDDEN, coreml.HIDDEN
-    return (2.0,) if node.op_type == "Pow" and place["module"].endswith("norm") else ()
+    return ()
+
+
+def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str]) -> bool:
+    """Return whether a number that a node reads has to be known here. A vector's width is in its embedding.json; what
+    makes a parameter of integers is compared with it; and a node without a name is none that export writes."""
+    if not node.name or LOWERED.search(node.name) or node.name.partition("/")[0] in parameters:
+        return False
+    if node.op_type in ("Mul", "Div") and f"{SENTENCE_EMBEDDING}/" in node.name:
+        return False
+    place = PLACE.match(node.name)
+    of_network = place is not None and place["stack"] is not None
+    return of_network or not searches
 
 
 def _scales(config: TransformerConfig, stack: Any) -> tuple[float, ...]:

@@ -5,7 +5,10 @@ output, there are as many matrix products and softmaxes as the architecture has,
 their inputs, such as an epsilon, is the architecture's (`attributes.py`). A fused attention counts as its two products
 and one softmax, a product with a sum (AddMM, Gemm) as one product.
 
-MLX is imported inside functions.
+And each graph is, node by node, the one that export builds of the checkpoint (`same_graph.py`), so that nothing is in
+it that no test input happens to reach.
+
+MLX, and what builds graphs, are imported inside functions.
 """
 
 from __future__ import annotations
@@ -76,6 +79,8 @@ class Structure:
     unused: tuple[str, ...]
     attributes: int = 0
     wrong: tuple[str, ...] = ()
+    nodes: int = 0
+    """How many nodes were compared with those that export builds; 0: the graphs are nobody's export."""
 
     @property
     def passed(self) -> bool:
@@ -105,13 +110,23 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     """Yield the structure of each engine whose operations can be read."""
+    same: dict[tuple[Any, ...], tuple[int, list[str]]] = {}  # several runtimes may run the same files
     for engine in engines:
-        config, files = engine.config, engine.capabilities.files
+        config, files, nodes = engine.config, engine.capabilities.files, 0
         compared, wrong = attributes(files, config)
         if engine.precision == "int8" and isinstance(engine, OnnxFiles):
             products, problems = int8_products(files, engine.int8_scales)
             left = left_in_float32(files, engine.int8_scales, config)
             compared, wrong = compared + products, [*wrong, *problems, *left, *_differing(engine)]
+        if isinstance(engine, OnnxFiles) and files:
+            key = tuple(files.items())
+            if key not in same:
+                from .expected_graphs import same_graphs
+
+                same[key] = same_graphs(engine)
+            nodes, other = same[key]
+            told = {_place(problem) for problem in wrong}
+            wrong = [*wrong, *(problem for problem in other if _place(problem) not in told)]
         if files:
             operations, used = _of_onnx(engine)
         elif engine.capabilities.isolates == "mlx":
@@ -120,7 +135,14 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
             continue
         needed = [name for name in parameter_shapes(config) if name not in engine.unused_parameters()]
         unused = tuple(name for name in needed if name not in used)
-        yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong))
+        yield Structure(
+            *(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong), nodes)
+        )
+
+
+def _place(problem: str) -> tuple[str, ...]:
+    """Return the graph and the node that a problem is about."""
+    return tuple(problem.split(": ")[:2])
 
 
 def _differing(engine: OnnxFiles) -> Iterator[str]:

@@ -183,7 +183,14 @@ class Engine:
     ) -> list[tuple[list[int], float]]:
         """Return the best output (ids without the token that ends it, score) of each source. candidates: the ids that
         each may be made of; None: all."""
-        return [(best[0].ids, best[0].score) for best in self._hypotheses(sources, options, candidates)]
+        return [best[0] for best in self.n_best(sources, options, candidates)]
+
+    def n_best(
+        self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
+    ) -> list[list[tuple[list[int], float]]]:
+        """Return the `n_best` best outputs of each source, best first; else as `search`."""
+        found = self._hypotheses(sources, options, candidates)
+        return [[(each.ids, each.score) for each in hypotheses] for hypotheses in found]
 
     def _hypotheses(
         self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None

@@ -64,8 +64,13 @@ class ReferenceEngine(ModelEngine):
     ) -> list[tuple[list[int], float]]:
         if options.beam == 1:
             return token_by_token(self.model, sources, options, candidates)
-        best = [sentence.finished[0] for sentence in beam_search(self.model, sources, options, candidates)]
-        return [(without_end(hypothesis.tokens, self.config, options), score) for score, hypothesis in best]
+        return [best[0] for best in self.n_best(sources, options, candidates)]
+
+    def n_best(
+        self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
+    ) -> list[list[tuple[list[int], float]]]:
+        found = [s.finished[: options.n_best] for s in beam_search(self.model, sources, options, candidates)]
+        return [[(without_end(h.tokens, self.config, options), score) for score, h in best] for best in found]
 
     def _cached(self, case: Case, tap: Tap | None) -> Array:
         cache, parts = reference_started(self.model, case), []

@@ -74,4 +74,6 @@ class SearchEngine(WholeEngine, OnnxFiles):
         self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
     ) -> list[list[Hypothesis]]:
         # Every option is given, so that none is taken from the file's own settings.
+        if options.max_new_tokens is None and not options.max_length_factor and candidates is None:
+            return self.model.without_limit(list(sources), options)
         return self.model.search(list(sources), candidates=candidates, **vars(options))

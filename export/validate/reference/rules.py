@@ -19,10 +19,12 @@ from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 
+MORE = 50
+"""The most new tokens beyond a source's own, where nobody says (Vaswani et al. 2017, section 6.1)."""
 KNOWN = {
     "beam", "length_penalty", "penalty_form", "max_new_tokens", "min_new_tokens", "early_stopping", "heuristic_stop",
     "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
-    "suppressed_first", "banned_sequences", "max_length_factor", "start_id",
+    "suppressed_first", "banned_sequences", "max_length_factor", "start_id", "n_best",
 }  # fmt: skip
 """The fields of `Options` that this search is written for; `batch_tokens` changes nothing that is found."""
 
@@ -36,15 +38,12 @@ def check_known(options: Options) -> None:
 
 
 def limit(c: TransformerConfig, o: Options, length: int) -> int:
-    """Return how many tokens an output may have, for a source or prompt of so many. `ValueError` where the options
-    don't say it."""
+    """Return how many tokens an output may have, for a source or prompt of so many."""
     if o.max_new_tokens is not None:
         return o.max_new_tokens
-    if not o.max_length_factor:
-        raise ValueError("the reference search needs a limit")
-    times = math.ceil(np.float32(length) * np.float32(o.max_length_factor))
+    usual = math.ceil(np.float32(length) * np.float32(o.max_length_factor)) if o.max_length_factor else length + MORE
     room = c.max_positions if c.has_encoder else c.max_positions - length + 1
-    return max(min(times, room), o.min_new_tokens)
+    return max(min(usual, room), o.min_new_tokens)
 
 
 def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig, o: Options) -> Array:

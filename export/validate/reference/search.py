@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,7 @@ def beam_search(
         new, cache = reference.step([[h.tokens[-1]] for s in sentences for h in s.live], cache.select(rows))
         logits = new[:, -1]
     for sentence in sentences:
-        for (first, _), (second, _) in zip(sentence.finished[:1], sentence.finished[1:2], strict=False):
+        for (first, _), (second, _) in pairwise(sentence.finished[: options.n_best + 1]):
             sentence.decide(first, second)
     return sentences
 

@@ -21,6 +21,7 @@ from export.__main__ import main
 from export.package.facts import describe_graphs
 from export.runtime.folder import open_folder
 from export.validate import compare, validate_command
+from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders
 from export.validate.findings import tap_names
 from mlx_transformer.core.checkpoint import save_checkpoint
 
@@ -82,7 +83,7 @@ def test_every_precision_and_what_is_said(tmp_path):
         rules = {"greedy, with rules", "beam 4, with rules"}
         listed = open_folder(cpu, runtime.precision).listed  # int4 has no such graphs
         among = {"greedy, among candidates", "beam 4, among candidates"} if listed else set()
-        assert set(searches) == bare | rules | among
+        assert set(searches) == bare | rules | among | {*borders(config, MOST_NEW_TOKENS), WITHOUT_LIMIT}
         assert min(searches[name] for name in bare) > 20
     places = {s.runtime: (s.products, s.softmaxes) for s in report.structures}
     assert len(places) == len(PRECISIONS) + 1

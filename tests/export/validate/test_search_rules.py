@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import partial
 from itertools import pairwise
@@ -12,18 +13,18 @@ import numpy as np
 import pytest
 from combined import thinned
 from ending_models import PRE_NORM, made
-from random_models import write_model
+from random_models import random_weights, write_model
 from small_models import encoder_decoder
 
 from export import export_search
 from export.validate import compare
 from export.validate.cases import grid
-from export.validate.checks.free_running import RULES, free_running, half_of, rules_for
+from export.validate.checks.free_running import BORDERS, RULES, WITHOUT_LIMIT, free_running, half_of, rules_for
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.reference.rules import check_known
 from mlx_transformer import UserError
 from mlx_transformer.convert import import_huggingface
-from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.families.generation import settings_of
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import SETTINGS
@@ -157,9 +158,8 @@ def rule_by_itself(reference: ReferenceEngine, rule: str) -> dict[str, Any]:
 
 def test_the_settings_of_a_model_are_in_force_in_every_runtime(tmp_path: Path) -> None:
     config = encoder_decoder("paper")
-    checkpoint, exported = write_model(config, tmp_path, 1)
     own = {"beam": 3, "suppressed": [7, 8], "no_repeat_ngram": 2, "forced_end": True, "max_new_tokens": 9}
-    (checkpoint / SETTINGS).write_text(json.dumps(own), encoding="utf-8")
+    checkpoint, exported = write_model(config, tmp_path, 1, texts={SETTINGS: json.dumps(own)})
     report = compare(checkpoint, exported, seed=1, threads=1)
     assert report.equal, report.failures()
     named = {(check.runtime, check.search) for check in report.tokens}
@@ -168,3 +168,45 @@ def test_the_settings_of_a_model_are_in_force_in_every_runtime(tmp_path: Path) -
     report = compare(checkpoint, file, ["onnxruntime"], seed=1, threads=1)
     assert report.equal, report.failures()
     assert {check.search for check in report.tokens} >= {f"beam 4{RULES}", "as the model's own settings say"}
+
+
+class AtBorders(ReferenceEngine):
+    """A runtime that is wrong at one border of what its options take."""
+
+    wrong: str = ""
+
+    def n_best(self, sources: Any, options: Options, candidates: Any = None) -> Any:
+        found = super().n_best(sources, self.taken(options), candidates)
+        return [rows[:1] for rows in found] if self.wrong == "n_best" else found
+
+    def search(self, sources: Any, options: Options, candidates: Any = None) -> Any:
+        return super().search(sources, self.taken(options), candidates)
+
+    def taken(self, options: Options) -> Options:
+        given = dict(vars(options))
+        if self.wrong == "id 0":
+            given["forced_first"] = tuple(i for i in options.forced_first if i)
+        if self.wrong == "start 0":
+            given["start_id"] = options.start_id or None
+        if self.wrong == "last id":
+            given["suppressed"] = tuple(i for i in options.suppressed if i != self.config.vocab_size - 1)
+            given["forced_first"] = tuple(i for i in options.forced_first if i != self.config.vocab_size - 1)
+        if self.wrong == "limit" and options.max_new_tokens is None:
+            given["max_length_factor"] = 2.0
+        return Options(**given)
+
+
+@pytest.mark.parametrize("wrong", ["", "id 0", "start 0", "last id", "limit", "n_best"])
+def test_a_runtime_that_is_wrong_at_a_border_is_found(wrong: str, tmp_path: Path) -> None:
+    """Ids 0 and V - 1 are words of this model."""
+    config = dataclasses.replace(encoder_decoder("paper"), pad_id=1, bos_id=2, eos_id=3)
+    opened = open_checkpoint(save_checkpoint(tmp_path / "model", config, random_weights(config, 1)))
+    other = AtBorders(config, dict(opened.tensors()), "float32")
+    other.wrong = wrong
+    reference = engine(opened.folder)
+    found = list(free_running(reference.model, [other], grid(config, 3), {"reference": 1e-4}, str))
+    failed = {check.search for check in found if not check.passed}
+    assert {check.search for check in found} >= {"greedy, limit 1", f"greedy{BORDERS}", WITHOUT_LIMIT}
+    expected = {"": set(), "limit": {WITHOUT_LIMIT}}.get(wrong, {f"beam 4, 2 best{BORDERS}"})
+    assert failed >= expected
+    assert bool(failed) == bool(wrong)

@@ -16,6 +16,7 @@ from runtimes import providers, unasked
 from export.package import export_onnx
 from export.validate import Report, compare, compare_engines, validate_command
 from export.validate.cases import Case, grid, tokenised
+from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders
 from export.validate.engines import Unavailable, open_engine
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.findings import tap_names
@@ -64,6 +65,7 @@ def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[
     kinds = ["top-1, teacher-forced"]
     if CONFIGS[name].has_decoder:
         kinds += ["cached against full", "greedy", "sampling", "beam 4", "greedy, with rules", "beam 4, with rules"]
+        kinds += [*borders(CONFIGS[name], MOST_NEW_TOKENS), WITHOUT_LIMIT]
     assert searches == {(r, s) for r in unasked() for s in kinds}
     decoder = [tap for tap in tap_names(CONFIGS[name]) if tap == "logits" or tap.startswith("decoder.")]
     for path, runtime in [("cached", "mlx"), ("cached", "onnxruntime"), ("cached, merged", "onnxruntime")]:

@@ -1,0 +1,285 @@
+"""A graph of a file against the one that export builds: node by node, value by value, in the graphs within it too.
+
+Nodes are matched by their names, values by who makes them. So a file may store a tensor elsewhere, list its nodes in
+another order that works, spell out an attribute's default, or rename an inner value. Anything more is told:
+
+    a node that the other graph doesn't have, or one that is missing
+    an operator, its domain, an attribute, what it reads, how many results it has
+    a constant, and any tensor that export makes of weights; parameters as they are, `weights.py` compares
+    inputs and outputs with their types and shapes, defaults, opsets, functions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from export.package.weights import is_parameter
+from export.precision.late_weights import LATE
+
+Key = tuple[Any, ...]
+
+
+class Comparison:
+    """The comparison of one graph. `nodes`: how many the expected one has. `problems`: what differs, in words, the
+    nodes that are too many first."""
+
+    def __init__(self, expected: ir.Model, got: ir.Model) -> None:
+        self.nodes = 0
+        self._expected, self._got = _Side(expected), _Side(got)
+        self._more: list[str] = []
+        self._missing: list[str] = []
+        self._other: list[str] = []
+        self._tensors: list[tuple[str, ir.Value | None, ir.TensorProtocol, ir.TensorProtocol]] = []
+        self._graphs(expected.graph, got.graph, ())
+        self._ports(expected.graph, got.graph)
+        self._of_model(expected, got)
+        self._contents()
+        self._initializers()
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self._more, *self._missing, *self._other]
+
+    def _graphs(self, expected: ir.Graph, got: ir.Graph, path: Key) -> None:
+        """Compare the nodes of two graphs, and what they give."""
+        self._expected.enter(expected, path)
+        self._got.enter(got, path)
+        known, found = {n.name: n for n in _operators(expected)}, dict[str | None, ir.Node]()
+        for node in _operators(got):
+            if node.name not in known or node.name in found:
+                twice = " once more" if node.name in found else ""
+                self._more.append(f"{_label(node)}: a node that the architecture doesn't have{twice}")
+            else:
+                found[node.name] = node
+        self.nodes += len(known)
+        for name, node in known.items():
+            if name in found:
+                self._nodes(node, found[name], (*path, name))
+            else:
+                self._missing.append(f"{_label(node)}: is missing")
+        if (a := len(expected.outputs)) != (b := len(got.outputs)):
+            self._other.append(f"{'/'.join(map(str, path)) or 'the graph'}: {b} outputs, has to be {a}")
+        for value, other in zip(expected.outputs, got.outputs, strict=False):
+            self._values(f"output {value.name}", value, other)
+
+    def _nodes(self, expected: ir.Node, got: ir.Node, path: Key) -> None:
+        label = _label(expected)
+        kinds = [(node.domain, node.op_type, node.overload) for node in (expected, got)]
+        if kinds[0] != kinds[1]:
+            kind, should = (".".join(filter(None, each)) for each in reversed(kinds))
+            self._other.append(f"{label}: operator is {kind}, has to be {should}")
+            self._attributes(label, expected, got, path, inner_only=True)
+            return
+        self._attributes(label, expected, got, path)
+        read, given = _without_end(expected.inputs), _without_end(got.inputs)
+        if len(read) != len(given):
+            self._other.append(f"{label}: reads {len(given)} values, has to be {len(read)}")
+        for i, (value, other) in enumerate(zip(read, given, strict=False)):
+            self._values(f"{label}: input {i}", value, other)
+        results = [sum(bool(value.name) for value in node.outputs) for node in (expected, got)]
+        if results[0] != results[1]:
+            self._other.append(f"{label}: gives {results[1]} values, has to be {results[0]}")
+
+    def _attributes(self, label: str, expected: ir.Node, got: ir.Node, path: Key, inner_only: bool = False) -> None:
+        for name in dict.fromkeys([*expected.attributes, *got.attributes]):
+            pair = [node.attributes.get(name) for node in (expected, got)]
+            if all(each is not None and each.type == ir.AttributeType.GRAPH for each in pair):
+                a, b = (each.as_graph() for each in pair if each is not None)
+                self._graphs(a, b, (*path, name))
+                continue
+            if inner_only:
+                continue
+            should, value = (_plain(node, name, each) for node, each in zip((expected, got), pair, strict=True))
+            if all(isinstance(each, ir.TensorProtocol) for each in (should, value)):
+                self._tensors.append((f"{label}: {name}", None, should, value))
+            elif should != value:
+                words = ["not there" if each is None else each for each in (value, should)]
+                self._other.append(f"{label}: {name} is {words[0]}, has to be {words[1]}")
+
+    def _values(self, place: str, expected: ir.Value | None, got: ir.Value | None) -> None:
+        """Compare what is read in one place: constants by their contents, all else by who makes it."""
+        a, b = self._expected.constant(expected), self._got.constant(got)
+        if a is not None and b is not None and expected is not None and got is not None:
+            if is_parameter(expected) and expected.name != got.name:
+                self._other.append(f"{place} is {got.name}, has to be {expected.name}")
+            self._tensors.append((f"{place}, {expected.name},", expected, a, b))
+        elif self._expected.key(expected) != self._got.key(got):
+            self._other.append(f"{place} is {_source(got)}, has to be {_source(expected)}")
+
+    def _ports(self, expected: ir.Graph, got: ir.Graph) -> None:
+        for kind in ("inputs", "outputs"):
+            sides = [list(map(_port, getattr(graph, kind))) for graph in (expected, got)]
+            if sides[0] != sides[1]:
+                differing = [b for b in sides[1] if b not in sides[0]], [a for a in sides[0] if a not in sides[1]]
+                is_, should = (", ".join(each) or "fewer or in another order" for each in differing)
+                self._other.append(f"its {kind}: {is_}, has to be {should}")
+        given = {value.name: value for value in got.inputs}
+        for value in expected.inputs:
+            other = given.get(value.name)
+            if other is not None:
+                defaults = [None if each is None else each.const_value for each in (value, other)]
+                a, b = defaults
+                if a is not None and b is not None:
+                    self._tensors.append((f"default of {value.name}", None, a, b))
+                elif a is not b:
+                    self._other.append(f"default of {value.name}: {'is' if a is None else 'is not'} there")
+
+    def _of_model(self, expected: ir.Model, got: ir.Model) -> None:
+        for function in got.functions.values():
+            if function.identifier() not in expected.functions:
+                self._more.append(f"function {function.domain}.{function.name}: the architecture has none")
+        versions = [model.opset_imports for model in (expected, got)]
+        for name in dict.fromkeys([*versions[0], *versions[1]]):
+            if (a := versions[0].get(name)) != (b := versions[1].get(name)):
+                is_, has_to_be = ("not there" if x is None else x for x in (b, a))
+                self._other.append(f"opset {name or 'ai.onnx'} is {is_}, has to be {has_to_be}")
+
+    def _initializers(self) -> None:
+        """Report tensors of the file that no node reads, and two by one name: those who compare weights see one."""
+        seen = set[str]()
+        for graph in self._got.graphs:
+            for name, value in graph.initializers.items():
+                if name in seen:
+                    self._more.append(f"{name}: two tensors have this name")
+                seen.add(name)
+                if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                    self._other.append(f"{name}: a tensor that nothing reads")
+
+    def _contents(self) -> None:
+        """Compare tensors, those together that are made together."""
+        done = set[tuple[int, int]]()
+
+        def made(entry: tuple[str, ir.Value | None, Any, Any]) -> str:
+            value = entry[1]
+            return "" if value is None or LATE not in value.meta else value.meta[LATE][0].key
+
+        for place, value, expected, got in sorted(self._tensors, key=made):
+            if (pair := (id(expected), id(got))) not in done:
+                done.add(pair)
+                if problem := _difference(expected, got, value is not None and is_parameter(value)):
+                    self._other.append(f"{place} {problem}")
+
+
+class _Side:
+    """One of the two models: who makes each of its values."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graphs = [model.graph, *model.graph.subgraphs()]
+        self._initializers = {id(v) for graph in self.graphs for v in graph.initializers.values()}
+        self._keys: dict[int, Key] = {}
+
+    def enter(self, graph: ir.Graph, path: Key) -> None:
+        for i, value in enumerate(graph.inputs):
+            self._keys[id(value)] = (*path, "input", i if path else value.name)
+        for node in graph:
+            for i, value in enumerate(node.outputs):
+                self._keys[id(value)] = (*path, "node", node.name, node.op_type if not node.name else "", i)
+
+    def key(self, value: ir.Value | None) -> Key | None:
+        return None if value is None else self._keys.get(id(value), ("unknown", value.name))
+
+    def constant(self, value: ir.Value | None) -> ir.TensorProtocol | None:
+        """Return the tensor that a value always is: that of an initializer which is no input, or of a Constant."""
+        if value is None or value.is_graph_input():
+            return None
+        maker = value.producer()
+        if maker is not None:
+            tensor = maker.attributes.get("value") if _is_constant(maker) else None
+            return None if tensor is None else tensor.as_tensor()
+        return value.const_value if id(value) in self._initializers else None
+
+
+def _is_constant(node: ir.Node) -> bool:
+    return node.op_type == "Constant" and node.domain in ("", "ai.onnx") and "value" in node.attributes
+
+
+def _operators(graph: ir.Graph) -> Iterator[ir.Node]:
+    return (node for node in graph if not _is_constant(node))
+
+
+def _label(node: ir.Node) -> str:
+    return node.name or f"{node.op_type} that makes {node.outputs[0].name if node.outputs else 'nothing'}"
+
+
+def _source(value: ir.Value | None) -> str:
+    if value is None:
+        return "nothing"
+    maker = value.producer()
+    return f"{value.name}" if maker is None else f"{value.name} of {_label(maker)}"
+
+
+def _without_end(values: Iterable[ir.Value | None]) -> list[ir.Value | None]:
+    """Return what a node reads, without the inputs at its end that it leaves out."""
+    read = [None if value is None or value.name == "" else value for value in values]
+    while read and read[-1] is None:
+        read.pop()
+    return read
+
+
+def _port(value: ir.Value) -> str:
+    dims = "?" if value.shape is None else ", ".join(str(getattr(d, "value", d)) for d in value.shape)
+    return f"{value.name} {value.dtype} ({dims})"
+
+
+def _plain(node: ir.Node, name: str, attribute: ir.Attr | None) -> Any:
+    """Return an attribute's value, numbers as a file holds them; the operator's default for one that isn't there."""
+    if attribute is None:
+        try:
+            schema = onnx.defs.get_schema(node.op_type, node.version or onnx.defs.onnx_opset_version(), node.domain)
+        except onnx.defs.SchemaError:
+            return None
+        default = schema.attributes.get(name)
+        if default is None or not default.default_value.name:
+            return None
+        value = onnx.helper.get_attribute_value(default.default_value)
+        return value.decode() if isinstance(value, bytes) else value
+    value: Any = attribute.value
+    if attribute.type == ir.AttributeType.FLOAT:
+        return float(np.float32(value))
+    if attribute.type == ir.AttributeType.FLOATS:
+        return [float(np.float32(each)) for each in value]
+    return list(value) if isinstance(value, (tuple, list)) else value
+
+
+def _difference(expected: ir.TensorProtocol, got: ir.TensorProtocol, parameter: bool) -> str:
+    """Return how two tensors differ; empty if they don't. parameter: its contents are compared elsewhere.
+
+    Sums, sines and powers of another machine may round the last bit of a table to the other side; single numbers are
+    exact everywhere.
+    """
+    shapes = [tuple(map(int, tensor.shape.numpy())) for tensor in (expected, got)]
+    if expected.dtype != got.dtype or shapes[0] != shapes[1]:
+        return f"is {got.dtype}{shapes[1]}, has to be {expected.dtype}{shapes[0]}"
+    if parameter:
+        return ""
+    if expected.dtype == ir.DataType.STRING:
+        a, b = (list(np.asarray(tensor.numpy()).reshape(-1)) for tensor in (expected, got))
+    elif expected.tobytes() == got.tobytes():
+        return ""
+    else:
+        a, b = (np.asarray(tensor.numpy()).reshape(-1) for tensor in (expected, got))
+        if a.dtype in (np.float32, np.float64) and a.size > 1:
+            near = np.abs(a.astype(np.float64) - b) <= np.spacing(np.abs(a).astype(np.float32)).astype(np.float64)
+            if near.all():
+                return ""
+    differing = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y and not (x != x and y != y)]
+    if not differing:
+        return "" if expected.dtype == ir.DataType.STRING else "differs in its bits"
+    first = differing[0]
+    if len(a) == 1:
+        return f"is {_short(b[0])}, has to be {_short(a[0])}"
+    place = [int(i) for i in np.unravel_index(first, shapes[0])]
+    numbers = f"{_short(b[first])}, has to be {_short(a[first])}"
+    return f"differs in {len(differing)} of {len(a)} values, first {place}: {numbers}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
