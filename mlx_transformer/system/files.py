@@ -4,6 +4,7 @@ comes through here."""
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import stat
@@ -21,6 +22,9 @@ MAX_FILE_BYTES = 64 << 20
 
 LONGEST_LINE = 16 << 20
 """Bytes, of a text. A device or a sparse file has no other end."""
+
+LARGEST_HOLE = 64 << 20
+"""Bytes of a part of a file that may have been left unwritten."""
 
 DEEPEST = 64
 """Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
@@ -78,6 +82,32 @@ def open_file(
             raise UserError(f"{path}: cannot be read (out of memory)") from error
 
 
+def check_written(path: str | Path, begin: int, end: int) -> None:
+    """Raise `UserError` for a part of a file of which hardly anything was written: disk space that a download took and
+    never filled, which would be read as zeros. Where the system can't tell, nothing is wrong."""
+    size, seek_data, seek_hole = end - begin, getattr(os, "SEEK_DATA", None), getattr(os, "SEEK_HOLE", None)
+    if size <= LARGEST_HOLE or seek_data is None or seek_hole is None:
+        return
+    with open_file(path) as file:
+        number, at, written = file.fileno(), begin, 0
+        if os.fstat(number).st_size < end:
+            return  # which reading it tells
+        while at < end and written < size // 64:
+            try:
+                data = min(os.lseek(number, at, seek_data), end)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # no system that can tell
+                    return
+                data = end  # nothing was written behind it
+            at = end if data == end else min(os.lseek(number, data, seek_hole), end)
+            written += at - data
+    if written < size // 64:
+        raise UserError(
+            f"{path}: of {size / 1e6:,.1f} MB from byte {begin} on {written / 1e6:,.1f} MB were ever written; "
+            "fetch it again, or restore it from a copy"
+        )
+
+
 def read_bytes(path: str | Path, largest: int = MAX_FILE_BYTES) -> bytes:
     """Return all of a file, as `open_file` has it."""
     with open_file(path, largest) as file:
@@ -96,10 +126,10 @@ def read_protobuf(path: str | Path) -> bytes:
     """Return the bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more
     than 2 GB, and none begins with a zero, as a file with a hole does."""
     with open_file(path, (1 << 31) - 1) as file:
-        begin = file.read(1)
-        if begin == b"\0":
+        if file.peek(1)[:1] == b"\0":
             raise UserError(f"{path}: damaged, or no ONNX model; restore it from a copy")
-        return begin + file.read()
+        check_written(path, 0, os.fstat(file.fileno()).st_size)
+        return file.read()
 
 
 def read_json(path: str | Path) -> Any:
