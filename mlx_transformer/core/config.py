@@ -26,6 +26,8 @@ from .relations import SINUSOIDS as SINUSOIDS
 from .relations import relations
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
+KINDS = {"encoder-decoder": "an encoder with a decoder", "encoder": "an encoder alone", "decoder": "a decoder alone"}
+"""An architecture as an error names it."""
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

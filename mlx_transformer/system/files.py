@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import UserError, error_line, shortened
 
@@ -132,22 +132,72 @@ def read_protobuf(path: str | Path) -> bytes:
         return file.read()
 
 
+Default = TypeVar("Default", None, str, int)
+JSON_KINDS = {bool: "truth value", int: "number", float: "number", str: "string", list: "list", dict: "object"}
+
+
+class JsonObject(dict[str, Any]):
+    """An object of a JSON file that others write. Each method returns the value of a key, the default where it is
+    missing or null, and raises `UserError` that names file, key and value for one of another type.
+
+    >>> read_object(folder / "config.json").text("pooling_mode")
+    UserError: config.json: pooling_mode is 3, not a string
+    """
+
+    def __init__(self, values: dict[str, Any], where: str):
+        super().__init__(values)
+        self.where = where
+
+    def text(self, key: str, default: Default = None) -> str | Default:
+        return self._typed(key, default, (str,), "a string")
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return self._typed(key, default, (bool,), "true or false")
+
+    def whole(self, key: str, default: Default = None) -> int | Default:
+        return self._typed(key, default, (int,), "a whole number")
+
+    def object(self, key: str) -> JsonObject:
+        return JsonObject(self._typed(key, {}, (dict, JsonObject), "an object"), f"{self.where}: {key}")
+
+    def texts(self, key: str) -> list[str]:
+        """A string, or several in a list."""
+        value = self._typed(key, [], (str, list), "a string or a list of strings")
+        for each in value if isinstance(value, list) else ():
+            if not isinstance(each, str):
+                raise self.wrong(key, "a list of strings")
+        return [value] if isinstance(value, str) else value
+
+    def wrong(self, key: str, expected: str) -> UserError:
+        from .fields import short  # for none, as a rule
+
+        return UserError(f"{self.where}: {key} is {short(self[key])}, not {expected}")
+
+    def _typed(self, key: str, default: Any, kinds: tuple[type, ...], expected: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            return default
+        if type(value) not in kinds:  # bool is an int to isinstance
+            raise self.wrong(key, expected)
+        return value
+
+
 def read_json(path: str | Path) -> Any:
     """Return the contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
     return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
 
 
-def read_object(path: str | Path) -> dict[str, Any]:
+def read_object(path: str | Path) -> JsonObject:
     """Return the contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
     values = read_json(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return values
+        raise UserError(f"{path}: is a JSON {JSON_KINDS.get(type(values), 'null')}, not an object")
+    return JsonObject(values, str(path))
 
 
-def optional_object(path: Path) -> dict[str, Any]:
+def optional_object(path: Path) -> JsonObject:
     """Return the same; {} where there is no such file."""
-    return read_object(path) if path.is_file() else {}
+    return read_object(path) if path.is_file() else JsonObject({}, str(path))
 
 
 def parse_json(text: str, where: str, hint: str) -> Any:

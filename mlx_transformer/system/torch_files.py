@@ -47,9 +47,7 @@ class Entry:
             return
         found = checksum_of(path, self.begin, self.size) if numbers is None else zlib.crc32(numbers.view(np.uint8).data)
         if found != self.checksum:
-            raise UserError(
-                f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy"
-            )
+            raise UserError(f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy")
         self.checksum = None
 
 
@@ -97,7 +95,9 @@ def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
             raise UserError(f"{path}: is a tar archive, as PyTorch wrote in its first versions; {how}") from error
         if begin.startswith(b"version https://git-lfs"):
             raise UserError(f"{path}: stands for a file of Git LFS; fetch it: git lfs pull") from error
-        raise UserError(f"{path}: no file of torch.save, or damaged ({error_line(error)}); restore it from a copy") from error
+        raise UserError(
+            f"{path}: no file of torch.save, or damaged ({error_line(error)}); restore it from a copy"
+        ) from error
 
 
 def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:

@@ -44,7 +44,9 @@ def read_npz(path: str | Path) -> list[Item]:
         except UserError:
             raise
         except DAMAGE as error:
-            raise UserError(f"{path}: damaged, or no .npz file ({error_line(error)}); restore it from a copy") from error
+            raise UserError(
+                f"{path}: damaged, or no .npz file ({error_line(error)}); restore it from a copy"
+            ) from error
     problems = [each for each in arrays if isinstance(each, str)]
     items = [each for each in arrays if isinstance(each, Item)]
     names = [item.name for item in items]
