@@ -168,7 +168,7 @@ class TextEmbedding:
         if chosen is None:
             return ""
         if chosen not in self.prompts:
-            known = f"it has {', '.join(self.prompts)}" if self.prompts else "it has none"
+            known = f"it has {first_of(list(self.prompts), ', ')}" if self.prompts else "it has none"
             raise UserError(f"prompt_name={chosen!r} is none of the model's prompts: {known}")
         return self.prompts[chosen]
 

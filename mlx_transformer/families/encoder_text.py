@@ -109,11 +109,12 @@ def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]
     """Return (token, id) of what stands before and behind a text."""
     processor = specification.get("post_processor")
     kind = processor.get("type") if isinstance(processor, dict) else None
+    nothing: Any = ("", "")
     try:
         if kind in ("BertProcessing", "RobertaProcessing"):
             return [(str(text), int(id)) for text, id in (processor["cls"], processor["sep"])]  # type: ignore[index]
         if kind == "TemplateProcessing":
-            first, text, last = (next(iter(part.items()), ("", "")) for part in processor["single"])  # type: ignore[index]
+            first, text, last = (next(iter(part.items()), nothing) for part in processor["single"])  # type: ignore[index]
             if (first[0], text[0], last[0]) == ("SpecialToken", "Sequence", "SpecialToken"):
                 tokens = processor["special_tokens"]  # type: ignore[index]
                 return [(part["id"], tokens[part["id"]]["ids"][0]) for part in (first[1], last[1])]

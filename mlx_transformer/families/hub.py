@@ -6,6 +6,7 @@ HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never cod
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,10 @@ from mlx_transformer.system.lazy import needs
 NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_NAME = re.compile(r"--|\.\.|\.git$")
 """The parts of a name that the Hub refuses that `NAME` fits."""
+
+
+LONGEST_REFERENCE = 1000
+"""Bytes of the file that says which commit a branch is, which the Hub's library reads whole."""
 
 
 class Found(NamedTuple):
@@ -119,6 +124,10 @@ def cached_model(name: str, revision: str) -> Path:
 
 def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:
     """Return the model as it was fetched before."""
+    cache = os.path.join(hub.constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    reference = os.path.join(cache, "refs", revision or "main")
+    if os.path.isfile(reference) and os.path.getsize(reference) > LONGEST_REFERENCE:
+        raise _damaged(name, f"its reference {revision or 'main'} is no commit")
     try:
         folder = Path(hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)).parent
     except OSError:

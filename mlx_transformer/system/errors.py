@@ -43,12 +43,14 @@ def error_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-FEW = 3
-"""So many of a long list are said."""
+FEW, SHORT = 3, 400
+"""So many of a list are said that is longer than this many characters."""
 
 
 def first_of(problems: Sequence[str], joint: str = "; ") -> str:
-    """Return several problems or names as a line can show them: of more than `FEW` their count and the first."""
+    """Return several problems or names as a line can show them: of a long list the count and the first three."""
+    if len(line := joint.join(problems)) <= SHORT:
+        return line
     few = joint.join(shortened(text, 160) for text in problems[:FEW])
     return few if len(problems) <= FEW else f"{len(problems)}, the first of them {few}"
 
@@ -56,5 +58,5 @@ def first_of(problems: Sequence[str], joint: str = "; ") -> str:
 def refusal(where: object, problems: Sequence[str], model: object, hint: str = "") -> UserError:
     """Return the error of several problems of a model's folder or file. where: what the line begins with. model: what
     `info` lists all of them of, where the line has the first alone."""
-    listed = f"mlx-transformer info {model} lists all" if len(problems) > FEW else ""
+    listed = f"mlx-transformer info {model} lists all" if len("; ".join(problems)) > SHORT else ""
     return UserError(f"{where}: {'; '.join(filter(None, [first_of(problems), hint, listed]))}", problems)

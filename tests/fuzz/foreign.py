@@ -227,6 +227,8 @@ def from_hub(random: Random, folder: Path) -> Attempt:
     return python
 
 
+INFO, VERBS = "info {f}/onnx", (("import", " {f}/new"), ("import", " {f}/new"), ("info", ""))
+
 FOREIGN = (
     Class(
         "folder of sentence-transformers",
@@ -246,17 +248,11 @@ FOREIGN = (
         20,
     ),
     Class("saved by transformers 5", (), saved_by_5, ("import {f}/of-5 {f}/new", "info {f}/of-5"), 25),
-    Class(
-        "holes and bombs",
-        ("of-torch", "of-marian", "of-marian-npz", "of-t5", "of-sentences", "onnx"),
-        bombed,
-        (
-            *("import {f}/of-torch {f}/new", "import {f}/of-marian {f}/new", "import {f}/of-marian-npz {f}/new"),
-            *("import {f}/of-t5 {f}/new", "import {f}/of-sentences {f}/new", "info {f}/of-sentences"),
-            *("info {f}/onnx", "info {f}/of-torch"),
-        ),
-        25,
+    *(
+        Class(f"holes and bombs, {name}", (name,), bombed, tuple(f"{verb} {{f}}/{name}{new}" for verb, new in VERBS), 6)
+        for name in ("of-torch", "of-marian", "of-marian-npz", "of-t5", "of-sentences")
     ),
+    Class("holes and bombs, onnx", ("onnx", "in.txt"), bombed, ("translate {f}/onnx --input {f}/in.txt", INFO), 6),
     Class(
         "folders mixed of two exports",
         ("onnx", "other-onnx", "in.txt"),

@@ -153,7 +153,7 @@ def pages(random: Random, folder: Path) -> Attempt:
         elif kind == "compare":
             call("compare", moved("model"), moved("onnx"), "--source", str(lines), "--out", str(out / "x.html"))
         elif kind == "validate":
-            call("validate", moved("model"), moved("onnx"), "--html", str(out / "x.html"), "--quick")
+            call("validate", moved("model"), moved("onnx"), "--html", str(out / "x.html"))
         elif kind == "web":
             call("web", moved("page"), "--out", str(out / "site"), "--assets", str(folder / "node_modules"))
         else:
