@@ -135,7 +135,8 @@ def gate_text(
     embeds = checkpoint.config.architecture == "encoder" and readable
     if (source is not None or reference is not None) and not translates and not embeds:
         raise UserError(
-            f"{source or reference}: the quality gate can't judge {checkpoint.folder}{_instead(checkpoint, False)}"
+            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer, or for"
+            " vectors of texts an encoder with its own"
         )
     if reference is not None and embeds:
         raise UserError(f"{reference}: vectors of texts have no reference: give the texts alone, as gate_source")
