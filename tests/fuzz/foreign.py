@@ -58,7 +58,7 @@ def _tokenizer(random: Random, size: int) -> tuple[str, str]:
     """The text of a tokenizer.json of so many tokens, and the class that version 5 calls it."""
     special, letters = ["<pad>", "</s>", "<unk>", "<s>", "<mask>"], "abcdefghij"
     words = [f"{a}{b}{c}" for a in letters for b in letters for c in ["", *letters]]
-    texts = [*special, *("\u2581", *letters), *words, *(f"<extra_{i}>" for i in range(max(0, size)))][: max(8, size)]
+    texts = [*special, *("\u2581", *letters), *words, *(f"<extra_{i}>" for i in range(max(0, size)))][: max(20, size)]
     kind = random.choice(["unigram", "bpe", "wordpiece"])
     if kind == "unigram":
         made = tokenizers.Tokenizer(tokenizers.models.Unigram([(text, -float(i)) for i, text in enumerate(texts)], 2))
@@ -66,7 +66,7 @@ def _tokenizer(random: Random, size: int) -> tuple[str, str]:
         made.decoder = tokenizers.decoders.Metaspace()
         name = random.choice(["T5Tokenizer", "NllbTokenizer", "MBartTokenizer"])
     elif kind == "bpe":
-        made = tokenizers.Tokenizer(tokenizers.models.BPE({text: i for i, text in enumerate(texts)}, [("a", "b")]))
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({text: i for i, text in enumerate(texts)}, [("a", "a")]))
         made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder, name = tokenizers.decoders.ByteLevel(), "BartTokenizer"
     else:
@@ -240,12 +240,15 @@ FOREIGN = (
         ("import {f}/of-sentences {f}/new", "info {f}/of-sentences", "embed {f}/of-sentences one"),
         25,
     ),
-    Class(
-        "folders by their types",
-        ("theirs", "of-t5", "of-nllb", "of-bart", "of-opus", "of-tokens"),
-        one_of(*(on(f"of-{name}/**/*.json", of_another_type) for name in ("t5", "nllb", "bart", "opus", "tokens"))),
-        tuple(f"import {{f}}/of-{name} {{f}}/new" for name in ("t5", "nllb", "bart", "opus", "tokens")),
-        20,
+    *(
+        Class(
+            f"values of another type, {name}",
+            (f"of-{name}",),
+            on(f"of-{name}/**/*.json", of_another_type),
+            (f"import {{f}}/of-{name} {{f}}/new",),
+            5,
+        )
+        for name in ("t5", "nllb", "bart", "opus", "tokens")
     ),
     Class("saved by transformers 5", (), saved_by_5, ("import {f}/of-5 {f}/new", "info {f}/of-5"), 25),
     *(
@@ -254,7 +257,7 @@ FOREIGN = (
     ),
     Class("holes and bombs, onnx", ("onnx", "in.txt"), bombed, ("translate {f}/onnx --input {f}/in.txt", INFO), 6),
     Class(
-        "folders mixed of two exports",
+        "digests: folders mixed of two exports",
         ("onnx", "other-onnx", "in.txt"),
         mixed,
         ("translate {f}/onnx --input {f}/in.txt", "info {f}/onnx"),
