@@ -133,7 +133,6 @@ def read_protobuf(path: str | Path) -> bytes:
 
 
 Default = TypeVar("Default", None, str, int)
-JSON_KINDS = {bool: "truth value", int: "number", float: "number", str: "string", list: "list", dict: "object"}
 
 
 class JsonObject(dict[str, Any]):
@@ -191,7 +190,7 @@ def read_object(path: str | Path) -> JsonObject:
     """Return the contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
     values = read_json(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: is a JSON {JSON_KINDS.get(type(values), 'null')}, not an object")
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return JsonObject(values, str(path))
 
 
