@@ -17,7 +17,7 @@ from export.validate.engines.mlx_engine import has_gpu
 from export.validate.engines.registry import full_name
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
@@ -134,6 +134,9 @@ def cross_weights(
     """
     runtime = None if precision is None else f"onnxruntime:cpu:all:{precision}"
     model = open_model(folder, runtime, threads, verify)
+    if model.config.architecture != "encoder-decoder":
+        kind = KINDS[model.config.architecture]
+        raise UserError(f"{folder}: is {kind}; what aligns source and target is an encoder with a decoder")
     name = f"decoder.layers.{alignment_layer(model.config)}.cross_attention.weights"
 
     def attention(source: NDArray, real: NDArray, read: NDArray) -> NDArray:

@@ -154,11 +154,25 @@ def gate_text(
     drawn = _corpus(checkpoint.folder.parent / "run.json")
     if drawn is None or not translates:
         for precision in judged:
-            what = "the neighbours of its vectors" if embeds else "its translations"
-            log(f"{precision}: not judged; --gate-source FILE would compare {what} with float32's")
+            log(f"{precision}: not judged{_instead(checkpoint, translates or embeds)}")
         return None
     held_out = built_in.build(*drawn).held_out.select(list(range(PHRASES)))  # all kinds take turns
     return Text(list(held_out.source), list(held_out.target), f"{drawn[0]}, held out")
+
+
+def _instead(checkpoint: Checkpoint, readable: bool) -> str:
+    """Return how a model that isn't judged could be, in the words that follow."""
+    config = checkpoint.config
+    if config.architecture == "decoder":
+        return (
+            ": compare the perplexity of a text by `mlx-transformer evaluate`, of the checkpoint and of what is written"
+        )
+    if not readable:
+        return ": the model has no tokenizer, and the quality gate compares texts"
+    what = "its translations" if config.architecture == "encoder-decoder" else "the neighbours of its vectors"
+    if config.architecture == "encoder" and config.head.kind in CHOOSING:
+        what = "its best tokens" if config.head.kind == "vocabulary" else "its labels"
+    return f"; --gate-source FILE would compare {what} with float32's"
 
 
 def _corpus(file: Path) -> tuple[str, int, int] | None:

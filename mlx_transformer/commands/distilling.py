@@ -66,6 +66,7 @@ def distil(
     them. The same command goes on with what was interrupted."""
     from mlx_transformer.core.folders import fingerprint
     from mlx_transformer.data.corpus import read_parallel
+    from mlx_transformer.data.line_files import line_blocks
     from mlx_transformer.system.manifest import sha256
     from mlx_transformer.training.recipe import load_recipe
 
@@ -79,6 +80,8 @@ def distil(
     data = {name: None if path is None else str(path) for name, path in text.items()}
     recipe = load_recipe(s.recipe, {"data": data, "training": {"epochs": s.epochs, "minutes": s.minutes}})
     _check_student(recipe, s.recipe)
+    for _ in line_blocks(source):  # translating would replace bytes that are no text, and training refuse them
+        pass
     if s.valid_source is not None and s.valid_target is not None:
         read_parallel(s.valid_source, s.valid_target)  # what is wrong with them is said before hours go into it
     _begin(out, {"teacher": fingerprint(teacher), "source": sha256(source), "beam": s.beam})

@@ -20,13 +20,22 @@ from mlx_transformer.core.quantization import described
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.families.conversion import read_published
-from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.errors import FEW, UserError
+from mlx_transformer.system.files import JsonObject, read_json, read_object
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
 
 LEFT = "int8, but float32"
 """The name of the row for layers that int8 leaves."""
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
+
+
+def problems_of(error: BaseException | None) -> RenderableType | None:
+    """Return a table of everything that is wrong, where the line of an error says the first alone."""
+    while error is not None:
+        if isinstance(error, UserError) and len(error.problems) > FEW:
+            return _table({str(i): problem for i, problem in enumerate(error.problems, 1)}, "problems")
+        error = error.__cause__
+    return None
 
 
 def describe(path: Path, graph_facts: Facts) -> RenderableType:
@@ -111,12 +120,11 @@ def _adapter(path: Path) -> dict[str, str]:
 
 
 def _run(path: Path) -> dict[str, str]:
-    record = read_json(path)
-    try:
-        data = ", ".join(f"{name} {part['pairs']:,} pairs" for name, part in record["data"].items())
-        return {"run": str(path.parent), "data": data, "trained on": str(record["device"])}
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error!r}); restore it from a copy") from error
+    record = JsonObject(read_object(path), f"{path}: damaged")
+    texts = record.object("data")
+    counts = {name: {unit: n for unit, n in texts.object(name).items() if type(n) is int} for name in texts}
+    data = ", ".join(f"{name} {n:,} {unit}" for name, units in counts.items() for unit, n in units.items())
+    return {"run": str(path.parent), "data": data or "not said", "trained on": record.text("device") or "not said"}
 
 
 def _onnx(path: Path, graph_facts: Facts) -> RenderableType:

@@ -170,9 +170,14 @@ def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder
     """Describe a model: what it is, its config, sizes and parameters."""
     from export.package.facts import describe_graphs
 
-    from .info import describe
+    from .info import describe, problems_of
 
-    Console().print(describe(path, describe_graphs))
+    try:
+        Console().print(describe(path, describe_graphs))
+    except UserError as error:
+        if (problems := problems_of(error)) is not None:
+            Console().print(problems)
+        raise
 
 
 def claims(

@@ -36,6 +36,11 @@ from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 PARTS = "modules.json"
+IMPORTED = (
+    *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
+    *("umt5", "xlm-roberta"),
+)
+"""Every model_type that `families/table.py` reads, for those who can't import it."""
 """The file that lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
@@ -298,5 +303,12 @@ def resolve(folder: str | Path) -> Path:
 
 
 def _import_first(folder: Path) -> str:
+    values = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    model_type = values.get("model_type") if isinstance(values, dict) else None
+    if model_type is not None and model_type not in IMPORTED:
+        return (
+            f"{folder}: is a published model with model_type {model_type!r:.60}, which can't be imported; "
+            f"these can: {', '.join(sorted(IMPORTED))}"
+        )
     command = f"mlx-transformer import {quote(str(folder))} OUT"
     return f"{folder}: is a published model, and here a checkpoint is needed; make one of it: {command}"

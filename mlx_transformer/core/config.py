@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, cast
 
 from mlx_transformer.page import table
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.fields import Bounds, check_fields, field_types, unknown_keys
 from mlx_transformer.system.files import parse_json
 
@@ -26,6 +26,8 @@ from .relations import SINUSOIDS as SINUSOIDS
 from .relations import relations
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
+KINDS = {"encoder-decoder": "an encoder with a decoder", "encoder": "an encoder alone", "decoder": "a decoder alone"}
+"""An architecture as an error names it."""
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -234,7 +236,7 @@ class TransformerConfig:
         if not problems and (self.decoder or self.layer_pattern):
             problems += self._check_layers()
         if problems:
-            raise UserError("TransformerConfig: " + "; ".join(problems))
+            raise UserError(f"TransformerConfig: {first_of(problems)}", problems)
 
     def _following(self) -> dict[str, int]:
         """Return what fields that are unset follow from."""
@@ -394,7 +396,7 @@ class TransformerConfig:
         if "vocab_size" not in values:
             problems.append("vocab_size is missing")
         if problems:
-            raise UserError("TransformerConfig: " + "; ".join(problems))
+            raise UserError(f"TransformerConfig: {first_of(problems)}", problems)
         return cls(**values)
 
     @classmethod

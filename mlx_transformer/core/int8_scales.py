@@ -102,7 +102,7 @@ class Int8Scales:
             if config.architecture != "encoder":
                 raise UserError(f"float32 layer {layer!r}: only an encoder alone has layers that int8 leaves so")
             if not names:
-                raise UserError(f"float32 layer {layer!r}: the model has {', '.join(layers_of(matrices))}")
+                raise UserError(f"float32 layer {layer!r}: the model has {first_of(list(layers_of(matrices)), ', ')}")
             unquantised |= {*names}
         if not unquantised:
             return self

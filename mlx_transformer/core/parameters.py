@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.errors import refusal
 
 from .config import RELATIVE, Stack, TransformerConfig
 
@@ -104,7 +104,7 @@ def check_parameters(
         if name in shapes and tuple(shapes[name]) != shape
     ]
     if problems:
-        raise UserError(f"{where}: parameters don't fit the config: {first_of(problems)}")
+        raise refusal(f"{where}: parameters don't fit the config", problems, where)
 
 
 def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:

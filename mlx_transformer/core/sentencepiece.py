@@ -20,6 +20,7 @@ from mlx_transformer.system.files import read_bytes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of pieces."""
+MOST_PIECES = 1 << 21
 UNIGRAM, BPE = 1, 2
 MODEL_TYPES = {UNIGRAM: "unigram", BPE: "BPE", 3: "word", 4: "char"}
 VARINT, DOUBLE, LENGTH, FLOAT = 0, 1, 2, 5
@@ -72,6 +73,8 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
         for field, value in _fields(data):
             if field == 1:
                 pieces.append(_piece(dict(_fields(_bytes(value)))))
+                if len(pieces) > MOST_PIECES:
+                    raise ValueError(f"more than {MOST_PIECES:,} pieces")
             elif field == 2:
                 trainer |= dict(_fields(_bytes(value)))
             elif field == 3:
@@ -153,6 +156,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
     while at < size:
         tag, at = _varint(data, at)
         kind = tag & 7
+        if not tag >> 3:
+            raise ValueError(f"a field of number 0 at byte {at}")
         if kind == VARINT:
             value, at = _varint(data, at)
             yield tag >> 3, value

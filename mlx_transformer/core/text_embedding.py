@@ -110,6 +110,10 @@ class TextEmbedding:
         """Return how many numbers a vector has."""
         return self.dense[-1].width if self.dense else len(self.pooling) * d_model
 
+    def read(self) -> TextEmbedding:
+        """Return the same with the numbers of all weights; those of a published folder are still in their files."""
+        return replace(self, weights={name: np.asarray(array) for name, array in self.weights.items()})
+
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of vectors that it makes of a text."""
@@ -164,7 +168,7 @@ class TextEmbedding:
         if chosen is None:
             return ""
         if chosen not in self.prompts:
-            known = f"it has {', '.join(self.prompts)}" if self.prompts else "it has none"
+            known = f"it has {first_of(list(self.prompts), ', ')}" if self.prompts else "it has none"
             raise UserError(f"prompt_name={chosen!r} is none of the model's prompts: {known}")
         return self.prompts[chosen]
 

@@ -326,7 +326,8 @@ def _check_precompiled(normalizer: Any, origin: str) -> None:
     a thread there, and says so in many lines."""
     if not isinstance(normalizer, dict):
         return
-    for inner in normalizer.get("normalizers") or ():
+    inside = normalizer.get("normalizers")
+    for inner in inside if isinstance(inside, list) else ():
         _check_precompiled(inner, origin)
     if normalizer.get("type") == "Precompiled" and not is_whole(normalizer.get("precompiled_charsmap")):
         raise UserError(f"{origin}: the table of its Precompiled normalizer is damaged; restore it from a copy")

@@ -20,14 +20,14 @@ from mlx_transformer.core.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import check_free
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.front_matter import front_matter, keys_of
 from mlx_transformer.system.manifest import CARD
@@ -67,7 +67,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     source = with_first_end(read_folder(folder, keep_float16))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
-        what = "names no model_type" if model_type is None else f"model_type is {model_type!r}"
+        what = "names no model_type" if model_type is None else f"model_type is {model_type!r:.60}"
         raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
     family = FAMILIES[model_type]
     config, weights = imported(family, source)
@@ -77,12 +77,12 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
     where = folder / (GENERATION if source.generation else CONFIG)
-    notes += [f"config.json names no such head: left behind are {', '.join(heads)}"] if heads else []
+    notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
             return Imported(config, weights, tokenizer, {}, notes)
         sentences.embedding.check_fits(config.d_model, str(sentences.network))
-        return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding)
+        return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding.read())
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
@@ -169,6 +169,9 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
         raise UserError(
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
         )
+    kind = opened.config.architecture
+    if family is None and not any(each.architecture_of_ours == kind for each in FAMILIES.values()):
+        raise UserError(f"{opened.folder}: is {KINDS[kind]}, and no family that is written here has such models")
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.unread().items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)

@@ -15,11 +15,12 @@ from typing import Any
 from mlx_transformer.core.published_ids import ROLES
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_object, read_text
+from mlx_transformer.system.files import JsonObject, read_object, read_text
 
-from .languages import content_of
+from .languages import content_of, listed_tokens
 
 WORDS = "vocab.txt"
+MOST_TOKENS = 1 << 21
 NAMES = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
 SETTINGS_OF = {"pad": "pad_token", "bos": "cls_token", "eos": "sep_token", "unk": "unk_token", "mask": "mask_token"}
 
@@ -31,9 +32,13 @@ def adopted(path: Path, settings: Mapping[str, Any]) -> str:
     return _with_roles(specification, _ends(specification, path / JOINT), settings, path / JOINT)
 
 
-def wordpiece(path: Path, settings: Mapping[str, Any]) -> str:
-    """Return the same of a vocab.txt, one token a line (Devlin et al. 2019)."""
-    lines = read_text(path / WORDS).split("\n")
+def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS) -> str:
+    """Return the same of a vocab.txt, one token a line (Devlin et al. 2019). rows: most tokens that it may have."""
+    told = JsonObject(dict(settings), str(path / "tokenizer_config.json"))
+    text = read_text(path / WORDS)
+    if text.count("\n") > rows:
+        raise UserError(f"{path / WORDS}: has {text.count(chr(10)):,} lines, and the model {rows:,} ids")
+    lines = text.split("\n")
     tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     names = {role: _named(settings, role) or name for role, name in NAMES.items()}
@@ -49,9 +54,9 @@ def wordpiece(path: Path, settings: Mapping[str, Any]) -> str:
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
-            "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
-            "strip_accents": settings.get("strip_accents"),
-            "lowercase": settings.get("do_lower_case", True),
+            "handle_chinese_chars": told.flag("tokenize_chinese_chars", True),
+            "strip_accents": None if told.get("strip_accents") is None else told.flag("strip_accents"),
+            "lowercase": told.flag("do_lower_case", True),
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": None,
@@ -104,15 +109,16 @@ def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]
     """Return (token, id) of what stands before and behind a text."""
     processor = specification.get("post_processor")
     kind = processor.get("type") if isinstance(processor, dict) else None
+    nothing: Any = ("", "")
     try:
         if kind in ("BertProcessing", "RobertaProcessing"):
             return [(str(text), int(id)) for text, id in (processor["cls"], processor["sep"])]  # type: ignore[index]
         if kind == "TemplateProcessing":
-            first, text, last = (next(iter(part.items())) for part in processor["single"])  # type: ignore[index]
+            first, text, last = (next(iter(part.items()), nothing) for part in processor["single"])  # type: ignore[index]
             if (first[0], text[0], last[0]) == ("SpecialToken", "Sequence", "SpecialToken"):
                 tokens = processor["special_tokens"]  # type: ignore[index]
                 return [(part["id"], tokens[part["id"]]["ids"][0]) for part in (first[1], last[1])]
-    except (LookupError, TypeError, ValueError, StopIteration, AttributeError):
+    except (LookupError, TypeError, ValueError, OverflowError, StopIteration, AttributeError):
         pass
     raise UserError(f"{where}: doesn't put one token before and one behind each text, as encoders read it")
 
@@ -137,12 +143,13 @@ def _template(ends: list[tuple[str, int]], typed: bool) -> dict[str, Any]:
 
 def _ids(specification: Mapping[str, Any]) -> dict[str, int]:
     """Return {token: id} of what may be a special token: what was added, and the vocabulary's own."""
-    model, added = specification.get("model"), specification.get("added_tokens")
+    model = specification.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     known = dict(vocabulary) if isinstance(vocabulary, dict) else {}
     if isinstance(vocabulary, list):
-        known = {entry[0]: id for id, entry in enumerate(vocabulary) if isinstance(entry, list) and entry}
-    return known | {x["content"]: x["id"] for x in added or () if isinstance(x, dict) and {"content", "id"} <= x.keys()}
+        pieces = [entry[0] if isinstance(entry, list) and entry else None for entry in vocabulary]
+        known = {piece: id for id, piece in enumerate(pieces) if isinstance(piece, str)}
+    return known | listed_tokens(specification)
 
 
 def _named(settings: Mapping[str, Any], role: str) -> str | None:

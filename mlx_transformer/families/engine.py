@@ -21,7 +21,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import channels, reordered, sinusoids
-from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.fields import field_types
 
 from .keys import Given, Line, Values
@@ -104,6 +104,10 @@ class Family:
     ignored: tuple[str, ...] = ()
     """Tensors that mean nothing."""
 
+    @property
+    def architecture_of_ours(self) -> str:
+        return str(self.ours.get("architecture", "encoder-decoder"))
+
     def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
         """Return fields of our config from config.json and generation_config.json, and everything that is wrong with
         them."""
@@ -149,7 +153,7 @@ class Family:
                 problems.append(f"{present[0]} is {array.shape}, expected {stored}")
             if array.dtype.kind != "f":
                 problems.append(f"{present[0]} is of {array.dtype}, no floating-point numbers")
-            differing = (n for n in present[1:] if not np.array_equal(tensors[n], tensors[present[0]]))
+            differing = (n for n in present[1:] if not _equal(tensors[n], tensors[present[0]]))
             problems += [f"{n} differs from {present[0]}, which config.json ties it to" for n in differing]
             if at.part[1] > 1 and array.shape == stored:
                 array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
@@ -223,7 +227,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     config = _tied_as_stored(family, _pooled_as_stored(family, config, published.tensors), published.tensors)
     weights, problems = family.read(config, published.tensors)
     if problems:
-        raise UserError(f"{published.path}: weights don't fit config.json: {first_of(problems)}")
+        raise refusal(f"{published.path}: weights don't fit config.json", problems, published.path)
     for name in _biases(family):
         without = dataclasses.replace(config, **{name: False})
         shapes = parameter_shapes(without)
@@ -237,7 +241,7 @@ def config_of(family: Family, config: Values, generation: Values, where: Path) -
     """Return our config of their files; `UserError` with everything that is wrong, and `where` it stands."""
     fields, problems = family.read_config(config, generation)
     if problems:
-        raise UserError(f"{where}: {'; '.join(problems)}")
+        raise refusal(where, problems, where.parent)
     try:
         return TransformerConfig.from_dict(fields)
     except UserError as error:
@@ -273,7 +277,7 @@ def exported(
     """Return config.json and tensors of the family's model that computes what ours does; tensors that are read where
     their numbers are asked for stay so. Raises `UserError` with every reason why it has none, and `where` ours is."""
     if reasons := differences(family, config):
-        raise UserError(f"{where}: {family.name} has no such model: {'; '.join(reasons)}")
+        raise UserError(f"{where}: {family.name} has no such model: {first_of(reasons)}")
     c, ours = _as_written(family, config), dict(tensors)
     if c.positions != config.positions:
         ours = reordered(ours, channels(c.d_model))
@@ -317,7 +321,7 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
         return ([tensors[n] for n in places[name][0] if n in tensors] for name in EMBEDDINGS if name in places)
 
     def agree(arrays: list[NDArray]) -> bool:
-        return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
+        return all(_equal(array, arrays[0]) for array in arrays[1:])
 
     if all(agree(arrays) for arrays in copies(config)):
         return config
@@ -326,6 +330,11 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
     others = [t for t in TIES if t in ("target-output", "none") or config.source_vocab_size == config.vocab_size]
     looser = (dataclasses.replace(config, tie_embeddings=tie) for tie in others)
     return next((c for c in looser if all(arrays and agree(arrays) for arrays in copies(c))), config)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Compare shapes before any number is read."""
+    return a.shape == b.shape and np.array_equal(a, b)
 
 
 def _biases(family: Family) -> Iterator[str]:

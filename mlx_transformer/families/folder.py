@@ -33,7 +33,7 @@ from mlx_transformer.system.torch_writing import write_torch_tensors
 
 from .engine import Published
 from .generation import published_settings
-from .languages import codes_of
+from .languages import codes_of, listed_tokens
 from .sentence_folder import HEADS, LIMITS, MODULES, PROMPTS, dense_weights, head_weights, sentence_files
 from .text import ADDED, check_tokenizer, read_text_files
 from .weights import FORMS, open_weights
@@ -116,8 +116,7 @@ def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None)
     """
     languages: Mapping[Any, Any] = {}
     if tokenizer is not None or (path / TOKENIZER).is_file():
-        added = (read_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer)).get("added_tokens")
-        languages = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
+        languages = listed_tokens(read_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer))
     elif (path / ADDED).is_file():
         languages = read_object(path / ADDED)
     return codes_of(languages, min(config.vocab_size, config.source_vocab_size))

@@ -12,7 +12,7 @@ from typing import Any
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings
 from mlx_transformer.generation.steps import banned_ids
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 
 from .engine import Published
 from .keys import Values
@@ -79,7 +79,7 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
     if prefix := present.get("prefix", config.get("prefix")):
         settings[TASK_PREFIX] = prefix
     notes = _tasks(config)
-    notes += [f"settings of generation left behind: {', '.join(left)}"] if left else []
+    notes += [f"settings of generation left behind: {first_of(left, ', ')}"] if left else []
     return checked_settings(settings, c, where), notes
 
 

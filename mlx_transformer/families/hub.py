@@ -6,6 +6,7 @@ HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never cod
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,10 @@ from mlx_transformer.system.lazy import needs
 NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_NAME = re.compile(r"--|\.\.|\.git$")
 """The parts of a name that the Hub refuses that `NAME` fits."""
+
+
+LONGEST_REFERENCE = 1000
+"""Bytes of the file that says which commit a branch is, which the Hub's library reads whole."""
 
 
 class Found(NamedTuple):
@@ -89,7 +94,26 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
             hub.hf_hub_download(name, file, revision=folder.name)
     except Exception as error:
         raise UserError(f"{name}: could not be fetched from the Hugging Face Hub ({one_line(error)})") from error
+    return _within_cache(folder, name)
+
+
+def _within_cache(folder: Path, name: str) -> Path:
+    """Return the folder of a commit. `UserError` for a file that is a link out of the repository's part of the cache:
+    what it leads to would be copied into a checkpoint."""
+    repository = folder.parents[1]
+    places = [place.resolve() for place in (repository, repository / "blobs")]
+    for file in sorted(folder.rglob("*")):
+        try:
+            target = file.resolve(strict=True)
+        except (OSError, RuntimeError) as error:  # it leads nowhere, or to itself
+            raise _damaged(name, f"{file.name} leads nowhere") from error
+        if not any(target.is_relative_to(place) for place in places):
+            raise _damaged(name, f"{file.name} leads out of it")
     return folder
+
+
+def _damaged(name: str, reason: str) -> UserError:
+    return UserError(f"{name}: damaged in the cache of the Hugging Face Hub ({reason}); delete its folder there")
 
 
 def cached_model(name: str, revision: str) -> Path:
@@ -100,17 +124,20 @@ def cached_model(name: str, revision: str) -> Path:
 
 def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:
     """Return the model as it was fetched before."""
+    cache = os.path.join(hub.constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    reference = os.path.join(cache, "refs", revision or "main")
+    if os.path.isfile(reference) and os.path.getsize(reference) > LONGEST_REFERENCE:
+        raise _damaged(name, f"its reference {revision or 'main'} is no commit")
     try:
-        return Path(hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)).parent
+        folder = Path(hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)).parent
     except OSError:
         raise UserError(
             f"{name}: no such folder, and not in the cache of the Hugging Face Hub, which can't be reached"
             f" ({one_line(error)})"
         ) from error
     except ValueError as damage:  # a reference that leads out of the cache
-        raise UserError(
-            f"{name}: damaged in the cache of the Hugging Face Hub ({one_line(damage)}); delete its folder there"
-        ) from damage
+        raise _damaged(name, one_line(damage)) from damage
+    return _within_cache(folder, name)
 
 
 def one_line(error: BaseException) -> str:

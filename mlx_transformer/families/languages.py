@@ -39,7 +39,8 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
     """
     decoder = settings.get("added_tokens_decoder")
     numbered = decoder.items() if isinstance(decoder, dict) else ()
-    if languages := _languages({content_of(token): int(id) for id, token in numbered if id.isdecimal()}):
+    numbered = [(int(id), token) for id, token in numbered if id.isdecimal() and len(id) < 10]
+    if languages := _languages({content_of(token): id for id, token in numbered}):
         return languages
     if languages := _languages(added):
         return languages
@@ -49,8 +50,16 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
     return {token: first + i for i, token in enumerate(named)}
 
 
+def listed_tokens(specification: Mapping[str, Any]) -> dict[str, int]:
+    """Return {token: id} of a parsed tokenizer.json's added_tokens; entries that are no token are left out."""
+    added = specification.get("added_tokens")
+    entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
+    pairs = [(entry.get("content"), entry.get("id")) for entry in entries]
+    return {text: id for text, id in pairs if isinstance(text, str) and type(id) is int}
+
+
 def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
-    """Return Nothing, unless there is a language."""
+    """Return {} if no token is a language code."""
     ids = {str(text): id for text, id in tokens.items() if LANGUAGE.fullmatch(str(text)) or text == "<mask>"}
     return {} if not ids.keys() - {"<mask>"} else ids
 

@@ -10,7 +10,7 @@ sparse_linear.pt, colbert_linear.pt   bge-m3's: a weight and a vector of each to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -21,7 +21,8 @@ from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.core.text_embedding import Activation, Dense, Similarity, TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import optional_object, read_json, read_object
+from mlx_transformer.system.fields import short
+from mlx_transformer.system.files import JsonObject, check_name, optional_object, read_json, read_object
 from mlx_transformer.system.torch_files import stored_torch_tensors
 
 from .weights import open_weights
@@ -75,7 +76,8 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
         raise UserError(f"{path / MODULES}: its parts are {', '.join(kinds)}; read are {', then '.join(PARTS)}")
     network, pooling = parts[0][1], parts[1][1]
     pooled = read_object(pooling / "config.json")
-    layers, weights = [], {}
+    layers: list[Dense] = []
+    weights: dict[str, Any] = {}
     for i, (_, folder) in enumerate(part for part in parts if part[0] == "Dense"):
         layer, arrays = _dense(folder)
         layers.append(layer)
@@ -83,15 +85,15 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
     heads = [head for head, file in HEADS.items() if (path / file).is_file()]
     for head in heads:
         stored = stored_torch_tensors(path / HEADS[head])
-        weights |= {f"{head}.{name}": np.asarray(array).astype(np.float32) for name, array in stored.items()}
+        weights |= {f"{head}.{name}": array.astype(np.float32) for name, array in stored.items()}
     more = optional_object(path / PROMPTS)
-    prompts, default, similarity = (more.get(k) for k in ("prompts", "default_prompt_name", "similarity_fn_name"))
-    known = list(prompts) if isinstance(prompts, dict) else []
+    prompts, default = dict(more.object("prompts")), more.text("default_prompt_name")
+    similarity: Any = more.text("similarity_fn_name")
     files = [network / f"sentence_{kind}_config.json" for kind in KINDS]
-    limits, notes = next((read_object(file) for file in files if file.is_file()), {}), []
-    _check_rows(limits, network)
-    ways = _ways(pooled, pooling / "config.json")
-    if "cls" in ways and pooled.get("include_prompt") is False:
+    limits, notes = optional_object(next((file for file in files if file.is_file()), network / LIMITS)), []
+    _check_rows(limits)
+    ways = _ways(pooled)
+    if "cls" in ways and not pooled.flag("include_prompt", True):
         raise UserError(
             f"{pooling / 'config.json'}: include_prompt is off; which token is the first then, sentence-transformers 5"
             " and 6 say differently"
@@ -102,10 +104,10 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
             dense=layers,
             normalize="Normalize" in kinds,
             max_length=_longest(limits, network),
-            lower_case=limits.get("do_lower_case") or False,
-            prompts=prompts or {},
-            default_prompt=default if default in known else None,
-            prompt_counts=pooled.get("include_prompt", True),
+            lower_case=limits.flag("do_lower_case"),
+            prompts=prompts,
+            default_prompt=default if default in prompts else None,
+            prompt_counts=pooled.flag("include_prompt", True),
             similarity=similarity if similarity in get_args(Similarity) else None,
             sparse="sparse" in heads,
             multi=_rows(weights.get("multi.weight")) if "multi" in heads else None,
@@ -113,12 +115,11 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    truncation = optional_object(network / JOINT).get("truncation")
-    cut = truncation.get("max_length") if isinstance(truncation, dict) else None
+    cut = optional_object(network / JOINT).object("truncation").whole("max_length")
     if cut is not None and embedding.max_length is not None and cut != embedding.max_length:
         notes.append(f"{JOINT} ends texts after {cut} tokens, {LIMITS} after {embedding.max_length}, which counts")
     if default is not None and embedding.default_prompt is None:
-        notes.append(f"its default prompt {default!r} is none of its prompts")
+        notes.append(f"its default prompt {default!r:.60} is none of its prompts")
     return SentenceFolder(network, embedding, notes)
 
 
@@ -173,69 +174,67 @@ def _parts(path: Path) -> list[tuple[str, Path]]:
     if not isinstance(listed, list) or not all(isinstance(part, dict) for part in listed):
         raise UserError(f"{file}: expected a list of parts")
     parts = []
-    for part in listed:
-        name, place = str(part.get("type")), part.get("path")
+    for i, part in enumerate(listed):
+        values = JsonObject(part, f"{file}: part {i}")
+        name, place = values.text("type") or "", values.text("path")
         package, kind = name.partition(".")[0], name.rpartition(".")[2]
         if package != "sentence_transformers" or kind not in PARTS:
             raise UserError(f"{file}: {name[:80]!r} is none of the parts that are read: {', '.join(PARTS)}")
-        if not isinstance(place, str) or place.startswith(("/", "\\")) or ".." in place or ":" in place:
+        if place is None or place.startswith(("/", "\\")) or ".." in place or ":" in place or not place.isprintable():
             raise UserError(f"{file}: {place!r:.80} is no folder within it")
+        check_name(path / place)
         parts.append((kind, path / place))
     return parts
 
 
-def _ways(pooled: Mapping[str, Any], file: Path) -> list[Pooling]:
+def _ways(pooled: JsonObject) -> list[Pooling]:
     """Return the ways of pooling that a file names; where its flags don't speak of the mean, that is one."""
-    if (named := pooled.get("pooling_mode")) is not None:
-        names = [named] if isinstance(named, str) else list(named)
+    if names := pooled.texts("pooling_mode"):
         known: dict[str, Pooling] = {theirs: ours for ours, (_, theirs) in FLAGS.items()}
         if unknown := [name for name in names if name not in known]:
-            raise UserError(f"{file}: pooling_mode {unknown[0]!r:.60} is not one of {', '.join(known)}")
+            raise UserError(f"{pooled.where}: pooling_mode {unknown[0]!r:.60} is not one of {', '.join(known)}")
         return [known[name] for name in names]
-    return [way for way, (flag, _) in FLAGS.items() if pooled.get(flag, way == "mean")]
+    return [way for way, (flag, _) in FLAGS.items() if pooled.flag(flag, way == "mean")]
 
 
-def _dense(folder: Path) -> tuple[Dense, dict[str, NDArray]]:
+def _dense(folder: Path) -> tuple[Dense, dict[str, Any]]:
     values = read_object(folder / "config.json")
-    name = str(values.get("activation_function", CLASSES["tanh"]))
+    name = values.text("activation_function", CLASSES["tanh"])
     known: dict[str, Activation] = {theirs: ours for ours, theirs in CLASSES.items()}
     for key in ("module_input_name", "module_output_name"):
-        if (other := values.get(key)) not in (None, "sentence_embedding"):
+        if (other := values.text(key)) not in (None, "sentence_embedding"):
             raise UserError(f"{folder}: {key} is {other!r:.60}; read are layers of the pooled vector alone")
-    if values.get("use_residual"):
+    if values.flag("use_residual"):
         raise UserError(f"{folder}: use_residual is on; read are layers whose input isn't added to what they give")
     if name not in known:
-        raise UserError(f"{folder}: activation_function {name[:80]!r} is not one of {', '.join(known)}")
-    arrays = {
-        stored.removeprefix("linear."): np.asarray(array).astype(np.float32)
-        for stored, array in open_weights(folder).items()
-    }
-    width = _rows(arrays.get("weight"), int(values.get("out_features") or 1))
+        raise UserError(f"{folder}: activation_function {name!r:.80} is not one of {', '.join(known)}")
+    stored = open_weights(folder)
+    arrays = {name.removeprefix("linear."): array.astype(np.float32) for name, array in stored.items()}
+    width = _rows(arrays.get("weight"), values.whole("out_features") or 1)
     return Dense(width=width, activation=known[name], bias="bias" in arrays), arrays
 
 
-def _rows(weight: NDArray | None, unknown: int = 1) -> int:
+def _rows(weight: Any, unknown: int = 1) -> int:
     """Return how many numbers a matrix gives; `unknown` of what is none, which is refused later."""
     return weight.shape[0] if weight is not None and weight.ndim == 2 else unknown
 
 
-def _check_rows(limits: Mapping[str, Any], network: Path) -> None:
+def _check_rows(limits: JsonObject) -> None:
     """`UserError` unless what is pooled is the encoder's last layer, of texts that nothing else has changed."""
-    task, modalities = limits.get("transformer_task"), limits.get("modality_config")
-    text = modalities.get("text") if isinstance(modalities, dict) else None
+    task = limits.text("transformer_task")
     paths = [task] * (task != "feature-extraction")
-    paths += [text.get("method_output_name")] if isinstance(text, dict) else []
-    paths += [limits.get("module_output_name")]
+    paths += [limits.object("modality_config").object("text").text("method_output_name")]
+    paths += [limits.text("module_output_name")]
     for name in paths:
         if name not in (None, "last_hidden_state", "token_embeddings"):
-            raise UserError(f"{network / LIMITS}: gives {name!r:.60}; read are folders that pool the last layer's rows")
+            raise UserError(f"{limits.where}: gives {name!r:.60}; read are folders that pool the last layer's rows")
     for key in ("processing_kwargs", "query_length", "document_length", "query_expansion"):
         if limits.get(key):
-            raise UserError(f"{network / LIMITS}: {key} is {limits[key]!r:.60}, which isn't read")
+            raise UserError(f"{limits.where}: {key} is {short(limits[key])}, which isn't read")
 
 
-def _longest(limits: Mapping[str, Any], network: Path) -> int | None:
+def _longest(limits: JsonObject, network: Path) -> int | None:
     """Return the longest text in tokens; where none is named, the tokenizer's own."""
-    longest = limits.get("max_seq_length")
+    longest = limits.whole("max_seq_length")
     own = optional_object(network / "tokenizer_config.json").get("model_max_length")
-    return longest if longest is not None else own if isinstance(own, int) and own < 1 << 20 else None
+    return longest if longest is not None else own if type(own) is int and own < 1 << 20 else None

@@ -247,7 +247,7 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
 """{model_type: files that must be there, and what reads them}"""
 ENCODER_READERS: list[tuple[tuple[str, ...], Reader]] = [
     ((JOINT,), lambda path, config, settings: adopted(path, settings)),
-    ((WORDS,), lambda path, config, settings: wordpiece(path, settings)),
+    ((WORDS,), lambda path, config, settings: wordpiece(path, settings, config.vocab_size)),
     ((FAIRSEQ,), _xlm_roberta),
     ((VOCABULARY, MERGES), _roberta),
 ]

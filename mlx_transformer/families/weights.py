@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlx_transformer.core.checkpoint import TORCH_WEIGHTS, WEIGHTS
-from mlx_transformer.system.errors import UserError, first_of, shortened
+from mlx_transformer.system.errors import UserError, refusal, shortened
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.stored import Stored
 from mlx_transformer.system.tensors import stored_tensors
@@ -58,7 +58,7 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
     plain = [name for name in files if _is_plain(name)]
     problems += [f"{shortened(name)} is missing" for name in plain if not (folder / name).is_file()]
     if problems:
-        raise UserError(f"{index}: {first_of(problems)}; restore what is missing from a copy")
+        raise refusal(index, problems, folder, "restore what is missing from a copy")
     by_name: dict[str, Stored] = {}
     for file in plain:
         tensors = form.reader(folder / file)
@@ -71,7 +71,7 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
         ]
         by_name |= tensors
     if problems:
-        raise UserError(f"{index}: {first_of(problems)}; restore the files from a copy")
+        raise refusal(index, problems, folder, "restore the files from a copy")
     return by_name
 
 

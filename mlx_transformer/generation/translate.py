@@ -21,6 +21,8 @@ from .text_options import Overlong
 
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
 """The command that a model of each architecture is for."""
+HEAD_USES = {"classes": "classify", "token-classes": "tag", "spans": "answer", "hidden": "embed", "pooled": "embed"}
+"""The command that an encoder is for, by its head's kind, where its logits aren't of words."""
 
 _SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
 _SPACE = re.compile(r"\s+")
@@ -211,10 +213,11 @@ def fitting_tokenizer(
     `what`, its head gives logits of words (where `words` are needed), and its tokenizer is there and fits it."""
     if config.architecture != needed:
         article = "a" if needed == "decoder" else "an"
-        use = f"architecture={config.architecture!r} is for {USES[config.architecture]}"
+        own = HEAD_USES.get(config.head.kind, USES[config.architecture])
+        use = f"architecture={config.architecture!r} is for {own}"
         raise UserError(f"{where}: {what} needs {article} {needed}; {use}")
-    if words and config.head.kind != "vocabulary":
-        raise UserError(f"{where}: {what} needs logits of words; its head is of kind {config.head.kind!r}")
+    if words and (own := HEAD_USES.get(config.head.kind)) is not None:
+        raise UserError(f"{where}: {what} needs logits of words; its head is of kind {config.head.kind!r}, for {own}")
     if tokenizer is None:
         raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
     tokenizer.check_fits(config, where)

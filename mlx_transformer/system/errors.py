@@ -10,20 +10,32 @@ if TYPE_CHECKING:
 class UserError(ValueError):
     """Wrong input, settings or files. The message is one line: what is wrong, where, and what to do.
 
-    A command line prints it without a traceback and exits with `status` (`process.py`).
+    A command line prints it without a traceback and exits with `status` (`process.py`). `problems`: everything that is
+    wrong, where the message has room for the first alone (`refusal`); `info` prints them.
     """
 
     status = 2
+
+    def __init__(self, message: str = "", problems: Sequence[str] = ()):
+        super().__init__(one_line(message))
+        self.problems = problems
 
 
 LONGEST_NAME = 400  # characters, of which two hundred at either end say which one it is
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST_NAME) -> str:
     """Return a name or another word as a line can show it: of a long one both ends, of half a surrogate pair its
     number."""
-    half, text = LONGEST_NAME // 2, text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= LONGEST_NAME else f"{text[:half]}...{text[-half:]}"
+    half, text = longest // 2, text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
+
+
+def one_line(message: str) -> str:
+    """Return a message in one line, long words shortened: parts of it may come from a stranger's file, to be read, not
+    obeyed."""
+    line = " ".join(map(shortened, " ".join(message.splitlines()).split(" ")))
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def error_line(error: BaseException) -> str:
@@ -31,7 +43,20 @@ def error_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def first_of(problems: Sequence[str], most: int = 8) -> str:
-    """Return several problems in one line, and how many more there are."""
-    more = f"; and {len(problems) - most} more" if len(problems) > most else ""
-    return "; ".join(problems[:most]) + more
+FEW, SHORT = 3, 400
+"""So many of a list are said that is longer than this many characters."""
+
+
+def first_of(problems: Sequence[str], joint: str = "; ") -> str:
+    """Return several problems or names as a line can show them: of a long list the count and the first three."""
+    if len(line := joint.join(problems)) <= SHORT:
+        return line
+    few = joint.join(shortened(text, 160) for text in problems[:FEW])
+    return few if len(problems) <= FEW else f"{len(problems)}, the first of them {few}"
+
+
+def refusal(where: object, problems: Sequence[str], model: object, hint: str = "") -> UserError:
+    """Return the error of several problems of a model's folder or file. where: what the line begins with. model: what
+    `info` lists all of them of, where the line has the first alone."""
+    listed = f"mlx-transformer info {model} lists all" if len("; ".join(problems)) > SHORT else ""
+    return UserError(f"{where}: {'; '.join(filter(None, [first_of(problems), hint, listed]))}", problems)

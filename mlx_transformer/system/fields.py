@@ -109,7 +109,7 @@ def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
     for name, kind in field_types(type(values)).items():
         value = getattr(values, name)
         if not kind.accepts(value):
-            problems.append(f"{spelled.format(name, _short(value))} {kind.expectation}")
+            problems.append(f"{spelled.format(name, short(value))} {kind.expectation}")
         elif type(value) is not kind.type and kind.type in (int, float) and value is not None:
             object.__setattr__(values, name, kind.type(value))
     return problems
@@ -128,7 +128,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     kind = _kind(hint, optional=False)
     assert kind is not None
     if not kind.accepts(value):
-        raise UserError(f"{name}={_short(value)} {kind.expectation}")
+        raise UserError(f"{name}={short(value)} {kind.expectation}")
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
@@ -189,4 +189,5 @@ class _Short(reprlib.Repr):
         return super().repr_int(x, level)
 
 
-_short = _Short().repr
+short = _Short().repr
+"""Return a value as an error can show it."""

@@ -4,6 +4,7 @@ comes through here."""
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import stat
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import UserError, error_line, shortened
 
@@ -21,6 +22,9 @@ MAX_FILE_BYTES = 64 << 20
 
 LONGEST_LINE = 16 << 20
 """Bytes, of a text. A device or a sparse file has no other end."""
+
+LARGEST_HOLE = 64 << 20
+"""Bytes of a part of a file that may have been left unwritten."""
 
 DEEPEST = 64
 """Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
@@ -78,6 +82,32 @@ def open_file(
             raise UserError(f"{path}: cannot be read (out of memory)") from error
 
 
+def check_written(path: str | Path, begin: int, end: int) -> None:
+    """Raise `UserError` for a part of a file of which hardly anything was written: disk space that a download took and
+    never filled, which would be read as zeros. Where the system can't tell, nothing is wrong."""
+    size, seek_data, seek_hole = end - begin, getattr(os, "SEEK_DATA", None), getattr(os, "SEEK_HOLE", None)
+    if size <= LARGEST_HOLE or seek_data is None or seek_hole is None:
+        return
+    with open_file(path) as file:
+        number, at, written = file.fileno(), begin, 0
+        if os.fstat(number).st_size < end:
+            return  # which reading it tells
+        while at < end and written < size // 64:
+            try:
+                data = min(os.lseek(number, at, seek_data), end)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # no system that can tell
+                    return
+                data = end  # nothing was written behind it
+            at = end if data == end else min(os.lseek(number, data, seek_hole), end)
+            written += at - data
+    if written < size // 64:
+        raise UserError(
+            f"{path}: of {size / 1e6:,.1f} MB from byte {begin} on {written / 1e6:,.1f} MB were ever written; "
+            "fetch it again, or restore it from a copy"
+        )
+
+
 def read_bytes(path: str | Path, largest: int = MAX_FILE_BYTES) -> bytes:
     """Return all of a file, as `open_file` has it."""
     with open_file(path, largest) as file:
@@ -96,10 +126,59 @@ def read_protobuf(path: str | Path) -> bytes:
     """Return the bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more
     than 2 GB, and none begins with a zero, as a file with a hole does."""
     with open_file(path, (1 << 31) - 1) as file:
-        begin = file.read(1)
-        if begin == b"\0":
+        if file.peek(1)[:1] == b"\0":
             raise UserError(f"{path}: damaged, or no ONNX model; restore it from a copy")
-        return begin + file.read()
+        check_written(path, 0, os.fstat(file.fileno()).st_size)
+        return file.read()
+
+
+Default = TypeVar("Default", None, str, int)
+
+
+class JsonObject(dict[str, Any]):
+    """An object of a JSON file that others write. Each method returns the value of a key, the default where it is
+    missing or null, and raises `UserError` that names file, key and value for one of another type.
+
+    >>> read_object(folder / "config.json").text("pooling_mode")
+    UserError: config.json: pooling_mode is 3, not a string
+    """
+
+    def __init__(self, values: dict[str, Any], where: str):
+        super().__init__(values)
+        self.where = where
+
+    def text(self, key: str, default: Default = None) -> str | Default:
+        return self._typed(key, default, (str,), "a string")
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return self._typed(key, default, (bool,), "true or false")
+
+    def whole(self, key: str, default: Default = None) -> int | Default:
+        return self._typed(key, default, (int,), "a whole number")
+
+    def object(self, key: str) -> JsonObject:
+        return JsonObject(self._typed(key, {}, (dict, JsonObject), "an object"), f"{self.where}: {key}")
+
+    def texts(self, key: str) -> list[str]:
+        """A string, or several in a list."""
+        value = self._typed(key, [], (str, list), "a string or a list of strings")
+        for each in value if isinstance(value, list) else ():
+            if not isinstance(each, str):
+                raise self.wrong(key, "a list of strings")
+        return [value] if isinstance(value, str) else value
+
+    def wrong(self, key: str, expected: str) -> UserError:
+        from .fields import short  # for none, as a rule
+
+        return UserError(f"{self.where}: {key} is {short(self[key])}, not {expected}")
+
+    def _typed(self, key: str, default: Any, kinds: tuple[type, ...], expected: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            return default
+        if type(value) not in kinds:  # bool is an int to isinstance
+            raise self.wrong(key, expected)
+        return value
 
 
 def read_json(path: str | Path) -> Any:
@@ -107,17 +186,17 @@ def read_json(path: str | Path) -> Any:
     return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
 
 
-def read_object(path: str | Path) -> dict[str, Any]:
+def read_object(path: str | Path) -> JsonObject:
     """Return the contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return values
+    return JsonObject(values, str(path))
 
 
-def optional_object(path: Path) -> dict[str, Any]:
+def optional_object(path: Path) -> JsonObject:
     """Return the same; {} where there is no such file."""
-    return read_object(path) if path.is_file() else {}
+    return read_object(path) if path.is_file() else JsonObject({}, str(path))
 
 
 def parse_json(text: str, where: str, hint: str) -> Any:

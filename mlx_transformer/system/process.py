@@ -23,7 +23,7 @@ import sys
 import time
 from contextlib import suppress
 
-from .errors import UserError, error_line, shortened
+from .errors import UserError, error_line, one_line
 from .lazy import what_is_missing
 
 TYPE_CHECKING = False
@@ -141,12 +141,8 @@ def _failed(name: str, message: str, status: int = 2) -> int:
         from collections import namedtuple
 
         namedtuple("Forgotten", "")
-    line = " ".join(
-        map(shortened, " ".join(message.splitlines()).split(" "))
-    )  # parts of it may come from a file of a stranger, to be read, not obeyed
-    line = "".join(letter if letter.isprintable() else "?" for letter in line)
     with suppress(OSError, ValueError):  # nobody can be told
-        print(f"{name}:", line, file=sys.stderr, flush=True)
+        print(f"{name}:", one_line(message), file=sys.stderr, flush=True)
     return status
 
 

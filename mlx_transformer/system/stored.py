@@ -4,6 +4,7 @@ piece. Nothing is mapped into memory, where what was read would stay."""
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UserError
-from .files import open_file
+from .files import check_written, open_file
 
 
 class Kind(NamedTuple):
@@ -61,11 +62,27 @@ class Stored:
         return Stored(part.shape, self.dtype, lambda: self.read()[index])
 
 
+PIECE = 1 << 20
+"""Bytes that are read together where nobody keeps them."""
+
+
 def read_piece(path: Path, begin: int, count: int, dtype: np.dtype) -> NDArray:
-    """Read so many numbers (count,) from a byte of a file on; `UserError` for a file that ends before."""
+    """Read so many numbers (count,) from a byte of a file on; `UserError` for a file that ends before, or that was
+    never written there."""
+    check_written(path, begin, begin + count * dtype.itemsize)
     array = np.empty(count, dtype)
     with open_file(path) as file:
         file.seek(begin)
         if file.readinto(array.view(np.uint8).data) != array.nbytes:
             raise UserError(f"{path}: ends too early: damaged; restore it from a copy")
     return array
+
+
+def checksum_of(path: Path, begin: int, size: int) -> int:
+    """Return the CRC-32 of a part of a file, read piece by piece."""
+    checksum = 0
+    with open_file(path) as file:
+        file.seek(begin)
+        while size > 0 and (piece := file.read(min(size, PIECE))):
+            checksum, size = zlib.crc32(piece, checksum), size - len(piece)
+    return checksum

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import UserError, shortened
+from .archives import DAMAGE, open_archive
+from .errors import UserError, error_line, shortened
 from .files import open_file
-from .stored import Stored, read_piece
+from .stored import Stored, checksum_of, read_piece
 from .tensors import check_finite
 from .torch_legacy import is_legacy, legacy_views
 from .torch_pickle import LARGEST_PICKLE, Machine, Refused, Storage, View, views
@@ -29,12 +31,24 @@ LARGEST_EMPTY = 1 << 31
 """Product of the other sizes of a tensor without numbers: NumPy has a limit too."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
-    """Where the numbers of one storage begin in the file, and their CRC-32, if it has one."""
+    """The numbers of one storage: where they are in the file, and the CRC-32 that they still have to be compared with,
+    if there is one."""
 
     begin: int
-    checksum: int | None
+    size: int
+    checksum: int | None = None
+
+    def check(self, path: Path, name: str, numbers: NDArray | None) -> None:
+        """Compare the checksum, when the first tensor of the storage is read. numbers: all of them, if they were read
+        for it. `UserError` if they differ."""
+        if self.checksum is None:
+            return
+        found = checksum_of(path, self.begin, self.size) if numbers is None else zlib.crc32(numbers.view(np.uint8).data)
+        if found != self.checksum:
+            raise UserError(f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy")
+        self.checksum = None
 
 
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
@@ -50,13 +64,15 @@ def stored_torch_tensors(path: Path) -> dict[str, Stored]:
             return {name: _stored(path, name, view, entries[view.storage.key]) for name, view in tensors.items()}
         except Refused as error:
             raise UserError(f"{path}: {error}") from error
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
-            raise UserError(f"{path}: damaged ({shortened(str(error))}); restore it from a copy") from error
+        except UserError:
+            raise
+        except DAMAGE as error:
+            raise UserError(f"{path}: damaged ({error_line(error)}); restore it from a copy") from error
 
 
 def _in_a_row(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, Entry]]:
     tensors, begins = legacy_views(file)
-    return tensors, {key: Entry(begin, None) for key, begin in begins.items()}
+    return tensors, {key: Entry(begin, 0) for key, begin in begins.items()}
 
 
 def _in_archive(file: io.BufferedReader, archive: zipfile.ZipFile) -> tuple[dict[str, View], dict[str, Entry]]:
@@ -69,8 +85,8 @@ def _in_archive(file: io.BufferedReader, archive: zipfile.ZipFile) -> tuple[dict
 def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
     """Return the file as an archive; `UserError` that says what else it is."""
     try:
-        return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        return open_archive(file)
+    except DAMAGE as error:
         file.seek(0)
         begin = file.read(512)
         if begin[257:].startswith(b"ustar"):
@@ -79,7 +95,9 @@ def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
             raise UserError(f"{path}: is a tar archive, as PyTorch wrote in its first versions; {how}") from error
         if begin.startswith(b"version https://git-lfs"):
             raise UserError(f"{path}: stands for a file of Git LFS; fetch it: git lfs pull") from error
-        raise UserError(f"{path}: no file of torch.save, or damaged ({error}); restore it from a copy") from error
+        raise UserError(
+            f"{path}: no file of torch.save, or damaged ({error_line(error)}); restore it from a copy"
+        ) from error
 
 
 def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
@@ -90,9 +108,10 @@ def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
     (entry,) = programs
     if entry.file_size > LARGEST_PICKLE:
         raise Refused(f"its data.pkl has {entry.file_size / 1e6:,.1f} MB, more than names of tensors take")
+    _check_stored(entry)
     folder = entry.filename.removesuffix("data.pkl")
-    order = f"{folder}byteorder"
-    if order in archive.namelist() and archive.getinfo(order).file_size == 3 and archive.read(order) == b"big":
+    order = archive.NameToInfo.get(f"{folder}byteorder")
+    if order is not None and order.file_size == 3 and archive.read(order) == b"big":
         raise Refused("is of a big-endian machine: save it as safetensors there")
     return archive.read(entry), folder
 
@@ -105,8 +124,7 @@ def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, stora
         info = archive.getinfo(name)
     except KeyError:
         raise Refused(f"has no {label}, which its pickle asks for: damaged; restore it from a copy") from None
-    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
-        raise Refused(f"its {label} is compressed or encrypted, which torch.save never does")
+    _check_stored(info)
     if info.file_size != size:
         raise Refused(
             f"its {label} has {info.file_size} bytes, its pickle says {size}: damaged; restore it from a copy"
@@ -116,7 +134,14 @@ def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, stora
     if len(header) < LOCAL_HEADER or not header.startswith(b"PK\3\4"):
         raise Refused(f"its {label} is not where its list says: damaged; restore it from a copy")
     begin = info.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
-    return Entry(begin, info.CRC)
+    if begin + size > os.fstat(file.fileno()).st_size:
+        raise Refused(f"ends within its {label}: damaged; restore it from a copy")
+    return Entry(begin, size, info.CRC)
+
+
+def _check_stored(info: zipfile.ZipInfo) -> None:
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
+        raise Refused(f"its {shortened(info.filename)!r} is compressed or encrypted, which torch.save never does")
 
 
 def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
@@ -134,9 +159,7 @@ def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
         stored = storage.kind.stored
         begin = entry.begin + (storage.first + view.offset) * stored.itemsize
         numbers = read_piece(path, begin, end - view.offset, stored)
-        whole = len(numbers) == storage.count and entry.checksum is not None
-        if whole and zlib.crc32(numbers.view(np.uint8).data) != entry.checksum:
-            raise UserError(f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy")
+        entry.check(path, name, numbers if len(numbers) == storage.count else None)
         numbers = storage.kind.as_read(numbers)
         array = np.lib.stride_tricks.as_strided(numbers, shape, [stride * numbers.itemsize for stride in strides])
         check_finite(path, name, array)

@@ -2,6 +2,10 @@
 
 A pickle is a program for a small stack machine. Python's runs whatever function a file names; this one knows the names
 that state dicts are made of and what they stand for, calls nothing, and refuses all others by name.
+
+Python's `Unpickler` with a `find_class` and a `persistent_load` of ours would run nothing either, and has no bounds:
+nine bytes make its memo take 2 GB (LONG_BINPUT), nested tuples as a dict's key overflow its stack in C, or their hash
+takes 2^200 steps. Dicts here have text as keys and nothing is hashed that a program can nest.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ DICT, TENSOR, PARAMETER = (
 )
 LARGEST_PICKLE = 8 << 20
 """Bytes; a thousand tensors take some 200,000."""
+HIGHEST_RANK = 64
+"""PyTorch's own limit. A shape that many tensors share would take its length in memory for each of them."""
 KNOWN = {DICT, TENSOR, PARAMETER, *(f"torch.{name}" for name in STORAGES)}
 
 
@@ -180,7 +186,7 @@ class Machine:
             self._push({})
         elif function.name == TENSOR and len(arguments) >= 6:
             storage, offset, shape, strides = arguments[:4]
-            if not isinstance(storage, Storage) or len(shape) != len(strides):
+            if not isinstance(storage, Storage) or len(shape) != len(strides) or len(shape) > HIGHEST_RANK:
                 raise TypeError
             self._push(View(storage, _size(offset), tuple(map(_size, shape)), tuple(map(_size, strides))))
         elif function.name == PARAMETER and isinstance(arguments[0], View):

@@ -16,6 +16,8 @@ import published_text
 import torch_archives
 import two_vocabularies
 from command_line import ending_model
+from foreign_json import BGE, write_sentences
+from hub_server import COMMIT
 from marian_models import KINDS, STUDENT, write_model
 from safetensors.numpy import load_file
 from tiny_run import write_pairs, write_recipe
@@ -32,6 +34,7 @@ from mlx_transformer.core.heads import Head
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.manifest import sha256
 from mlx_transformer.training.trainer import Trainer
 
 TEXT = "one two three\n\nfour. five, six!\nseven\n"
@@ -42,7 +45,6 @@ HEADS = (
 )
 RANKS = Head(kind="classes", labels=("relevance",))
 MODELS = ("model", "onnx", "cpu", "quantized")
-BGE = Path(__file__).parents[1] / "mlx_transformer" / "families" / "golden_bge"
 
 
 def make(folder: Path) -> None:
@@ -50,7 +52,9 @@ def make(folder: Path) -> None:
     (a decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their exports,
     ranks (one class), vectors (with an embedding.json) and theirs, of-tokens (bge-m3's form, pickles of the
     heads that tokens have), tokens (imported from it) and theirs, page (target web, with attention), node_modules
-    (a site's), quantized, theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz
+    (a site's), quantized, other and other-onnx (another
+    model of the same vocabulary), theirs, hub (the Hub's cache with it), of-sentences (every file of
+    sentence-transformers), of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz
     (Marian's own files), student (the former as a checkpoint), of-t5, of-nllb, of-bart and of-opus (folders with
     their makers' vocabularies), run, adapted (a run of LoRA), kept (its change beside quantized's integers),
     packed, two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and
@@ -100,7 +104,12 @@ def make(folder: Path) -> None:
     if find_spec("onnxruntime_extensions"):
         export_search(folder / "model", folder / "text.onnx", text=True)
     quantize_checkpoint(folder / "model", folder / "quantized", Scheme(32, 4))
+    other = ending_model(tokenizer, **{**sizes, "d_ff": 48})
+    save_checkpoint(folder / "other", other.config, other.weights(), tokenizer.to_json())
+    export_onnx(folder / "other", folder / "other-onnx")
     to_huggingface(folder / "model", folder / "theirs")
+    write_sentences(folder / "of-sentences")
+    write_cache(folder / "hub", folder / "theirs")
     for name in ("of-torch", "of-old-torch"):
         shutil.copytree(folder / "theirs", folder / name)
         weights = folder / name / "model.safetensors"
@@ -169,6 +178,19 @@ def write_published(folder: Path) -> None:
         target__spm=model,
         vocab__json={token: id for id, token in enumerate(tokens)},
     )
+
+
+def write_cache(hub: Path, model: Path) -> None:
+    """The cache of the Hub's library with one model, org/name: blobs, links to them, and the commit of its branch."""
+    cache = hub / "models--org--name"
+    snapshot = cache / "snapshots" / COMMIT
+    for place in (snapshot, cache / "blobs", cache / "refs"):
+        place.mkdir(parents=True)
+    for file in sorted(model.iterdir()):
+        blob = cache / "blobs" / sha256(file)
+        shutil.copyfile(file, blob)
+        (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    (cache / "refs" / "main").write_text(COMMIT, encoding="ascii")
 
 
 def write_texts(folder: Path) -> None:

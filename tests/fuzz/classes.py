@@ -11,7 +11,9 @@ import graphs
 from asked import asked
 from attempts import TRAIN, from_python, numbers, paths, search_model
 from damage import NUMBERS
+from foreign import FOREIGN
 from further import FURTHER, in_one
+from injected import INJECTED
 from kind import Class, digests, nothing, on, one_of
 
 MODEL = (
@@ -260,4 +262,6 @@ CLASSES = (
     digests("ONNX", ("onnx", "in.txt"), "onnx/onnx/model.*", onnx_commands("onnx")[:4]),
     digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),
     *FURTHER,
+    *FOREIGN,
+    *INJECTED,
 )

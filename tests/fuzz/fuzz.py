@@ -76,7 +76,7 @@ class Fuzz:
         for name in kind.bases:
             source = self.base / name
             if source.is_dir():
-                shutil.copytree(source, folder / name)
+                shutil.copytree(source, folder / name, symlinks=True)
             elif source.exists():
                 shutil.copyfile(source, folder / name)
         recipe = folder / "recipe.toml"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from html import escape
 from pathlib import Path
 
 import pytest
 from classes import CLASSES
 from forks import SECONDS, Ended
 from fuzz import FAULTS, drawn, judged, table
+from injected import MARKUP, strange_parts
 from waiting import PATIENCE
 
 HERE = Path(__file__).parent
@@ -104,6 +107,31 @@ def test_inputs_are_mixed_by_weight_and_the_same_each_time():
     with pytest.raises(SystemExit, match="no such class; there are"):
         drawn(5, "nothing")
     assert SECONDS == 20
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<p><fuzzed></p>",
+        "<img src=x onerror=fuzzed()>",
+        "<p title='a' onfocus='fuzzed()' x=''>",
+        '<a href=" JavaScript:fuzzed()">a</a>',
+        '<script>const a = "</script><fuzzed>";</script>',
+        "<script>const a = '<!--<script>fuzzed';</script>",
+        "<svg><text></text><fuzzed/></svg>",
+    ],
+)
+def test_markup_of_others_is_seen(html):
+    assert strange_parts(f"<!doctype html><title>a</title><body>{html}</body>") != []
+
+
+@pytest.mark.parametrize("text", MARKUP)
+def test_markup_that_is_escaped_is_text(text):
+    data = json.dumps(text).replace("<", "\\u003c")
+    page = (
+        f'<title>{escape(text)}</title><p title="{escape(text)}">{escape(text)}</p><script>const a = {data};</script>'
+    )
+    assert strange_parts(page) == []
 
 
 def test_the_table_adds_up():

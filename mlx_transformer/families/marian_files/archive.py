@@ -5,27 +5,29 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
-from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.files import open_file
+from mlx_transformer.system.archives import DAMAGE, open_archive
+from mlx_transformer.system.errors import UserError, error_line, first_of
+from mlx_transformer.system.files import check_written, open_file
 from mlx_transformer.system.machine import check_memory
+from mlx_transformer.system.stored import PIECE, Stored
 from mlx_transformer.system.tensors import is_finite
 
 from .items import ALIGNED, FLOAT16, FLOAT32, INT8, OPTIONS, Item, float_item, options_item
 
 KINDS = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8, "uint8": INT8}
-PIECE = 1 << 20
-"""Bytes that are read together."""
+VERSION = (1, 0)
+"""Of .npy: later ones are for headers that no plain array has."""
+LARGEST_OPTIONS = 1 << 20
 OPTIMIZER = ("adam_", "adagrad_", "exp_smoothing")
 """The mark of Marian's files of an optimizer's state, such as model.npz.optimizer.npz."""
-DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, NotImplementedError, RuntimeError, TypeError)
 
 
 def read_npz(path: str | Path) -> list[Item]:
@@ -33,17 +35,18 @@ def read_npz(path: str | Path) -> list[Item]:
     asked for. `UserError` with everything that is wrong."""
     with open_file(path) as file:
         try:
-            with zipfile.ZipFile(file) as archive:
+            with open_archive(file) as archive:
                 entries = archive.infolist()
                 check_memory(sum(entry.file_size for entry in entries), str(path), "use a machine with more")
                 if any(entry.filename.startswith(OPTIMIZER) for entry in entries):
                     raise UserError(f"{path}: holds the state of an optimizer; give the model that it belongs to")
                 arrays = [_read(path, archive, entry) for entry in entries]
+        except UserError:
+            raise
         except DAMAGE as error:
-            if isinstance(error, UserError):
-                raise
-            text = " ".join(str(error).split())
-            raise UserError(f"{path}: damaged, or no .npz file ({text:.200}); restore it from a copy") from error
+            raise UserError(
+                f"{path}: damaged, or no .npz file ({error_line(error)}); restore it from a copy"
+            ) from error
     problems = [each for each in arrays if isinstance(each, str)]
     items = [each for each in arrays if isinstance(each, Item)]
     names = [item.name for item in items]
@@ -70,13 +73,13 @@ def write_npz(file: BinaryIO, items: Sequence[Item]) -> None:
 
 
 def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
-    """Return one tensor, or what is wrong with it."""
+    """Return one tensor, or what is wrong with it. Its numbers are looked at piece by piece, and read where they are
+    asked for."""
     name = entry.filename.removesuffix(".npy")
     with archive.open(entry) as file:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
-        if read is None:
+        if npy.read_magic(file) != VERSION:
             return f"{name} is of another version of .npy"
-        shape, columns_first, dtype = read(file)
+        shape, columns_first, dtype = npy.read_array_header_1_0(file)
         if dtype.name not in KINDS or dtype.byteorder == ">" or columns_first:
             return (
                 f"{name} is of {dtype}, in the order of {'columns' if columns_first else 'rows'}, not float32 in rows"
@@ -84,31 +87,34 @@ def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
         length = math.prod(shape) * dtype.itemsize
         if entry.file_size - file.tell() != length:
             return f"{name} {shape} needs {length} bytes and has {entry.file_size - file.tell()}"
-        data = _rest(file, length)
-        values = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape)
-    if name == OPTIONS:
-        return options_item(values.tobytes().rstrip(b"\0").decode())
-    if dtype.itemsize == 1:
-        return f"{name} is of {dtype}, not float32"
-    if not is_finite(values):
-        return f"{name} is not finite"
-    if dtype != np.float32:
-        return float_item(name, values.astype(np.float32))
-    return Item(name, FLOAT32, shape, lambda: _again(path, entry.filename, length))
+        if name == OPTIONS:
+            if length > LARGEST_OPTIONS:
+                return f"{OPTIONS} has {length} bytes, more than options take"
+            return options_item(file.read(length).rstrip(b"\0").decode())
+        if dtype.itemsize == 1:
+            return f"{name} is of {dtype}, not float32"
+        check_written(path, entry.header_offset, entry.header_offset + entry.compress_size)
+        while piece := file.read(PIECE):
+            if not is_finite(np.frombuffer(piece, dtype)):
+                return f"{name} is not finite"
+    if dtype == np.float32:
+        return Item(name, FLOAT32, shape, lambda: _again(path, entry.filename, length))
+    return float_item(name, Stored(shape, np.dtype(np.float32), lambda: _widened(path, entry.filename, length, shape)))
+
+
+def _widened(path: str | Path, name: str, length: int, shape: tuple[int, ...]) -> NDArray:
+    numbers = np.frombuffer(_again(path, name, length), "<f2", math.prod(shape))
+    return numbers.reshape(shape).astype(np.float32)
 
 
 def _again(path: str | Path, name: str, length: int) -> bytearray:
-    """Return the allocation of a tensor of float32 that was read before."""
-    with open_file(path) as file, zipfile.ZipFile(file) as archive, archive.open(name) as entry:
-        {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(entry)](entry)
-        return _rest(entry, length)
-
-
-def _rest(file: IO[bytes], length: int) -> bytearray:
-    """Return what is left of a file, in the allocation that a `.bin` has of it, read piece by piece into one place."""
-    data = bytearray(length + -length % ALIGNED)
-    view, at = memoryview(data), 0
-    while piece := file.read(PIECE):
-        view[at : at + len(piece)] = piece
-        at += len(piece)
+    """Return the numbers of a tensor in the allocation that a `.bin` has of them, read piece by piece into one place.
+    It was read before, when it was sound."""
+    data, at = bytearray(length + -length % ALIGNED), 0
+    with open_file(path) as file, open_archive(file) as archive, archive.open(name) as entry:
+        npy.read_magic(entry)
+        npy.read_array_header_1_0(entry)
+        while piece := entry.read(min(PIECE, length - at)):
+            data[at : at + len(piece)] = piece
+            at += len(piece)
     return data

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_text
 
 from .options import parse_options
@@ -65,13 +65,13 @@ def find_files(path: Path) -> MarianFiles:
     if not models:
         raise UserError(f"{path}: holds no Marian model (model*.npz, model*.bin)")
     if len(models) > 1:
-        raise UserError(f"{path}: holds several models: {', '.join(model.name for model in models)}; give one of them")
+        raise UserError(f"{path}: holds several models: {_names(models)}; give one of them")
     listed = _texts(values.get("shortlist"))[:1]
     shortlists = [folder / Path(name).name for name in listed] or sorted(folder.glob("lex*.bin"))
     if missing := [file.name for file in shortlists if not file.is_file()]:
         raise UserError(f"{settings}: names the shortlist {missing[0]}, which isn't there; restore it, or take it out")
     if len(shortlists) > 1:
-        raise UserError(f"{folder}: holds several shortlists: {', '.join(file.name for file in shortlists)}; leave one")
+        raise UserError(f"{folder}: holds several shortlists: {_names(shortlists)}; leave one")
     generation = {key: values[key] for key in GENERATION if isinstance(values.get(key), int | float)}
     shortlist = shortlists[0] if shortlists else None
     vocabularies = _vocabularies(folder, values)
@@ -106,8 +106,12 @@ def _vocabularies(folder: Path, values: dict[str, Any]) -> tuple[Path, ...]:
             return pair[0][0], pair[1][0]
     joint = sorted(folder.glob("vocab*.spm"))
     if len(joint) > 1:
-        raise UserError(f"{folder}: holds several vocabularies: {', '.join(file.name for file in joint)}; leave one")
+        raise UserError(f"{folder}: holds several vocabularies: {_names(joint)}; leave one")
     return tuple(joint)
+
+
+def _names(files: Sequence[Path]) -> str:
+    return first_of([file.name for file in files], ", ")
 
 
 def _texts(value: Any) -> Sequence[str]:

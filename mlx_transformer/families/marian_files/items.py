@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.files import open_file
+from mlx_transformer.system.files import check_written, open_file
 from mlx_transformer.system.stored import Stored
 from mlx_transformer.system.tensors import is_finite
 
@@ -37,7 +37,9 @@ ALIGNED = 256
 Bytes = bytes | bytearray
 MAX_MODEL_BYTES = 1 << 34
 """Bytes of a model's file."""
-HIGHEST_RANK, LONGEST_NAME = 8, 1000
+HIGHEST_RANK, LONGEST_NAME, MOST_TENSORS = 8, 1000, 100_000
+SLACK = 1 << 12
+"""Bytes that may lie between the values of a tensor and the next one, which begins at a multiple of `ALIGNED`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +123,7 @@ class _File:
 
     def __getitem__(self, part: slice) -> bytes:
         begin, end, _ = part.indices(self.size)
+        check_written(self.path, begin, end)
         with open_file(self.path) as file:
             file.seek(begin)
             return file.read(max(0, end - begin))
@@ -187,7 +190,7 @@ def _parse(data: bytes | _File) -> tuple[list[Item], list[str]]:
     if version != 1:
         return [], [f"its version is {version}, not 1"]
     at = 16 + 32 * count
-    if not count or at > size:
+    if not 0 < count <= MOST_TENSORS or at > size:
         return [], [f"it says that it holds {count} tensors, in {size} bytes"]
     headers = list(struct.iter_unpack("<4Q", data[16:at]))
     problems = [
@@ -236,7 +239,7 @@ def _problems(item: Item, length: int) -> Iterator[str]:
         yield f"{item.name} has the shape {item.shape}"
     else:
         needed = item.count * np.dtype(TYPES[item.type]).itemsize + 4 * (item.type in QUANTIZED)
-        if needed > length:
+        if not needed <= length <= needed + SLACK:
             yield f"{item.name} {item.shape} needs {needed} bytes and has {length}"
 
 

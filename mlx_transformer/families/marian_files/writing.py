@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, multiplied_names, read_int8_scales
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.core.sentencepiece import sentencepiece_bytes
@@ -60,6 +60,9 @@ def to_marian(
     folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
     """
     opened, out = open_checkpoint(checkpoint), Path(out)
+    if opened.config.architecture != "encoder-decoder":
+        kind = KINDS[opened.config.architecture]
+        raise UserError(f"{opened.folder}: is {kind}, and Marian's files hold an encoder with a decoder")
     check_free(out, "Marian folder", holds_marian, force, opened.folder)
     origin = _origin(opened.folder)
     names = _Names(origin)

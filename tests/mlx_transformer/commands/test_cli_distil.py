@@ -134,6 +134,17 @@ def test_a_student_that_marian_lacks_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_source_that_is_no_text_is_one_line(folder: Path, tmp_path: Path, capfd) -> None:
+    """Translating would replace its bytes, with a warning, and training refuse them."""
+    source = tmp_path / "source"
+    source.write_bytes(b"one\xff two\n")
+    assert main("distil", folder / "onnx", *flags(folder, tmp_path / "run", source=source)) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{source}, line 1, byte 4: not UTF-8" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_recipe_is_one_that_marian_has() -> None:
     from mlx_transformer.training.recipe import load_recipe
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 
 import numpy as np
@@ -117,6 +118,12 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["generate", "decoder", "x", "--top-p", "3"], "top-p"),
         (["generate", "decoder", "x", "--stop", ""], "none of them empty"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
+        (
+            ["to-huggingface", "decoder", "OUT"],
+            "is a decoder alone, and no family that is written here has such models",
+        ),
+        (["to-marian", "decoder", "OUT"], "is a decoder alone, and Marian's files hold an encoder with a decoder"),
+        (["to-marian", "encoder", "OUT"], "is an encoder alone, and Marian's files hold an encoder with a decoder"),
         (["evaluate", "encoder", "--text", "text.txt"], "a text's perplexity needs a decoder"),
         (["evaluate", "decoder", "--text", "x", "--source", "y"], "--text is for one stack alone: leave out --source"),
         (["evaluate", "decoder"], "Missing option '--source' (or '--text', '--pairs', '--similarity' or '--labelled')"),
@@ -125,7 +132,42 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["evaluate", "encoder", "--labelled", "text.txt"], "labelled text is read from .tsv and .jsonl"),
     ],
 )
-def test_refused_by_name(arguments, message, models, call):
+def test_refused_by_name(arguments, message, models, call, tmp_path):
     command, model, *rest = arguments
-    rest = [models / each if each == "text.txt" else each for each in rest]
-    refused(call(command, models / model, *rest), message)
+    places = {"text.txt": models / "text.txt", "OUT": tmp_path / "out"}
+    refused(call(command, models / model, *(places.get(each, each) for each in rest)), message)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder", "encoder-onnx"])
+def test_nothing_but_a_translator_aligns(name, models, call, tmp_path):
+    text = models / "text.txt"
+    result = call("shortlist", models / name, tmp_path / "lex.bin", "--source", text, "--reference", text)
+    refused(result, "what aligns source and target is an encoder with a decoder")
+
+
+@pytest.mark.parametrize(("name", "how"), [("decoder", "the perplexity of a text"), ("encoder", "its best tokens")])
+def test_what_is_not_judged_is_said_of_such_a_model(name, how, models, call, tmp_path):
+    status, out, said = call("export", models / name, tmp_path / "out", "--precision", "int8")
+    assert (status, said) == (0, "")
+    first = out.splitlines()[0]
+    assert first.startswith("int8: not judged")
+    assert how in first
+    assert "translations" not in first
+
+
+@pytest.mark.parametrize("unit", ["documents", "texts", "pairs"])
+def test_info_of_a_run_counts_what_it_was_trained_on(unit, models, call, tmp_path):
+    for name in ("decoder", "encoder"):
+        status, out, said = call("info", models / name)
+        assert (status, said) == (0, "")
+        assert "valid 1 documents" in out
+    run = shutil.copytree(models / "decoder", tmp_path / "run")
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    digest = "0" * 64
+    record["data"] = {"train": {unit: 1234, "text": digest}, "valid": {unit: 5, "text": digest}}
+    (run / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    assert f"train 1,234 {unit}, valid 5 {unit}" in call("info", run)[1]
+    record["data"]["train"] = 3
+    (run / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    refused(call("info", run), "run.json: damaged: data: train is 3, not an object")

@@ -27,10 +27,11 @@ from export.validate import compare
 from mlx_transformer import Transformer, load, open_model
 from mlx_transformer.commands import info
 from mlx_transformer.convert import import_huggingface
-from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import IMPORTED, open_checkpoint
 from mlx_transformer.core.folders import fingerprint
 from mlx_transformer.families.folder import needed
 from mlx_transformer.families.hub import find_model, is_name
+from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.system.errors import UserError
 
 MARIAN = Path(__file__).parent / "golden" / "marian"
@@ -234,6 +235,35 @@ def test_what_needs_a_checkpoint_says_how_to_make_one(weights, tmp_path):
             needs(folder)
         assert f"is a published model, and here a checkpoint is needed; make one of it: {IMPORT}" in str(error.value)
         assert f"import '{folder}' OUT" in str(error.value)
+
+
+def test_a_family_that_is_not_read_is_not_advised_to_be_imported(tmp_path):
+    assert {*IMPORTED} == {*FAMILIES}
+    folder = shutil.copytree(MARIAN, tmp_path / "theirs")
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    for needs in (open_checkpoint, lambda path: export_onnx(path, tmp_path / "out")):
+        with pytest.raises(UserError, match="model_type 'gpt2', which can't be imported; these can: bart, ") as error:
+            needs(folder)
+        assert IMPORT not in str(error.value)
+
+
+def test_a_link_out_of_the_cache_is_one_line(repository, tmp_path):
+    """What it leads to would be copied into a checkpoint, and from there to the Hub."""
+    with hub({"org/tiny": repository}) as (address, _):
+        assert ended(["import org/tiny --out ours"], tmp_path, HF_ENDPOINT=address)[0][0] == 0
+    snapshot = tmp_path / "hub" / "hub" / "models--org--tiny" / "snapshots" / COMMIT
+    (tmp_path / "secret").write_text("of a stranger")
+    for target in (tmp_path / "secret", "generation_config.json", "nothing"):
+        (snapshot / "generation_config.json").unlink()
+        (snapshot / "generation_config.json").symlink_to(target)
+        ((status, _, said),) = ended(["import org/tiny --out x"], tmp_path, HF_HUB_OFFLINE="1")
+        assert (status, said.count("\n")) == (2, 1)
+        assert "damaged in the cache of the Hugging Face Hub (generation_config.json leads " in said
+        assert not (tmp_path / "x").exists()
+    os.truncate(snapshot.parents[1] / "refs" / "main", 5_000_000_000)
+    ((status, _, said),) = ended(["import org/tiny --out x"], tmp_path, HF_HUB_OFFLINE="1")
+    assert (status, said.count("\n")) == (2, 1)
+    assert "its reference main is no commit" in said
 
 
 def test_without_the_library_the_message_names_the_extra(monkeypatch, tmp_path):

@@ -157,7 +157,7 @@ def test_other_parts_are_refused_by_name(tmp_path, parts, message):
         ("modules.json", [{"path": "", "type": "os.system"}], "'os.system' is none of the parts"),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode 'median' is not one of cls, max"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "pooling must be a list of at least one way"),
-        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_length='long' must be a whole number"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length is 'long', not a whole number"),
         (
             "sentence_bert_config.json",
             {"transformer_task": "fill-mask"},
@@ -168,14 +168,14 @@ def test_other_parts_are_refused_by_name(tmp_path, parts, message):
             {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
             "gives 'pooler_output'; read are",
         ),
-        ("sentence_bert_config.json", {"module_output_name": ["x"]}, r"gives \['x'\]; read are folders that pool"),
+        ("sentence_bert_config.json", {"module_output_name": ["x"]}, r"module_output_name is \['x'\], not a string"),
         ("sentence_bert_config.json", {"query_length": 32}, "query_length is 32, which isn't read"),
         (
             "1_Pooling/config.json",
             {"pooling_mode": "cls", "include_prompt": False},
             "include_prompt is off; which token is the first then",
         ),
-        ("config_sentence_transformers.json", {"prompts": 5}, "prompts must be an object of texts"),
+        ("config_sentence_transformers.json", {"prompts": 5}, "prompts is 5, not an object"),
         ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "prompts must be an object of texts"),
     ],
 )
@@ -187,10 +187,10 @@ def test_damage_is_one_line(tmp_path, file, values, message):
 
 
 def test_what_names_no_prompt_is_told(tmp_path):
-    write(tmp_path, {**MINILM, "config_sentence_transformers.json": {"prompts": {"a": "b"}, "default_prompt_name": []}})
-    assert read_sentence_folder(write(tmp_path, {"tokenizer.json": {"truncation": [1]}})).notes == [
-        "its default prompt [] is none of its prompts"
-    ]
+    write(
+        tmp_path, {**MINILM, "config_sentence_transformers.json": {"prompts": {"a": "b"}, "default_prompt_name": "c"}}
+    )
+    assert read_sentence_folder(tmp_path).notes == ["its default prompt 'c' is none of its prompts"]
 
 
 def test_fields_stay_when_one_changes():

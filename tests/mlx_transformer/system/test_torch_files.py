@@ -221,6 +221,35 @@ def test_damage(tmp_path):
         stored_torch_tensors(path)
 
 
+def test_a_storage_that_several_tensors_share_is_checked(tmp_path):
+    """Each of them reads a part of it; a flipped bit in any part is told by the first that is read, whichever it is."""
+    views = {"a": View("0", 0, (4,), (1,)), "b": View("0", 8, (2, 4), (4, 1)), "c": View("0", 20, (4,), (1,))}
+    program = state_dict({name: tensor(view, "FloatStorage", 24) for name, view in views.items()})
+    path = write_archive(tmp_path / "x.bin", program, {"0": NUMBERS})
+    data = path.read_bytes()
+    at = data.index(NUMBERS.tobytes())
+    for place in (at + 4 * i for i in (0, 6, 12, 18, 23)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        for name in views:
+            with pytest.raises(UserError, match=f"'{name}' differs from its checksum: damaged"):
+                np.asarray(stored_torch_tensors(path)[name])
+    path.write_bytes(data)
+    found = stored_torch_tensors(path)
+    for name, view in views.items():
+        expected = NUMBERS[view.offset : view.offset + np.prod(view.shape)].reshape(view.shape)
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def test_a_shape_that_many_tensors_share(tmp_path):
+    """A hundred thousand sizes, which a megabyte of instructions could ask for ten thousand times."""
+    sizes = b"(" + b"K\1" * 100_000 + b"tq\5"
+    made = named("torch._utils", "_rebuild_tensor_v2") + several(
+        storage("0", "FloatStorage", 24), number(0), sizes, b"h\5", b"\x89", ORDERED_DICT
+    )
+    with pytest.raises(UserError, match="no pickle of tensors"):
+        stored_torch_tensors(write_archive(tmp_path / "x.bin", state_dict({"a": made + b"R"}), {"0": NUMBERS}))
+
+
 def test_numbers_that_are_not_finite(tmp_path):
     found = stored_torch_tensors(save(tmp_path / "x.bin", {"a": np.array([1, np.inf], ml_dtypes.bfloat16)}))
     with pytest.raises(UserError, match=r"x\.bin: a is not finite"):
