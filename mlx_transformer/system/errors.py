@@ -43,7 +43,7 @@ def error_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-FEW, SHORT = 3, 400
+FEW, SHORT = 3, 500
 """So many of a list are said that is longer than this many characters."""
 
 
