@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields
+from mlx_transformer.system.fields import ADVANCED, Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
 TargetName = Literal["portable", "cpu", "web", "cuda", "coreml"]
@@ -36,37 +36,37 @@ class ExportSettings:
     """The device or runtime that the graphs are made for."""
     precision: Sequence[PrecisionName] | PrecisionName = ("float32",)
     """Precision of the weights; for several, side by side in the folder, give it again."""
-    activations: ActivationsName | None = None
+    activations: ActivationsName | None = field(default=None, metadata=ADVANCED)
     """The type that the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
-    int8_scales: ScalesName | None = None
+    int8_scales: ScalesName | None = field(default=None, metadata=ADVANCED)
     """Scales of int8's activations: fixed ones, or one a token; unset: fixed ones where they lose nothing."""
-    calibrate: Path | str | None = None
+    calibrate: Path | str | None = field(default=None, metadata=ADVANCED)
     """Text to take int8's fixed scales from; unset: the model's int8_scales.json, or its run's validation text."""
-    float32_layers: Sequence[str] = ()
+    float32_layers: Sequence[str] = field(default=(), metadata=ADVANCED)
     """Layer of an encoder that int8 leaves in float32: embedding, encoder.layers.0, encoder.layers.0.feed_forward; for
     several give it again."""
-    least_neighbours: float | None = None
+    least_neighbours: float | None = field(default=None, metadata=ADVANCED)
     """Share of each text's ten nearest neighbours on gate_source, such as 0.99, for which int8 leaves matrices of an
     encoder in float32, as few as it takes; unset: none."""
-    fixed_shape: str | None = None
+    fixed_shape: str | None = field(default=None, metadata=ADVANCED)
     """ROWSxSOURCExTARGET, such as 1x64x64, which target coreml needs."""
     attention: bool = False
     """Return from which source tokens each token was written, too."""
-    attention_layer: int | None = None
+    attention_layer: int | None = field(default=None, metadata=ADVANCED)
     """The decoder layer whose attention that is, from 0; unset: the one that aligns best."""
-    inputs_embeds: bool = False
+    inputs_embeds: bool = field(default=False, metadata=ADVANCED)
     """The encoder reads vectors, inputs_embeds, in place of input_ids."""
-    dimensions: int | None = None
+    dimensions: int | None = field(default=None, metadata=ADVANCED)
     """Numbers of a text's vector, the first ones, at length 1 again where vectors are, for encoders that were trained
     to be cut (Matryoshka); unset: all."""
-    shortlist: Path | str | None = None
+    shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """File of Marian's that names which tokens each source token may become, for searches to come; none: all; unset:
     what the model's settings name."""
     gate_source: Path | str | None = None
     """Sentences on which lower precisions are judged."""
     gate_reference: Path | str | None = None
     """Their translations, line by line."""
-    accept_loss: bool = False
+    accept_loss: bool = field(default=False, metadata=ADVANCED)
     """Write it even if the quality gate says that it translates worse."""
     force: bool = False
     """Replace another model that OUT holds."""
@@ -96,9 +96,9 @@ class ExplainSettings:
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
     top_k: Annotated[int, Bounds(at_least=1, at_most=50)] = 5
     """Tokens shown at each step, the likeliest ones."""
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=ADVANCED)
     """Threads of one ONNX Runtime operator; unset: one for each core."""
-    verify: bool = True
+    verify: bool = field(default=True, metadata=ADVANCED)
     """Compare the files with the digests in their manifest."""
     force: bool = False
     """Replace an earlier page, and earlier figures."""
@@ -117,10 +117,10 @@ class WebSettings:
     """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
     force: bool = False
     """Replace another site that OUT holds."""
-    shortlist: Path | str | None = None
+    shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
     unset: what the models' settings name."""
-    verify: bool = True
+    verify: bool = field(default=True, metadata=ADVANCED)
     """Compare the models with the digests in their manifests."""
 
 
@@ -134,13 +134,13 @@ class ServeSettings:
     """Port to listen on; 0 takes a free one."""
     max_batch: Annotated[int, Bounds(at_least=1, at_most=4096)] = 32
     """Most sentences computed together."""
-    max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=60_000)] = 5.0
+    max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=60_000)] = field(default=5.0, metadata=ADVANCED)
     """Longest wait of a sentence for others when nothing runs."""
     max_queue: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 1024
     """Most sentences waiting, three quarters of them of one client; beyond them requests get 503."""
-    max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 512
+    max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = field(default=512, metadata=ADVANCED)
     """Most sentences of one request; beyond them it gets 413."""
-    max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = 4096
+    max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = field(default=4096, metadata=ADVANCED)
     """Most open connections; for a new one those are closed that have been idle or sending for longest."""
     threads: Count | None = None
     """Threads of one ONNX Runtime operator; unset: one for each core."""
@@ -148,24 +148,24 @@ class ServeSettings:
     """Batches computed at the same time, each with so many threads."""
     precision: str | None = None
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
-    shortlist: Path | str | None = None
+    shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
     unset: what each model's settings name."""
     access_log: bool = False
     """Log every request."""
-    verify: bool = True
+    verify: bool = field(default=True, metadata=ADVANCED)
     """Compare the files with the digests in their manifest."""
     cors: Sequence[str] = ()
     """Origin whose pages may read the answers, such as https://example.org, or * for all; for several give it again."""
     api_key_file: Path | str | None = None
     """Keys, one a line, of which requests must then bring one; not those for /health, /docs and the like."""
-    header_seconds: Seconds = 10.0
+    header_seconds: Seconds = field(default=10.0, metadata=ADVANCED)
     """Time that a client has to send the head of a request."""
-    body_seconds: Seconds = 30.0
+    body_seconds: Seconds = field(default=30.0, metadata=ADVANCED)
     """Time that a client has to send the body of a request."""
-    idle_seconds: Seconds = 60.0
+    idle_seconds: Seconds = field(default=60.0, metadata=ADVANCED)
     """How long a connection may stay open between requests."""
-    grace_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)] = 30.0
+    grace_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)] = field(default=30.0, metadata=ADVANCED)
     """How long running requests may take when the server ends."""
 
     def __post_init__(self) -> None:
@@ -204,17 +204,17 @@ def _is_origin(text: str) -> bool:
 class JudgeSettings:
     """How runtimes are judged, from Python (`validate.compare`) as on the command line."""
 
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=ADVANCED)
     """Threads of one ONNX Runtime operator; unset: one for each core."""
-    gradients: bool = False
+    gradients: bool = field(default=False, metadata=ADVANCED)
     """Check MLX's gradients against finite differences too."""
-    names: str | Mapping[str, str] | None = None
+    names: str | Mapping[str, str] | None = field(default=None, metadata=ADVANCED)
     """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
     against: Literal["transformers", "marian"] | None = None
     """Compare with the imported network itself too, in float64: transformers runs it, marian reads its file anew."""
-    original: Path | str | None = None
+    original: Path | str | None = field(default=None, metadata=ADVANCED)
     """The file or folder that was imported, for --against; unset: what the checkpoint says, if it is as it was."""
-    shortlist: Path | str | None = None
+    shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """File of Marian's whose candidates searches are compared among as well; none: half of all tokens, as of a model
     without one; unset: what the model's settings name."""
 
@@ -231,7 +231,7 @@ class ValidateSettings(JudgeSettings):
     """Write the report to this file as JSON."""
     html: Path | str | None = None
     """Write the report to this file as a page."""
-    verify: bool = True
+    verify: bool = field(default=True, metadata=ADVANCED)
     """Compare the files with the digests in their manifest."""
 
 

@@ -33,7 +33,6 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 # Help texts and tables are asserted on: no colour, and no width taken from a terminal that may not be there.
 os.environ["NO_COLOR"] = "1"
 os.environ["COLUMNS"] = "120"
-os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # typer takes GitHub's runners for a terminal
 os.environ.pop("FORCE_COLOR", None)
 # Equality is judged: a GPU's products are float32's, in subprocesses too. MLX reads this when it first multiplies.
 os.environ["MLX_ENABLE_TF32"] = "0"

@@ -1,1 +1,1 @@
-"""The commands, each a function with typer's annotations; `app.py` puts them together."""
+"""The commands, each a function whose annotations say how it is called; `app.py` puts them together."""

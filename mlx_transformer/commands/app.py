@@ -1,68 +1,73 @@
 """The command lines `mlx-transformer` and `python -m export`: one set of commands, the second without those of MLX.
 
-With `commands/` the one place that joins the MLX side and the ONNX side. Each command imports what it needs when it
-runs, and its options are made when it is called, so `--help` is instant and the ONNX commands work without MLX.
+With `commands/` the one place that joins the MLX side and the ONNX side. A command's module is imported when the
+command is chosen, and what it computes with when it runs: help and mistakes take no time, and the ONNX commands work
+without MLX.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
-
-import typer
-from typer.core import TyperCommand
 
 from mlx_transformer.system.errors import UserError
 
-from . import converting, distilling, exporting, heads, language, launching, looking, text, training
-from .settings import with_settings
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import click
 
-PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    from .parameters import Command
+
+PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
-        "quickstart": training.quickstart,
-        "train": training.train,
-        "launch": launching.launch,
-        "distil": distilling.distil,
-        "report": training.report,
-        "average": training.average,
+        "quickstart": ("training:quickstart", "Train, score, export, prove and translate, in minutes."),
+        "train": ("training:train", "Train a translator, or another model by --objective."),
+        "launch": ("launching:launch", "Train in several processes."),
+        "distil": ("distilling:distil", "Train a small translator on a large one's translations."),
+        "report": ("training:report", "Write a page about training runs: curves, samples, recipes."),
+        "average": ("training:average", "Average the weights of several checkpoints of one run."),
     },
     "Use": {
-        "translate": text.translate,
-        "evaluate": text.evaluate,
-        "score": text.score,
-        "generate": language.generate,
-        "fill": language.fill,
-        "embed": language.embed,
-        "classify": heads.classify,
-        "rerank": heads.rerank,
-        "tag": heads.tag,
-        "answer": heads.answer,
+        "translate": ("text:translate", "Translate text: one line in, one line out."),
+        "evaluate": ("text:evaluate", "Score a model on text with references: BLEU, chrF, TER and others."),
+        "score": ("text:score", "Print the log-probabilities of given translations."),
+        "generate": ("language:generate", "Continue a prompt with a decoder."),
+        "fill": ("language:fill", "Guess masked words with an encoder."),
+        "embed": ("language:embed", "Turn text into vectors with an encoder."),
+        "classify": ("heads:classify", "Classify texts or pairs of texts."),
+        "rerank": ("heads:rerank", "Order documents by how well they fit a query."),
+        "tag": ("heads:tag", "Find names and other labelled parts of a text."),
+        "answer": ("heads:answer", "Answer questions by a part of a text."),
     },
     "Deploy": {
-        "export": exporting.export,
-        "validate": exporting.validate,
-        "serve": text.serve,
-        "web": exporting.web,
+        "export": ("exporting:export", "Write a checkpoint as ONNX models."),
+        "validate": ("exporting:validate", "Prove that MLX, ONNX Runtime and a float64 reference agree."),
+        "serve": ("text:serve", "Answer requests over HTTP."),
+        "web": ("exporting:web", "Write a page that translates in the browser."),
     },
     "Look": {
-        "explain": looking.explain,
-        "compare": looking.compare,
-        "info": looking.info,
-        "claims": looking.claims,
+        "explain": ("looking:explain", "Write a page that follows a sentence through a model."),
+        "compare": ("looking:compare", "Compare two models on the same text: scores, speed, memory."),
+        "info": ("looking:info", "Describe a model: config, sizes, parameters."),
+        "claims": ("looking:claims", "Compute what is said of the Transformer; in a clone."),
     },
     "Convert": {
-        "import": converting.import_command,
-        "to-huggingface": converting.to_huggingface_command,
-        "to-marian": converting.to_marian_command,
-        "shortlist": converting.shortlist,
-        "quantize": converting.quantize,
-        "merge": converting.merge,
-        "push": converting.push,
+        "import": ("converting:import_command", "Make a checkpoint of a published model."),
+        "to-huggingface": ("converting:to_huggingface_command", "Write a checkpoint for `transformers`."),
+        "to-marian": ("converting:to_marian_command", "Write a checkpoint for Marian, Bergamot and Firefox."),
+        "shortlist": ("converting:shortlist", "Count which tokens each source token may become."),
+        "quantize": ("converting:quantize", "Store a checkpoint's matrices as small integers."),
+        "merge": ("converting:merge", "Merge an adapter into its base."),
+        "push": ("converting:push", "Send a model's folder to the Hugging Face Hub."),
     },
 }
+"""{panel: {command: (its module in this package and function there, its line in the list of all)}}."""
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
 WITHOUT_MLX = "translate evaluate score generate fill embed classify rerank tag answer".split()
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
@@ -77,7 +82,9 @@ PROGRAMS = {
     ),
     EXPORT: (WITHOUT_MLX, "Export to ONNX, validate, and translate with ONNX Runtime: no MLX needed."),
 }
-HELP = ["-h", "--help"]
+VERSION = ("--version", "-V")
+COMPLETE = "_MLX_TRANSFORMER_COMPLETE"
+"""The variable by which a shell asks what may follow."""
 
 # Hidden spellings of options: those of earlier versions, by command, and the field's names, where a command has the
 # option and no other of that name.
@@ -95,107 +102,114 @@ USUAL = {"--backend": "--runtime", "--output": "--out", "--lr": "--learning-rate
 USUAL |= {"--max-length": "--max-new-tokens", "--batch-size": "--batch"}
 
 
-class Command(TyperCommand):
-    """A command that takes the hidden spellings of its options, and its first argument as `--model` too."""
+class Commands(Mapping[str, "Command"]):
+    """The commands of one of `PROGRAMS`; each is imported and made when it is asked for."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
-        known = {name: option for name, option in USUAL.items() if option in options and name not in options}
-        known |= EARLIER.get(USUAL_NAMES.get(self.name or "", self.name or ""), {})
-        takes_model = "--model" not in options and bool(self.params) and self.params[0].name == "model"
-        end = args.index("--") if "--" in args else len(args)
-        read: list[str] = []
-        for part in args[:end]:
-            name, sign, value = part.partition("=")
-            if takes_model and sign and name == "--model":
-                read += [name, value]
-            else:
-                read.append(_spelled(name, options, known) + sign + value)
-        if takes_model and "--model" in read[:-1]:
-            at = read.index("--model")
-            read = [read[at + 1], *read[:at], *read[at + 2 :]]
-        return super().parse_args(ctx, [*read, *args[end:]])
+    def __init__(self, program: str):
+        self._homes = {_spelled_in(program, name): ALL[name][0] for name in PROGRAMS[program][0]}
+        self._made: dict[str, Command] = {}
 
+    def __getitem__(self, name: str) -> Command:
+        if name not in self._made:
+            self._made[name] = _made(name, _function_at(self._homes[name]))
+        return self._made[name]
 
-def _spelled(name: str, options: Container[str], known: Mapping[str, str]) -> str:
-    """Return an option as it is called here: `known` has other names of it, and Python's programs write `_` for `-`."""
-    if name.startswith("--") and name not in options and "_" in name:
-        name = name.replace("_", "-")
-    return known.get(name, name)
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
 
 
-def _described(command: Callable[..., Any]) -> Callable[[], None]:
-    """Return a command in the list of all, with its description alone."""
-
-    def described() -> None: ...
-
-    described.__doc__ = command.__doc__
-    return described
+def function_of(name: str) -> Callable[..., Any]:
+    """Import a command's function."""
+    return _function_at(ALL[name][0])
 
 
-def _version(value: bool) -> None:
-    if value:
-        from mlx_transformer import __version__
-
-        print(f"mlx-transformer {__version__}")
-        raise typer.Exit()
+def _function_at(home: str) -> Callable[..., Any]:
+    module, _, function = home.partition(":")
+    return getattr(import_module(f".{module}", __package__), function)
 
 
-def _program(
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version, and end."),
-    ] = False,
-) -> None:
-    """The options before any command."""
+def _made(name: str, function: Callable[..., Any]) -> Command:
+    from .parameters import Command
+    from .settings import with_settings
+
+    command = Command(name, with_settings(function))
+    options = {option for each in command.params for option in each.opts}
+    known = {other: option for other, option in USUAL.items() if option in options and other not in options}
+    command.spellings = known | EARLIER.get(USUAL_NAMES.get(name, name), {})
+    return command
+
+
+def _spelled_in(program: str | None, name: str) -> str:
+    return BUILD.get(name, name) if program == EXPORT else name
+
+
+def _print_version(_: click.Context | None = None) -> None:
+    from mlx_transformer import __version__
+
+    print(f"mlx-transformer {__version__}")
+
+
+def _completion(context: click.Context) -> None:
+    from click.shell_completion import get_completion_class
+
+    name = Path(os.environ.get("SHELL", "bash")).name
+    completion = get_completion_class(name) or get_completion_class("bash")
+    assert completion is not None
+    print(completion(context.command, {}, "mlx-transformer", COMPLETE).source())
 
 
 @functools.cache
-def command_of(program: str, called: str | None = None) -> Any:
-    """Return the parser of arguments for the commands of one of `PROGRAMS`; with options all of them, or only the one
-    that is called. Made once, however often Python calls it."""
+def command_of(program: str) -> Any:
+    """Return the parser of arguments for the commands of one of `PROGRAMS`, made once per process."""
+    from .parameters import Option, Program, click_parameter
+
     names, help = PROGRAMS[program]
-    app = typer.Typer(
-        name=program,
-        add_completion=" " not in program,  # a shell completes the arguments of one word
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": HELP},
-    )
-    app.callback(help=help)(_program)
-    for panel, commands in PANELS.items():
-        for name, command in commands.items():
-            if name in names:
-                spelled = BUILD.get(name, name) if program == EXPORT else name
-                typed = with_settings(command) if called in (None, spelled) else _described(command)
-                app.command(spelled, cls=Command, rich_help_panel=panel)(typed)
-    parser: Any = typer.main.get_command(app)
-    for each in (parser, *parser.commands.values()):
-        for parameter in each.get_params(typer.Context(each, help_option_names=HELP)):
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""  # else help says <bool>, as if a value had to follow
-    return parser
+    options = {"version": Option(*VERSION, help="Print the version and exit.", prints=_print_version)}
+    if " " not in program:  # a shell completes the arguments of one word
+        evaluated = f'eval "$({program} --show-completion)"'
+        meaning = f"Print what lets your $SHELL complete commands and options; to use it: {evaluated}"
+        options["show_completion"] = Option("--show-completion", help=meaning, prints=_completion)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    params = [
+        click_parameter(inspect.Parameter(name, kind, default=False, annotation=Annotated[bool, option]))
+        for name, option in options.items()
+    ]
+    panels = {
+        panel: {_spelled_in(program, name): line for name, (_, line) in commands.items() if name in names}
+        for panel, commands in PANELS.items()
+    }
+    return Program(program, panels, Commands(program), params=params, help=help)
 
 
 def invoke(program: str, arguments: list[str]) -> int:
     """The command's exit status. Whatever is wrong with its options is a `UserError`."""
-    if "_MLX_TRANSFORMER_COMPLETE" in os.environ:
-        command_of(program).main(arguments, prog_name=program)  # a shell asks what may follow
+    if len(arguments) == 1 and arguments[0] in VERSION:  # the parser takes longer than the answer
+        _print_version()
+        return 0
+    import click
+
+    if COMPLETE in os.environ:
+        command_of(program).main(arguments, prog_name=program, complete_var=COMPLETE)  # a shell asks what may follow
     if arguments[:2] == ["explain", "claims"] and not os.path.exists("claims"):
         return invoke("mlx-transformer", arguments[1:])  # whose command it is now
     called = next((text for text in arguments if not text.startswith("-")), "")
-    command = command_of(program, called)
+    command = command_of(program)
     try:
         with command.make_context(program, arguments or ["--help"]) as context:
             command.invoke(context)
-    except typer.Exit as done:
+    except click.exceptions.Exit as done:
         return done.exit_code
-    except typer.Abort:
+    except click.Abort:
         raise KeyboardInterrupt from None
-    except _USAGE_ERROR as error:
+    except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else program
-        reason = " ".join(error.format_message().split()).replace(
-            "Value error, ", ""
-        )  # pydantic's word, which says nothing
+        reason = " ".join(error.format_message().split())
         raise UserError(f"{reason} (see {path} --help)") from None
     except UserError as error:
         message = as_typed_in(program, str(error))
@@ -239,7 +253,3 @@ def as_options(message: str, known: Mapping[str, tuple[str, bool]], spelled: Seq
         if "_" in name:  # a word of no other meaning; in quotes it is one of a file
             message = re.sub(rf"(?<![\w.'-]){name}\b(?!=)", option, message)
     return message
-
-
-# Wrong options and arguments; typer exports only the classes below this one.
-_USAGE_ERROR: Any = typer.BadParameter.__base__

@@ -6,27 +6,31 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
+from mlx_transformer.core.folders import check_there
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import check_text
 
-from .settings import Checkpoint, Force, OutArgument
+from .parameters import Argument, Option
+from .settings import Checkpoint, Folder, Force, OutArgument, Reference
 
 
 def import_command(
     model: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="A Hugging Face folder (config.json and weights), or a name on the Hub: ORG/NAME; or Marian's own "
-            ".npz or .bin, or its folder."
+            ".npz or .bin, or its folder.",
+            check=check_there,
         ),
     ],
     out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
     keep_float16: Annotated[
-        bool, typer.Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
+        bool, Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
     ] = False,
     revision: Annotated[
-        str | None, typer.Option(help="Of a name on the Hub: a branch, tag or commit.", show_default="main")
+        str | None, Option(help="Of a name on the Hub: a branch, tag or commit.", show_default="main")
     ] = None,
     force: Force = False,
 ) -> None:
@@ -59,13 +63,13 @@ def to_marian_command(
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
     calibrate: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Text to take the scales of int8 from.",
             show_default="the model's int8_scales.json, or its run's validation text",
         ),
     ] = None,
     shortlist: Annotated[
-        Path | None, typer.Option(help="A shortlist to write beside it.", show_default="that of an imported model")
+        Path | None, Option(help="A shortlist to write beside it.", show_default="that of an imported model")
     ] = None,
     force: Force = False,
 ) -> None:
@@ -85,11 +89,11 @@ def to_marian_command(
 
 def push(
     folder: Annotated[
-        Path, typer.Argument(help="What a command here wrote: a checkpoint or a run, an ONNX folder, ...")
+        Path, Argument(help="What a command here wrote: a checkpoint or a run, an ONNX folder, ...", check=check_there)
     ],
-    repository: Annotated[str, typer.Argument(help="Its name on the Hugging Face Hub: ORG/NAME.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking.")] = False,
+    repository: Annotated[str, Argument(help="Its name on the Hugging Face Hub: ORG/NAME.")],
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Send without asking.")] = False,
 ) -> None:
     """Send a model's folder to the Hugging Face Hub, after it has said what it would send, and asked."""
     from mlx_transformer.families.push import check_repository, shipment
@@ -102,20 +106,22 @@ def push(
     if not yes:
         if not sys.stdin or not sys.stdin.isatty():
             raise UserError(f"nothing was sent to {repository}: there is nobody to ask; --yes sends without asking")
-        if not typer.confirm(f"Send this to {repository} on the Hugging Face Hub, {kind} if it is new?"):
+        if not click.confirm(f"Send this to {repository} on the Hugging Face Hub, {kind} if it is new?"):
             raise UserError(f"nothing was sent to {repository}")
     print(send(files, repository, private))
 
 
 def shortlist(
-    model: Annotated[Path, typer.Argument(help="A checkpoint or run's folder, or an ONNX folder.")],
+    model: Folder,
     out: Annotated[Path, OutArgument("The file to write; it appears whole or not at all.")],
     *,
-    source: Annotated[Path, typer.Option(help="Source sentences, one a line: the training text.")],
-    reference: Annotated[Path, typer.Option(help="Their translations, line by line.")],
-    best: Annotated[int, typer.Option(min=1, help="Most tokens that one source token may become.")] = 50,
-    first: Annotated[int, typer.Option(min=1, help="Tokens of lower ids may be written in every sentence.")] = 50,
-    verify: Annotated[bool, typer.Option(help="Compare the files with the digests in their manifest.")] = True,
+    source: Annotated[Path, Option(help="Source sentences, one a line: the training text.", check=check_text)],
+    reference: Reference,
+    best: Annotated[int, Option(type=click.IntRange(min=1), help="Most tokens that one source token may become.")] = 50,
+    first: Annotated[
+        int, Option(type=click.IntRange(min=1), help="Tokens of lower ids may be written in every sentence.")
+    ] = 50,
+    verify: Annotated[bool, Option(help="Compare the files with the digests in their manifest.")] = True,
     force: Force = False,
 ) -> None:
     """Count which tokens a model aligns with each source token, for translate --shortlist: fewer to choose among."""
@@ -151,8 +157,8 @@ def shortlist(
 def quantize(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("The quantised checkpoint's folder, new or empty.")],
-    bits: Annotated[int, typer.Option(help="Bits of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
-    group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
+    bits: Annotated[int, Option(help="Bits of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
+    group_size: Annotated[int, Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
     force: Force = False,
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
@@ -166,14 +172,16 @@ def quantize(
 
 
 def merge(
-    base: Annotated[Path, typer.Argument(help="The checkpoint that the adapter was trained from.")],
-    adapter: Annotated[Path, typer.Argument(help="The adapter's folder, or that of the run which trained it.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
+    base: Annotated[Path, Argument(help="The checkpoint that the adapter was trained from.", check=check_there)],
+    adapter: Annotated[
+        Path, Argument(help="The adapter's folder, or that of the run which trained it.", check=check_there)
+    ],
+    out: Annotated[Path, Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
     requantize: Annotated[
-        bool, typer.Option("--requantize", help="Round the matrices again that BASE has as integers.")
+        bool, Option("--requantize", help="Round the matrices again that BASE has as integers.")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep-adapter", help="Leave BASE's integers as they are, and put ADAPTER beside them.")
+        bool, Option("--keep-adapter", help="Leave BASE's integers as they are, and put ADAPTER beside them.")
     ] = False,
     force: Force = False,
 ) -> None:

@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from click.exceptions import Exit
 
 from mlx_transformer.system.errors import UserError
 
 from .converting import shortlist
+from .parameters import Option
 from .settings import Model
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class DistilSettings:
 
 def distil(
     teacher: Model,
-    source: Annotated[Path, typer.Option(help="Sentences for the teacher to translate, one a line.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the student's run.")],
+    source: Annotated[Path, Option(help="Sentences for the teacher to translate, one a line.")],
+    out: Annotated[Path, Option("--out", "-o", help="The folder of the student's run.")],
     *,
     settings: DistilSettings,
 ) -> None:
@@ -142,7 +143,7 @@ def _train(recipe: Recipe, out: Path) -> None:
     print(f"{result.model}: {result.parameters:,} parameters, {result.state.step:,} steps")
     if result.interrupted is not None:
         print(f"saved; the same command goes on with {shlex.quote(str(out))}", file=sys.stderr)
-        raise typer.Exit(128 + result.interrupted)
+        raise Exit(128 + result.interrupted)
 
 
 def _write(out: Path, source: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import typer
+import click
+from click.exceptions import Exit
 
 from export.settings import ExportSettings, ValidateSettings, WebSettings
+from mlx_transformer.core.folders import check_there
 
+from .parameters import Argument, Option
 from .settings import Checkpoint, Onnx, OutArgument
 
 
@@ -57,17 +60,16 @@ def export(
 
 
 def web(
-    context: typer.Context,
     models: Annotated[
         list[Path],
-        typer.Argument(help="Folders that `export --target web` wrote, and files with the search (--search)."),
+        Argument(
+            help="Folders that `export --target web` wrote, and files with the search (--search).", check=check_there
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; any web server can host it.")] = Path(
-        "site"
-    ),
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write; any web server can host it.")] = Path("site"),
     taps: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--taps",
             help="Write inside.html too: one word's way through the graphs, whose inner values are outputs there.",
         ),
@@ -80,7 +82,7 @@ def web(
     from export.web import write_site
 
     write_site(models, out, settings, log=print, inside=inside if taps else None)
-    print(f"{_folder(out)}; see it: {context.find_root().info_name} serve --web {quote(str(out))}")
+    print(f"{_folder(out)}; see it: {click.get_current_context().find_root().info_name} serve --web {quote(str(out))}")
 
 
 def _folder(out: Path) -> str:
@@ -89,12 +91,10 @@ def _folder(out: Path) -> str:
     return f"{out}: {len(files)} files, {size / 1e6:.1f} MB"
 
 
-def _explain(value: bool) -> None:
-    if value:
-        from export.validate import explain
+def _explain(_: click.Context) -> None:
+    from export.validate import explain
 
-        print(explain())
-        raise typer.Exit()
+    print(explain())
 
 
 def validate(
@@ -103,7 +103,7 @@ def validate(
     settings: ValidateSettings,
     explain: Annotated[
         bool,
-        typer.Option("--explain", callback=_explain, is_eager=True, help="Print the rule and the runtimes, and end."),
+        Option("--explain", prints=_explain, help="Print the rule and the runtimes, and end."),
     ] = False,
 ) -> None:
     """Prove that MLX, ONNX Runtime and a float64 reference compute the same function.
@@ -112,4 +112,4 @@ def validate(
     """
     from export.validate import validate_command
 
-    raise typer.Exit(validate_command(checkpoint, onnx, **vars(settings)))
+    raise Exit(validate_command(checkpoint, onnx, **vars(settings)))

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 
 from .models import facts_of, open_folder, open_model
+from .parameters import Argument, Option
 from .settings import Embedding, Folder, LineFiles, RuntimeSettings, Shown, Texts, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
@@ -23,11 +22,11 @@ SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam
 def generate(
     model: Folder,
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; none: all of standard input is one.", show_default=False)
+        list[str] | None, Argument(help="Prompts; none: all of standard input is one.", show_default=False)
     ] = None,
     *,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this word; may be given several times.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write each prompt and its text as JSON.")] = False,
+    stop: Annotated[list[str] | None, Option(help="End before this word; may be given several times.")] = None,
+    json: Annotated[bool, Option("--json", help="Write each prompt and its text as JSON.")] = False,
     search: Annotated[Options, Shown("Search", SEARCH)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -50,12 +49,12 @@ def fill(
     model: Folder,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Text with <mask> or [MASK] in it, each argument a line.", show_default=False),
+        Argument(help="Text with <mask> or [MASK] in it, each argument a line.", show_default=False),
     ] = None,
     *,
     files: LineFiles,
-    top_k: Annotated[int, typer.Option(help="Guesses for each <mask>.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Write each line's guesses as JSON; OUT has them so.")] = False,
+    top_k: Annotated[int, Option(help="Guesses for each <mask>.")] = 5,
+    json: Annotated[bool, Option("--json", help="Write each line's guesses as JSON; OUT has them so.")] = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""

@@ -15,10 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from click.exceptions import Exit
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import usable_cores
+
+from .parameters import Argument, Option
 
 BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
 """Seconds that the others have to end after one has failed, and then after they were told to: MLX's ring may wait for
@@ -30,15 +32,15 @@ MOST = max(16, 4 * usable_cores())
 
 def launch(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- train ...", help="What each process runs: train and its options.")
+        list[str], Argument(metavar="-- train ...", help="What each process runs: train and its options.")
     ],
-    processes: Annotated[int | None, typer.Option("--processes", "-n", help="Processes on this machine.")] = None,
+    processes: Annotated[int | None, Option("--processes", "-n", help="Processes on this machine.")] = None,
     hostfile: Annotated[
-        Path | None, typer.Option(help="Several machines: a hostfile of mlx.launch, one process a host.")
+        Path | None, Option(help="Several machines: a hostfile of mlx.launch, one process a host.")
     ] = None,
     network: Annotated[
         Literal["ring", "mpi", "nccl", "jaccl"],
-        typer.Option(help="What connects them: TCP, MPI, NVIDIA's NCCL, RDMA over Thunderbolt."),
+        Option(help="What connects them: TCP, MPI, NVIDIA's NCCL, RDMA over Thunderbolt."),
     ] = "ring",
 ) -> None:
     """Train in several processes: each takes its share of every step's batches; the first one writes."""
@@ -53,7 +55,7 @@ def launch(
     elif processes is None or not 1 <= processes <= MOST:
         raise UserError(f"-n {processes}: give 1 to {MOST} processes, four a core")
     elif network == "ring":
-        raise typer.Exit(_ring(processes, command))
+        raise Exit(_ring(processes, command))
     else:
         _by_program(network, processes, command)
 

@@ -9,16 +9,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from export.settings import ExplainSettings, PrecisionName
+from mlx_transformer.core.folders import check_there
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.terminal import Console
 
 from .models import opener, runs_onnx
-from .settings import Shown, chosen
+from .parameters import Argument, Option
+from .settings import Shown, Source, chosen
 from .text import BEST
 
 if TYPE_CHECKING:
@@ -34,19 +33,22 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 First = Annotated[
     Path,
-    typer.Argument(help="A: a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search."),
+    Argument(
+        help="A: a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.",
+        check=check_there,
+    ),
 ]
-Second = Annotated[Path, typer.Argument(help="Likewise, or the same folder with another precision.")]
+Second = Annotated[Path, Argument(help="Likewise, or the same folder with another precision.", check=check_there)]
 
 
 def explain(
     model: Annotated[
         Path | None,
-        typer.Argument(help="A checkpoint or run's folder, or an ONNX folder; unset: three that ship."),
+        Argument(help="A checkpoint or run's folder, or an ONNX folder; unset: three that ship.", check=check_there),
     ] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="The sentence, in quotes; for a decoder the prompt; an encoder also reads two.", show_default=False
         ),
     ] = None,
@@ -86,8 +88,8 @@ def compare(
     a: First,
     b: Second,
     *,
-    source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page to write.")] = Path("compare.html"),
+    source: Source,
+    out: Annotated[Path, Option("--out", "-o", help="The HTML page to write.")] = Path("compare.html"),
     settings: CompareSettings,
     search: Annotated[Options, Shown("Search", BEST)],
 ) -> None:
@@ -154,6 +156,7 @@ def _print(comparison: Comparison) -> None:
     from rich.table import Table
 
     from mlx_transformer.report.result import rows, sentence_of
+    from mlx_transformer.system.terminal import Console
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", overflow="fold")
@@ -166,9 +169,12 @@ def _print(comparison: Comparison) -> None:
     console.print(table)
 
 
-def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, an ONNX folder or file.")]) -> None:
+def info(
+    path: Annotated[Path, Argument(help="A checkpoint, a run's folder, an ONNX folder or file.", check=check_there)],
+) -> None:
     """Describe a model: what it is, its config, sizes and parameters."""
     from export.package.facts import describe_graphs
+    from mlx_transformer.system.terminal import Console
 
     from .info import describe, problems_of
 
@@ -182,20 +188,18 @@ def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder
 
 def claims(
     rows: Annotated[
-        list[str] | None, typer.Argument(metavar="ROW", help="Numbers and ranges, 7 or 5-9.", show_default="all")
+        list[str] | None, Argument(metavar="ROW", help="Numbers and ranges, 7 or 5-9.", show_default="all")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="An HTML page to write.", show_default="none")] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures as PNG and SVG.", show_default="none")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="An HTML page to write.", show_default="none")] = None,
+    figures: Annotated[Path | None, Option(help="Folder for the figures as PNG and SVG.", show_default="none")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The trained model that some rows look at.", show_default="quickstart")
+        Path | None, Option(help="The trained model that some rows look at.", show_default="quickstart")
     ] = None,
     sentences: Annotated[
         list[str] | None,
-        typer.Option("--sentence", help="Where to look at that model's attention.", show_default="dates"),
+        Option("--sentence", help="Where to look at that model's attention.", show_default="dates"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
     """Compute what is said of the Transformer, row by row, beside what is claimed; in a clone of the repository."""
     if not (DOCS / "claims" / "command.py").is_file():

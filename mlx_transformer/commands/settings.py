@@ -2,7 +2,8 @@
 
 Its name, type, choices and default are the field's, its help is the string that stands under it. "unset:" in that
 string begins what an option that was not given stands for. An option of another name than its field's has it as
-`metadata={"option": ("--with",)}`. Arguments and settings that several commands have stand here as well.
+`metadata={"option": ("--with",)}`; `metadata=ADVANCED` leaves it to `--help-all`; "check" there is that of `Option`.
+Arguments and settings that several commands have stand here as well.
 """
 
 from __future__ import annotations
@@ -12,41 +13,54 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache, partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-import typer
+import click
 
 from export.settings import PrecisionName
+from mlx_transformer.core.folders import check_there
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import FieldType, field_docs, field_types
+from mlx_transformer.system.fields import ADVANCED, FieldType, field_docs, field_types
+from mlx_transformer.system.files import check_text
+
+from .parameters import Argument, Option, check_values
 
 UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
 NOT = "no_"  # begins the option that turns off what is on by default
 OUT, OUT_OPTION = "out", "out_option"
-CONTEXT = "command_line"
-"""The parameter by which typer says which options were given, and where an `Options` of a command has them."""
+UNTYPED = (None, click.core.ParameterSource.DEFAULT)
+"""Where the value of an option comes from that was not given."""
 
 Model = Annotated[
-    Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")
+    Path,
+    Argument(
+        help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.", check=check_there
+    ),
 ]
-Folder = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
+Folder = Annotated[
+    Path, Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.", check=check_there)
+]
 Embedding = Annotated[
-    Path, typer.Argument(help="A checkpoint folder, an ONNX folder, or one file of an encoder (--embed-tokenizer).")
+    Path,
+    Argument(
+        help="A checkpoint folder, an ONNX folder, or one file of an encoder (--embed-tokenizer).", check=check_there
+    ),
 ]
-Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
-Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]
-OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
+Checkpoint = Annotated[Path, Argument(help="A checkpoint folder, or the folder of a training run.", check=check_there)]
+Onnx = Annotated[Path, Argument(help="A folder written by `export`.", check=check_there)]
+Source = Annotated[Path, Option(help="Source sentences, one a line.", check=check_text)]
+Reference = Annotated[Path, Option(help="Their translations, line by line.", check=check_text)]
+Force = Annotated[bool, Option("--force", help="Replace another model that OUT holds.")]
+OverlongOption = Annotated[Overlong, Option(help="What to do with a line longer than the model takes.")]
 
 Texts = Annotated[
-    list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
+    list[str] | None, Argument(help="Text, each argument a line; in place of --input.", show_default=False)
 ]
 
 
@@ -58,8 +72,8 @@ class OutArgument:
 
     def options(self) -> Iterator[inspect.Parameter]:
         kind, path = inspect.Parameter.KEYWORD_ONLY, Path | None
-        argument = typer.Argument(help=self.help, show_default=False)
-        option = typer.Option("--out", "-o", help="OUT, in place of the argument.", show_default=False)
+        argument = Argument(help=self.help, show_default=False)
+        option = Option("--out", "-o", help="OUT, in place of the argument.", show_default=False)
         yield inspect.Parameter(OUT, kind, default=None, annotation=Annotated[path, argument])
         yield inspect.Parameter(OUT_OPTION, kind, default=None, annotation=Annotated[path, option])
 
@@ -84,7 +98,7 @@ class Shown:
 class LineFiles:
     """The files of a verb that writes JSON for each line of text."""
 
-    input: Path | None = field(default=None, metadata={"option": ("--input", "-i")})
+    input: Path | None = field(default=None, metadata={"option": ("--input", "-i"), "check": check_text})
     """Text, one a line; unset: stdin."""
     out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
     """The file to write, JSON lines; it appears whole or not at all; unset: stdout."""
@@ -98,11 +112,11 @@ class RuntimeSettings:
 
     runtime: Literal["mlx", "onnx"] | None = None
     """The runtime; unset: the one that MODEL is made for."""
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=ADVANCED)
     """Threads of one ONNX Runtime operator; unset: one for each core."""
     precision: PrecisionName | None = None
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
-    verify: bool = True
+    verify: bool = field(default=True, metadata=ADVANCED)
     """Compare the files with the digests in their manifest."""
 
 
@@ -110,7 +124,7 @@ class RuntimeSettings:
 class TranslatingSettings(RuntimeSettings):
     """The choice of a runtime for a model that translates."""
 
-    shortlist: Path | str | None = None
+    shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
     unset: what the model's settings name."""
 
@@ -123,10 +137,10 @@ class TypedOptions(Options):
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command for typer: those of its parameters whose type is a settings object are given by options.
+    """Return the command as the command line calls it: a parameter whose type is a settings object becomes options.
 
     A settings object is a dataclass, or a class or mark with `options()`, its parameters, and `of(values)`, which takes
-    theirs out of the values of all.
+    theirs out of the values of all. The result's signature has all the options, each with its `Option` or `Argument`.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -144,23 +158,19 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
 
-    asks = any(isinstance(make, partial) and make.args[0] is Options for make in made.values())
-    if asks:
-        parameters.append(inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
-
     @wraps(command)
     def typed(**values: Any) -> Any:
-        context = values.pop(CONTEXT) if asks else None
-        typed_in = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
+        context = click.get_current_context(silent=True)
+        typed_in = {name for name in values if context and context.get_parameter_source(name) not in UNTYPED}
+        given = dict(values)
         objects = {name: make(values) for name, make in made.items()}
         for name, each in objects.items():
             if isinstance(each, Options):
                 objects[name] = TypedOptions(**vars(each), typed_in=frozenset(typed_in))
+        check_values(parameters, given)
         return command(**values, **objects)
 
-    # typer reads both.
     typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    typed.__annotations__ = {each.name: each.annotation for each in parameters}
     return typed
 
 
@@ -202,25 +212,21 @@ def _option(field: dataclasses.Field, hint: Any, meaning: str, panel: str | None
     default: Any = field.default
     name, value_of = field.name, lambda value: value
     if get_origin(hint) is list:
-        usual, unset, default = default, ", ".join(default) or None, None
-        hint, value_of = _list(hint) | None, lambda values: [*map(_plain, values)] if values else usual
+        usual, unset, default = default, ", ".join(default) or None, ()
+        value_of = lambda values: list(values) if values else usual  # noqa: E731
     elif default is True:
         name, default, help = NOT + name, False, f"Do not {help[0].lower()}{help[1:]}"
         value_of = lambda values: not values  # noqa: E731
     more: dict[str, Any] = {} if unset is None else {"show_default": unset}
     spelled = field.metadata.get("option", (f"--{name.replace('_', '-')}",))
-    option = typer.Option(*spelled, help=_escaped(help), rich_help_panel=panel, **more)
+    shown, check = "--help-all" if field.metadata.get("advanced") else "--help", field.metadata.get("check")
+    option = Option(*spelled, help=help, panel=panel, shown=shown, check=check, **more)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option]), value_of
 
 
-def _escaped(help: str) -> str:
-    """Return the text as rich shows it, for which brackets are markup."""
-    return help.replace("[", r"\[")
-
-
 def _bare(hint: Any) -> Any:
-    """Return the type as typer takes it: without bounds, and the first of several."""
+    """Return the type as the command line reads it: without bounds, and the first of several."""
     parts = get_args(hint)
     if get_origin(hint) is Annotated:
         return _bare(parts[0])
@@ -229,16 +235,6 @@ def _bare(hint: Any) -> Any:
     if NoneType in parts:
         return _bare(parts[0]) | None
     return _bare(parts[0]) if get_origin(hint) in (UnionType, Union) else hint
-
-
-def _list(hint: Any) -> Any:
-    """Return names to choose from as an Enum: typer takes no list of Literals."""
-    (item,) = get_args(hint)
-    return list[Enum("Name", {name: name for name in get_args(item)})] if get_origin(item) is Literal else hint
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
 
 
 @dataclass(frozen=True)
@@ -257,16 +253,18 @@ class RecipeKeys:
     """The keys of a recipe as options of `train`, made of the classes that check recipes; and those that were given."""
 
     PANELS: ClassVar = {
-        "Data": "corpus source target pairs languages valid_source valid_target valid_pairs text valid_text labelled "
-        "valid_labelled vocab_size separate_vocabularies batch_tokens",
-        "Model": "objective preset norm_placement dropout start_from freeze",
-        "Vectors": "batch_pairs temperature symmetric chunk source_prompt target_prompt pooling teacher",
-        "Length": "steps epochs minutes",
-        "Optimizer": "learning_rate warmup_steps schedule optimizer accumulate precision memory",
-        "Adapter": "adapter adapter_rank adapter_alpha adapter_targets adapter_dropout",
-        "Run": "best patience final checkpoint_seconds seed",
+        "Data": (
+            "corpus source target pairs valid_source valid_target text labelled vocab_size",
+            "languages valid_pairs valid_text valid_labelled separate_vocabularies batch_tokens",
+        ),
+        "Model": ("objective preset start_from dropout", "norm_placement freeze"),
+        "Length": ("steps epochs minutes", ""),
+        "Optimizer": ("learning_rate warmup_steps", "schedule optimizer accumulate precision memory"),
+        "Adapter": ("adapter", "adapter_rank adapter_alpha adapter_targets adapter_dropout"),
+        "Vectors": ("", "batch_pairs temperature symmetric chunk source_prompt target_prompt pooling teacher"),
+        "Run": ("seed", "best patience final checkpoint_seconds"),
     }
-    """The keys that `--help` shows; the other keys stand in `--help-recipe`."""
+    """{panel: (the keys that `--help` shows, those that `--help-all` adds)}; all others stand in `--help-recipe`."""
     RENAMED: ClassVar = {"warmup_steps": "--warmup", "start_from": "--from", "checkpoint_seconds": "--save-every"}
 
     def __init__(self, tables: dict[str, dict[str, Any]]):
@@ -287,10 +285,22 @@ class RecipeKeys:
     @classmethod
     def options(cls) -> list[inspect.Parameter]:
         """In the order of the panels; those that no panel has are hidden."""
-        panels = {name: panel for panel, names in cls.PANELS.items() for name in names.split()}
+        panels = {name: panel for panel, names in cls.PANELS.items() for name in " ".join(names).split()}
         places = {name: place for place, name in enumerate(panels)}
         keys = sorted(cls.declared(), key=lambda key: places.get(key.name, len(places)))
         return [option for key in keys for option in cls._options(key, panels.get(key.name))]
+
+    def check_files(self) -> None:
+        """Raise `UserError` for a text that is given and isn't there."""
+        from mlx_transformer.training.options import FILES, is_there
+
+        for name in FILES:
+            if (path := self.tables["data"].get(name)) is not None and not is_there(path):
+                raise UserError(f"--{name.replace('_', '-')} {path}: cannot be read (no such file)")
+
+    @classmethod
+    def advanced(cls) -> list[str]:
+        return [name for _, names in cls.PANELS.values() for name in names.split()]
 
     @staticmethod
     @cache
@@ -315,20 +325,24 @@ class RecipeKeys:
         hint: Any = Literal[key.kind.choices] if key.kind.type is str and key.kind.choices else key.kind.type
         more: dict[str, Any] = {} if key.unset is None else {"show_default": key.unset}
         if key.name == "memory":
-            more |= {"parser": _gigabytes, "metavar": "GB"}
+            more["type"] = _Gigabytes()
         spelled = cls.RENAMED.get(key.name, f"--{key.name.replace('_', '-')}")
-        option = typer.Option(spelled, help=_escaped(key.help), rich_help_panel=panel, hidden=panel is None, **more)
+        shown = "nowhere" if panel is None else "--help-all" if key.name in cls.advanced() else "--help"
+        option = Option(spelled, help=key.help, panel=panel, shown=shown, **more)
         kind = inspect.Parameter.KEYWORD_ONLY
         if key.kind.type is not bool:
             yield inspect.Parameter(key.name, kind, default=None, annotation=Annotated[hint | None, option])
             return
-        off = typer.Option(f"--no-{spelled.removeprefix('--')}", hidden=True, help=f"{key.name} = false.")
+        off = Option(f"--no-{spelled.removeprefix('--')}", shown="nowhere", help=f"{key.name} = false.")
         yield inspect.Parameter(key.name, kind, default=False, annotation=Annotated[bool, option])
         yield inspect.Parameter(NOT + key.name, kind, default=False, annotation=Annotated[bool, off])
 
 
-def _gigabytes(text: str) -> float:
-    try:
-        return float(text.strip().upper().removesuffix("GB"))
-    except ValueError:
-        raise typer.BadParameter(f"{text}: give gigabytes, such as 16GB") from None
+class _Gigabytes(click.ParamType):
+    name = "GB"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(str(value).strip().upper().removesuffix("GB"))
+        except ValueError:
+            self.fail(f"{value}: give gigabytes, such as 16GB", param, ctx)

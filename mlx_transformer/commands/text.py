@@ -7,16 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from export.settings import ServeSettings
+from mlx_transformer.core.folders import check_there
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import OverlongPair, TextSettings
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import check_text
 
 from .models import facts_of, open_folder, open_model
 from .models import serve as serve_models
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, Texts, TranslatingSettings, chosen
+from .parameters import Argument, Option
+from .settings import (
+    Folder,
+    Model,
+    OverlongOption,
+    Reference,
+    RuntimeSettings,
+    Shown,
+    Source,
+    Texts,
+    TranslatingSettings,
+    chosen,
+)
 
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
@@ -40,7 +52,7 @@ class OtherText:
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="The file to write; it appears whole or not at all.", show_default="stdout"),
+    Option("--out", "-o", help="The file to write; it appears whole or not at all.", show_default="stdout"),
 ]
 
 
@@ -49,7 +61,7 @@ def translate(
     text: Texts = None,
     *,
     input: Annotated[
-        Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")
+        Path | None, Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin", check=check_text)
     ] = None,
     out: Out = None,
     settings: Annotated[TextSettings, Shown()],
@@ -79,12 +91,12 @@ def translate(
 def evaluate(
     model: Model,
     *,
-    source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
+    source: Annotated[Path | None, Option(help="Source sentences, one a line.")] = None,
+    reference: Annotated[Path | None, Option(help="Their translations, line by line.")] = None,
     others: Annotated[OtherText, Shown("Decoders and encoders alone")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
+        Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
     ] = None,
     overlong: OverlongOption = "error",
     search: Annotated[Options, Shown("Search", BEST)],
@@ -101,6 +113,8 @@ def evaluate(
     if source is None or reference is None:
         missing = "--source" if source is None else "--reference"
         raise UserError(f"Missing option '{missing}' (or '--text', '--pairs', '--similarity' or '--labelled')")
+    check_text(source)
+    check_text(reference)
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
     from mlx_transformer.generation.scoring import score
@@ -161,12 +175,12 @@ def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings
 def score(
     model: Folder,
     *,
-    source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
-    reference: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    source: Source,
+    reference: Reference,
     out: Out = None,
-    json: Annotated[bool, typer.Option("--json", help="Write each pair as JSON, with its tokens.")] = False,
+    json: Annotated[bool, Option("--json", help="Write each pair as JSON, with its tokens.")] = False,
     overlong: Annotated[
-        OverlongPair, typer.Option(help="A pair that is longer than the model takes ends the command, or stays empty.")
+        OverlongPair, Option(help="A pair that is longer than the model takes ends the command, or stays empty.")
     ] = "error",
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -179,18 +193,27 @@ def score(
     score_pairs(scorer, scorer.translator.tokenizer, source, reference, out, json=json, overlong=overlong)
 
 
+def _check_named(model: str) -> None:
+    name, equals, path = model.partition("=")
+    if not equals or Path(model).exists():
+        check_there(model)
+    elif name and path:
+        check_there(path)
+
+
 def serve(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[MODEL | SOURCE-TARGET=MODEL ...]",
             help="A folder that `export` wrote, one file with the search, or a checkpoint; several are named by their "
             "languages, en-de=DIR.",
             show_default=False,
+            check=_check_named,
         ),
     ] = None,
     *,
-    web: Annotated[Path | None, typer.Option(help="In place of a model: a site that `web` wrote.")] = None,
+    web: Annotated[Path | None, Option(help="In place of a model: a site that `web` wrote.")] = None,
     settings: ServeSettings,
 ) -> None:
     """Answer requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""

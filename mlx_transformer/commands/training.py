@@ -11,17 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+import click
+from click.exceptions import Exit
 
+from mlx_transformer.core.folders import check_there
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs, what_is_missing
+from mlx_transformer.training.options import find_recipe
 
+from .parameters import Argument, Option
 from .settings import Force, RecipeKeys
 
 
 def average(
-    checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders of one run, two or more.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
+    checkpoints: Annotated[list[Path], Argument(help="Checkpoint folders of one run, two or more.", check=check_there)],
+    out: Annotated[Path, Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
     """Average the weights of several checkpoints of one run."""
@@ -31,11 +35,11 @@ def average(
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything it makes.")] = Path("quickstart"),
+    out: Annotated[Path, Option("--out", "-o", help="Folder for everything it makes.")] = Path("quickstart"),
     minutes: Annotated[
-        float | None, typer.Option(help="End training after so many minutes; unset: when all its steps are done.")
+        float | None, Option(help="End training after so many minutes; unset: when all its steps are done.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of corpus, weights and dropout.")] = 1,
+    seed: Annotated[int, Option(help="Seed of corpus, weights and dropout.")] = 1,
 ) -> None:
     """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes.
 
@@ -49,12 +53,12 @@ def quickstart(
         if what_is_missing(error) is None:
             raise
         raise UserError(f"quickstart trains and exports: {needs('train,export')}") from None
-    raise typer.Exit(status)
+    raise Exit(status)
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of training runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page to write.")] = Path("report.html"),
+    runs: Annotated[list[Path], Argument(help="Folders of training runs.", check=check_there)],
+    out: Annotated[Path, Option("--out", "-o", help="The HTML page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about training runs: curves side by side, samples over time, recipes, what they ran on."""
     from mlx_transformer.report.runs import read_run
@@ -68,12 +72,10 @@ def report(
     print(f"{out}: {', '.join(f'{log.name} ({log.steps:,} steps)' for log in logs)}")
 
 
-def _help_recipe(value: bool) -> None:
-    if value:
-        from .recipe_help import recipe_help
+def _help_recipe(_: click.Context) -> None:
+    from .recipe_help import recipe_help
 
-        print(recipe_help(), end="")
-        raise typer.Exit
+    print(recipe_help(), end="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,35 +90,25 @@ class MachineSettings:
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A TOML recipe or the name of a built-in one; with --resume, a run's folder.")
+        str | None, Argument(help="A TOML recipe or the name of a built-in one; with --resume, a run's folder.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run's folder; the trained model is OUT/model.")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The run's folder; the trained model is OUT/model.")] = None,
     *,
     keys: RecipeKeys,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
+        bool, Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a run that OUT holds.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace a run that OUT holds.")] = False,
     machine: MachineSettings,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be trained, take 20 steps to forecast, write nothing.")
+        bool, Option("--dry-run", help="Say what would be trained, take 20 steps to forecast, write nothing.")
     ] = False,
     help_recipe: Annotated[
         bool,
-        typer.Option("--help-recipe", help="Show all keys of a recipe and exit.", callback=_help_recipe, is_eager=True),
+        Option("--help-recipe", help="Show all keys of a recipe and exit.", prints=_help_recipe),
     ] = False,
 ) -> None:
     """Train a translator on parallel text or the built-in corpus, or by --objective another model on other text."""
-    if machine.device is not None:
-        os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read when MLX is imported first
-    from mlx_transformer.system.mac import keep_awake
-    from mlx_transformer.training.group import joined
-    from mlx_transformer.training.recipe import load_recipe
-    from mlx_transformer.training.run_folder import check_folder
-    from mlx_transformer.training.trainer import Trainer
-
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
     if dry_run and resume:
@@ -125,6 +117,18 @@ def train(
         out = None  # nothing is written there, nor looked at
     elif out is None:
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
+    keys.check_files()
+    if recipe is not None:
+        find_recipe(recipe)
+    # Not before: it takes time, which a mistake needn't.
+    if machine.device is not None:
+        os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read when MLX is imported first
+    from mlx_transformer.system.mac import keep_awake
+    from mlx_transformer.training.group import joined
+    from mlx_transformer.training.recipe import load_recipe
+    from mlx_transformer.training.run_folder import check_folder
+    from mlx_transformer.training.trainer import Trainer
+
     group = joined()
     if out is not None and group.leads:
         check_folder(out, resume, force)
@@ -138,8 +142,8 @@ def train(
         result = Trainer(chosen, out, resume, force=force, group=group).run()
     state = result.state
     if not group.leads:
-        raise typer.Exit(0 if result.interrupted is None else 128 + result.interrupted)
+        raise Exit(0 if result.interrupted is None else 128 + result.interrupted)
     print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
     if result.interrupted is not None:
         print(f"saved; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)
-        raise typer.Exit(128 + result.interrupted)
+        raise Exit(128 + result.interrupted)

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
 from mlx_transformer.system.manifest import CARD, digest_of, sha256
 
 ONNX_CONFIG = "mlx_transformer.json"
 """Our config inside an ONNX folder."""
+HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
+NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")
+"""The parts of a name that the Hub refuses that `HUB_NAME` fits."""
+
+
+def may_be_called(name: str) -> bool:
+    """Return whether the Hugging Face Hub takes a repository of that name."""
+    return HUB_NAME.fullmatch(name) is not None and NO_HUB_NAME.search(name) is None
+
+
+def check_there(path: str | Path) -> None:
+    """Raise `UserError` if a model is neither on this machine nor may be on the Hugging Face Hub.
+
+    Takes no time: a command asks before it imports what runs models.
+    """
+    check_name(path)
+    path = Path(path)
+    if not (path.exists() or previous(path).exists() or may_be_called(str(path))):
+        raise UserError(f"{path}: no such folder")
 
 
 def is_onnx_folder(path: str | Path) -> bool:

@@ -7,19 +7,14 @@ HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never cod
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.checkpoint import CONFIG
+from mlx_transformer.core.folders import may_be_called
 from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.lazy import needs
-
-NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
-NO_NAME = re.compile(r"--|\.\.|\.git$")
-"""The parts of a name that the Hub refuses that `NAME` fits."""
-
 
 LONGEST_REFERENCE = 1000
 """Bytes of the file that says which commit a branch is, which the Hub's library reads whole."""
@@ -41,11 +36,6 @@ class Found(NamedTuple):
 def is_name(path: str | Path) -> bool:
     """Return whether there is no such folder or file, and it is what a repository may be called."""
     return may_be_called(str(path)) and not Path(path).exists() and not previous(Path(path)).exists()
-
-
-def may_be_called(name: str) -> bool:
-    """Return whether the Hub takes a repository of that name."""
-    return NAME.fullmatch(name) is not None and NO_NAME.search(name) is None
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Found:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.card import LEGAL
 from mlx_transformer.core.checkpoint import CONFIG, is_huggingface_folder, open_checkpoint, resolve
-from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.core.folders import ONNX_CONFIG, may_be_called
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import check_name, read_bytes
 from mlx_transformer.system.front_matter import keys_of
@@ -19,7 +19,7 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verif
 from mlx_transformer.system.version import __version__
 
 from .conversion import ORIGIN
-from .hub import library, may_be_called, one_line
+from .hub import library, one_line
 from .marian_files.conversion import ORIGIN as MARIAN
 from .marian_files.folder import holds_marian
 from .origin import named_alone

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
+from mlx_transformer.system.fields import ADVANCED, Bounds, check_fields, unknown_keys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ class Options:
     # n^alpha of the longest output is within float32's range for what anybody tries; beyond, nothing but length counts.
     length_penalty: Annotated[float, Bounds(at_least=-10, at_most=10)] = 0.6
     """Alpha of the length penalty; 0 compares bare probabilities."""
-    penalty_form: PenaltyForm = "gnmt"
+    penalty_form: PenaltyForm = field(default="gnmt", metadata=ADVANCED)
     """The divisor of log p of n tokens: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7) or n^alpha (length), as in
     transformers."""
     max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
@@ -61,25 +61,25 @@ class Options:
     0: its length + 50."""
     n_best: Annotated[int, Bounds(at_least=1)] = 1
     """Translations a sentence, best first."""
-    min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Fewest new tokens, the end token counted."""
-    early_stopping: bool = False
+    early_stopping: bool = field(default=False, metadata=ADVANCED)
     """Stop a sentence once BEAM hypotheses are finished, though a live one could still win."""
     sample: bool = False
     """Draw tokens at random instead of taking the best; seed and the sentence's number decide, whatever runs it."""
     # In float32 logits over less are infinite, and banned tokens over more are banned no longer.
     temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
     """The divisor of the logits before sampling; below 1 is safer."""
-    top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Sample from the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Bounds(at_least=1e-6, at_most=1)] = 1.0
     """Sample from the likeliest tokens, of those that top-k leaves, that hold this probability."""
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
     """Seed of sampling."""
-    repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = 1.0
+    repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = field(default=1.0, metadata=ADVANCED)
     """The penalty on tokens that were written before (Keskar et al. 2019): above 1 a logit, in beam search a log p, is
     divided by it, or multiplied where it is negative."""
-    no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Never write the same so many tokens twice; 0: as many as you like."""
     heuristic_stop: bool = False
     """Stop a sentence once no live hypothesis would win at its present length, as in transformers; it may win later."""

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from mlx_transformer.system.locks import alone, written_meanwhile
 
 from .errors import UserError
@@ -134,7 +132,9 @@ def _replacing(place: Path, named: Path, what: str = "") -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(place.parent, glob.escape(place.name))
         yield temporary
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":  # importing it takes time
+            raise
         raise UserError(
             f"{named}: {what}could not be written ({error}); look for free space and permissions there"
         ) from error

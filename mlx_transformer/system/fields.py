@@ -15,6 +15,7 @@ import inspect
 import itertools
 import math
 import reprlib
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from numbers import Integral, Real
@@ -24,6 +25,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 from .errors import UserError
 
 Settings = TypeVar("Settings")
+
+ADVANCED = {"advanced": True}
+"""The metadata of a field that few people set: a command's `--help` leaves its option to `--help-all`."""
 
 
 class Bounds(NamedTuple):
@@ -90,14 +94,19 @@ def field_docs(of: type) -> dict[str, str]:
     meanings: dict[str, str] = {}
     for base in (*reversed(of.__mro__[1:]), of):
         if dataclasses.is_dataclass(base):
-            (body,) = ast.parse(inspect.getsource(base)).body
-            assert isinstance(body, ast.ClassDef)
             meanings |= {
                 ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
-                for field, text in itertools.pairwise(body.body)
+                for field, text in itertools.pairwise(_classes(base.__module__)[base.__name__].body)
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
             }
     return meanings
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Parse a module once for all of its classes: `inspect.getsource` parses it anew for each."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:

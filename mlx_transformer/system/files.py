@@ -68,6 +68,12 @@ def open_regular(
     return file
 
 
+def check_text(path: str | Path) -> None:
+    """Raise `UserError` if there is no text file to read; a command asks before it opens a model."""
+    if not Path(path).exists():
+        raise UserError(f"{path}: cannot be read (no such file); give a text file")
+
+
 @contextmanager
 def open_file(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False

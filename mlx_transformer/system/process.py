@@ -105,8 +105,8 @@ def _explained(name: str, error: BaseException) -> int:
         )
     if isinstance(error, ModuleNotFoundError) and (missing := what_is_missing(error)):
         return _failed(name, f"this needs {missing}")
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("typer", "rich"):
-        return _failed(name, "typer, which reads the command line, is not installed: pip install typer")
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("click", "rich"):
+        return _failed(name, f"{error.name}, which the command line needs, is not installed: pip install {error.name}")
     if is_panic(error):
         return _failed(name, f"a library could not take this input ({error}); look for a damaged file")
     import traceback

@@ -6,9 +6,11 @@ Help is made of them, so nothing is imported here that takes time."""
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mlx_transformer.core.config import AdapterAlpha, AdapterKind, AdapterRank, TransformerConfig
@@ -16,6 +18,7 @@ from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.core.tokenizer_files import MIN_VOCAB_SIZE
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds
+from mlx_transformer.system.files import check_name
 
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
@@ -30,6 +33,9 @@ ObjectiveName = Literal[
     "classification",
     "distillation",
 ]
+RECIPES = Path(__file__).parent.parent / "recipes"
+FILES = ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "text", "valid_text")
+FILES += ("labelled", "valid_labelled")
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 # The placement that is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose
@@ -55,8 +61,8 @@ class TextFiles:
     target: str | None = None
     """File of their translations, line by line."""
     pairs: str | None = None
-    """One file of both: .tsv, .jsonl (also .gz, .zst), .parquet, .arrow, or a folder that datasets' save_to_disk
-    wrote."""
+    """One file of both: .tsv, .jsonl, .parquet or .arrow. The first two may be packed (.gz, .zst); a folder that
+    datasets' save_to_disk wrote will do too."""
     languages: str | None = None
     """Names of the two columns of pairs, such as "en-de"; unset: source and target."""
 
@@ -72,16 +78,16 @@ class CorpusOptions(TextFiles):
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(TextFiles):
     corpus: str | None = None
-    """Built-in corpus: "cldr:en-de", of any two locales, or "sentences:en-de"; or give source and target, or pairs, or
-    tables [[data.corpora]], or text, for which "sentences:en" is one."""
+    """Built-in corpus, e.g. cldr:en-de or sentences:en-de. "cldr" has any two locales; "sentences:en" is a text. In its
+    place give source and target, pairs, text, or tables [[data.corpora]]."""
     valid_source: str | None = None
-    """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
+    """Source sentences for validation; unset: one pair in a hundred, at most 1000."""
     valid_target: str | None = None
     """Their translations."""
     text: str | None = None
-    """Plain text, where the objective is none of translation: a file, a folder, or a pattern such as "src/**/*.py";
-    also packed, as .gz or .zst. In a .jsonl file each line is {"text": ...} or {"prompt": ..., "completion": ...}, the
-    prompt not being learned."""
+    """Plain text for other objectives: a file, a folder or a pattern ("src/**/*.py"). Packed as .gz or .zst
+    too. In a .jsonl file each line is {"text": ...} or {"prompt": ..., "completion": ...}, the prompt not being
+    learned."""
     valid_text: str | None = None
     """The same for validation; unset: one document in a hundred is set aside, at most 1000."""
     documents: Literal["line", "file"] | None = None
@@ -94,9 +100,9 @@ class DataOptions(TextFiles):
     target_prompt: str | None = None
     """Put before every target of theirs, such as "passage: "; unset: the model's prompt document, if it has one."""
     labelled: str | None = None
-    """Labelled text, where the objective is classification: .tsv (text, label; or text, second text, label) or .jsonl
-    (also packed, as .gz or .zst), each line {"text": ..., "label": ...} or another form of labelled text (see the guide
-    to training)."""
+    """Labelled text for classification, .tsv or .jsonl. Columns: text, label; or text, second text, label. Lines:
+    {"text": ..., "label": ...}, or another form of labelled text (see the guide to training). Packed as .gz or .zst
+    too."""
     valid_labelled: str | None = None
     """The same for validation; unset: one text in a hundred is set aside, at most 1000."""
     corpora: tuple[CorpusOptions, ...] = ()
@@ -104,7 +110,7 @@ class DataOptions(TextFiles):
     train_pairs: Tokens = 60_000
     """Pairs of a corpus cldr to compose."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
-    """Tokens of the joint vocabulary, which is made of the training text; of separate ones, of each."""
+    """Tokens of the vocabulary. It is made of the training text; separate ones have so many each."""
     vocab_model: VocabModel = "bpe"
     """The kind of vocabulary: merges of bytes (bpe), which can spell any text, or pieces of a unigram model, which
     Marian's engines read."""
@@ -138,16 +144,16 @@ class DataOptions(TextFiles):
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     preset: PresetName = "small"
-    """Sizes of the model; other keys of [model] change single ones."""
+    """Sizes of the model. Other keys of [model] change single ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     objective: ObjectiveName = "translation"
-    """The task that is learned: translation of pairs; the next token of a text (a decoder); hidden tokens (an encoder);
-    a text of which spans are hidden (denoising, an encoder-decoder); of encoders also vectors that are near for texts
-    that belong together (contrastive), labels of texts or of words (classification), another encoder's vectors
-    (distillation)."""
+    """The task that is learned. Pairs: translation. Text: the next token (language-model, a decoder), hidden tokens
+    (masked-language-model, an encoder), hidden spans (denoising, an encoder-decoder). Encoders also learn vectors that
+    are near for texts that belong together (contrastive), labels of texts or of words (classification), another
+    encoder's vectors (distillation)."""
     epochs: Long | None = None
     """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
     steps: Some | None = None
@@ -157,13 +163,13 @@ class TrainingOptions:
     schedule: Schedule = "inverse-square-root"
     """How the learning rate goes on after warm-up. noam: the same curve with the paper's own peak."""
     learning_rate: Rate | None = None
-    """Highest learning rate, at the end of warm-up; unset: the paper's (d_model * warm-up steps)^-0.5, where
-    warmup_steps is unset too at most 0.58 / d_model."""
+    """Highest learning rate, at the end of warm-up; unset: (d_model * warm-up steps)^-0.5, at most 0.58 / d_model if
+    warmup_steps is unset too."""
     learning_rate_scale: Rate = 1.0
     """Factor on the highest learning rate, where learning_rate is unset."""
     warmup_steps: Some | None = None
-    """Steps over which the learning rate rises, at most half of a run by whose end it falls to 0; unset: a quarter of
-    the run, at most 4000 steps."""
+    """Steps over which the learning rate rises. At most half of a run by whose end it falls to 0; unset: a quarter of
+    the run, at most 4000."""
     cooldown: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
     """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
     constant, linear and cosine have no such end."""
@@ -210,11 +216,11 @@ class TrainingOptions:
     clip_norm: Annotated[float, Bounds(at_least=0, at_most=1e30)] = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
     start_from: str | None = None
-    """Checkpoint whose weights, config and vocabulary the run starts from; its dropout alone may be changed."""
+    """Checkpoint to start from. The run takes its weights, config and vocabulary; only its dropout may be changed."""
     freeze: str | None = None
     """Patterns of the names of parameters that stay as they are, between commas, such as "encoder.*, *embedding.*"."""
     adapter: AdapterKind | None = None
-    """Train a low-rank change of linear maps and nothing else; start_from, which it changes, may be quantised."""
+    """Train only a low-rank change of start_from's linear maps. Its weights may be quantised."""
     adapter_rank: AdapterRank = 8
     """Rank of the change."""
     adapter_alpha: AdapterAlpha = 16.0
@@ -235,7 +241,7 @@ class TrainingOptions:
     moving_average: Decay = 0.999
     """Decay of the moving average of the weights, where final is moving-average."""
     seed: Count = 1
-    """Decides the data's order, the first weights and dropout; below 2^32."""
+    """Seed of the data's order, the first weights and dropout. Below 2^32."""
     valid_every: Count = 0
     """Steps between validations; 0: once an epoch."""
     valid_sentences: Count = 200
@@ -280,6 +286,23 @@ TABLES: dict[str, tuple[type, ...]] = {
     "model": (ModelOptions, TransformerConfig),
     "training": (TrainingOptions,),
 }
+
+
+def find_recipe(name: str) -> Path:
+    """Return the TOML file of that name, or the built-in recipe; `UserError` if it is neither."""
+    check_name(file := Path(name))
+    built_in = RECIPES / f"{name}.toml"
+    if file.is_file():
+        return file
+    if not built_in.is_file():
+        names = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
+        raise UserError(f"{name}: no such recipe file, and no built-in recipe of that name ({names})")
+    return built_in
+
+
+def is_there(path: str) -> bool:
+    """Return whether a key of `FILES` names a file or folder, or a pattern that some file fits."""
+    return Path(path).exists() or (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None)
 
 
 def recipe_keys() -> Iterator[tuple[str, str, type]]:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import os
 import tomllib
 from collections.abc import Iterator
@@ -22,27 +21,27 @@ from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
-from mlx_transformer.system.files import check_name, read_json, read_text
+from mlx_transformer.system.files import read_json, read_text
 
 from .data_problems import SCORES, data_problems
 from .objectives import OBJECTIVES, Objective
 from .options import (
     EARLIER_PLACEMENT,
     ENDLESS,
+    FILES,
     FROM_TOKENIZER,
     NORM_PLACEMENT,
     CorpusOptions,
     DataOptions,
     ModelOptions,
     TrainingOptions,
+    find_recipe,
+    is_there,
 )
 from .run_folder import RECORD
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 MAX_RECIPE_BYTES = 1 << 16  # a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
-FILES = ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "text", "valid_text")
-FILES += ("labelled", "valid_labelled")
 PATHS = (*FILES, "tokenizer", "cache")
 # The presets are encoder-decoders; these fields make one stack alone of them.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
@@ -185,15 +184,8 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
     if path is None and run is not None:
         values, where = _recorded(run / RECORD), str(run / RECORD)
     if path is not None:
-        check_name(file := Path(path))
-        built_in = RECIPES / f"{path}.toml"
-        if not file.is_file() and built_in.is_file():
-            file = built_in
-        if not file.is_file():
-            names = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
-            raise UserError(f"{path}: no such recipe file, and no built-in recipe of that name ({names})")
         where = str(path)
-        text = read_text(file, MAX_RECIPE_BYTES).removeprefix("\ufeff")  # Notepad's mark is no TOML
+        text = read_text(find_recipe(path), MAX_RECIPE_BYTES).removeprefix("\ufeff")  # Notepad's mark is no TOML
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -208,14 +200,10 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
     if path is None and run is not None:
         for name in FILES:
             text = values["data"].get(name)
-            if isinstance(text, str) and not overrides.get("data", {}).get(name) and not _is_there(text):
+            if isinstance(text, str) and not overrides.get("data", {}).get(name) and not is_there(text):
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{text}: not found, from where {where} has its text; say where it is now by {option}")
     return Recipe.from_dict(values, where)
-
-
-def _is_there(path: str) -> bool:
-    return Path(path).exists() or (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None)
 
 
 def _recorded(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os, platform, signal, sys, sysconfig
 # What isn't ours is imported first: it would look for Windows itself.
 import asyncio, click.shell_completion, ctypes, logging.handlers, multiprocessing, subprocess, zoneinfo
 import httptools, numpy, onnx, onnx_ir, onnxruntime, onnxscript, rich.live, rich.progress, rich.table, safetensors.numpy
-import starlette.applications, tokenizers, typer.rich_utils, uvicorn
+import starlette.applications, tokenizers, uvicorn
 
 sysconfig.get_config_vars(), platform.uname()
 for module in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):

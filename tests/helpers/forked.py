@@ -121,7 +121,7 @@ def _parent() -> socket.socket:
 
 
 LATE = "filelock h11 httpcore2 httpx2 mlx.optimizers pydantic.fields pydantic.type_adapter rich._emoji_codes rich.live "
-LATE += "starlette.applications starlette.staticfiles stringprep tqdm.auto truststore typer._adapters typer.rich_utils "
+LATE += "starlette.applications starlette.staticfiles stringprep tqdm.auto truststore "
 LATE += "uvicorn uvicorn.protocols.http.httptools_impl yaml"
 """What commands and their libraries import when it is needed. huggingface_hub reads the environment meanwhile: each
 process imports it for itself."""
@@ -141,7 +141,7 @@ def _import_all() -> None:
             import_module(name)
     for program, (names, _) in app.PROGRAMS.items():
         for name in names:
-            app.command_of(program, app.BUILD.get(name, name) if program == app.EXPORT else name)
+            app.command_of(program).commands[app.BUILD.get(name, name) if program == app.EXPORT else name]
 
 
 def _requested(connection: socket.socket) -> dict:

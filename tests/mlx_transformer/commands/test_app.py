@@ -11,6 +11,7 @@ from command_line import caller, refused
 from waiting import PATIENCE
 
 from mlx_transformer.commands.app import (
+    ALL,
     BUILD,
     EARLIER,
     EXPORT,
@@ -59,11 +60,66 @@ def test_help_needs_nothing_that_takes_time():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_command_is_made_without_the_options_of_the_others():
-    made = command_of("mlx-transformer", "info").commands
-    assert list(made) == list(COMMANDS)
-    assert [name for name, command in made.items() if command.params] == ["info"]
-    assert {name: command.help for name, command in made.items()} == {n: c.help for n, c in COMMANDS.items()}
+MODULES = {f"mlx_transformer.commands.{home.partition(':')[0]}" for home, _ in ALL.values()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        ("--help", set()),
+        ("--version", set()),
+        ("trian", set()),
+        ("export --help", {"mlx_transformer.commands.exporting"}),
+        ("average nowhere nowhere -o x", {"mlx_transformer.commands.training"}),
+    ],
+)
+def test_a_command_is_imported_when_it_is_chosen(arguments, imported):
+    """And no library that takes time, before what was typed is known to be right."""
+    code = (
+        "import sys\nfrom mlx_transformer.cli import main\ntry:\n"
+        f"    main({arguments.split()})\nexcept SystemExit:\n    pass\n"
+        f"print(*(name for name in {sorted({*MODULES, *HEAVY, 'rich'})} if name in sys.modules))"
+    )
+    assert set(python(code).stdout.splitlines()[-1].split()) == imported
+
+
+MISTAKES = [
+    *(
+        "translate nowhere text",
+        "embed nowhere text",
+        "info nowhere",
+        "validate nowhere nowhere",
+        "serve en-de=nowhere",
+    ),
+    *("export nowhere x", "import nowhere x", "push nowhere a/b", "report nowhere", "explain nowhere x", "web nowhere"),
+    *(
+        "train nowhere.toml -o x",
+        "train --source nowhere -o x",
+        "train",
+        "translate . -i nowhere",
+        "average nowhere -o x",
+    ),
+    *(
+        "evaluate . --source nowhere --reference nowhere",
+        "compare . . --source nowhere",
+        "distil nowhere --source x -o x",
+    ),
+    *("merge nowhere nowhere -o x", "quantize nowhere x", "to-huggingface nowhere x", "to-marian nowhere x"),
+]
+
+
+def test_a_mistake_is_told_before_anything_that_takes_time():
+    """A model, recipe or text that isn't there, without NumPy, MLX and the like."""
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({[*HEAVY, 'rich']}))\n"
+        f"from mlx_transformer.cli import main\nfor words in {MISTAKES}:\n"
+        "    try:\n        main(words.split())\n    except SystemExit as end:\n        assert end.code == 2, words\n"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.splitlines()
+    assert len(told) == len(MISTAKES), told
+    assert not [line for line in told if "nowhere" not in line and "--out" not in line]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -152,7 +208,7 @@ def test_a_model_is_an_option_too(call):
     refused(call("translate", "text", "--model", "nowhere"), "nowhere: no such folder")
     refused(call("translate", "--model=nowhere", "text"), "nowhere: no such folder")
     refused(call("translate", "text", "--model"), "--model")
-    refused(call("info", ".", "--model", "nowhere"), "No such option: --model")
+    refused(call("info", ".", "--model", "nowhere"), "No such option", "--model")
 
 
 def test_messages_name_the_program_that_runs():
@@ -172,12 +228,12 @@ def test_a_message_of_the_other_program():
     assert "mlx-transformer export" not in done.stderr
 
 
-def test_without_typer():
+def test_without_click():
     done = python(
-        "import sys\nsys.modules['typer'] = None\n"
+        "import sys\nsys.modules['click'] = None\n"
         "from export.__main__ import main\nraise SystemExit(main(['info', 'x']))"
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "python -m export: typer, which reads the command line, is not installed: pip install typer\n"
+        "python -m export: click, which the command line needs, is not installed: pip install click\n"
     )

@@ -36,18 +36,18 @@ def test_the_version(call):
 def test_a_shell_completes_commands_and_choices(call, monkeypatch):
     def asked(*words: str) -> dict[str, str]:
         line = " ".join(("mlx-transformer", *words))
-        return {"_MLX_TRANSFORMER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+        return {"_MLX_TRANSFORMER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
 
     def completed(*words: str) -> list[str]:
         for name, value in asked(*words).items():
             monkeypatch.setenv(name, value)
         status, out, error = call()
         assert (status, error) == (0, "")
-        return out.split()
+        return [line.partition(",")[2] for line in out.split()]
 
     environment = {**os.environ, **asked("tra")}
     done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=PATIENCE)
-    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["train", "translate"])
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["plain,train", "plain,translate"])
     assert completed("tra") == ["train", "translate"]
     assert completed("export", "model", "out", "--target", "c") == ["cpu", "cuda", "coreml"]
     assert completed("train", "--optimizer", "ada") == ["adam", "adamw", "adafactor"]
@@ -64,8 +64,8 @@ def test_a_shell_completes_commands_and_choices(call, monkeypatch):
         (["train", "--out", "x", "--minutes", "soon"], ["--minutes"]),
         (["train", "--out", "x", "--steps", "3"], ["give either a corpus"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de"], ["say how long to train"]),
-        (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["either a corpus"]),
-        (["train", "--out", "x", "--source", "a", "--steps", "3"], ["source and target files go together"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", ".", "--steps", "3"], ["either a corpus"]),
+        (["train", "--out", "x", "--source", ".", "--steps", "3"], ["source and target files go together"]),
         (
             ["train", "--out", "x", "--source", "a", "--target", "b", "--steps", "3"],
             ["a: cannot be read (no such file)"],
@@ -91,8 +91,8 @@ def test_a_shell_completes_commands_and_choices(call, monkeypatch):
         (["export", "nowhere", "x", "--target", "gpu"], ["--target", "'portable'", "'cuda'"]),
         (["export", "nowhere", "x", "--precision", "int2"], ["--precision", "'int8'", "'packed'"]),
         (["export", "nowhere", "x", "--activations", "int2"], ["--activations", "'float32'"]),
-        (["evaluate", "nowhere", "--source", "a"], ["Missing option '--reference'"]),
-        (["evaluate", "nowhere", "--source", "a", "--reference", "b"], ["a: cannot be read (no such file)"]),
+        (["evaluate", ".", "--source", "a"], ["Missing option '--reference'"]),
+        (["evaluate", ".", "--source", "a", "--reference", "b"], ["a: cannot be read (no such file)"]),
         (["export", "nowhere", "x"], ["nowhere: no such folder"]),
         (["info", "nowhere"], ["nowhere: no such folder"]),
     ],

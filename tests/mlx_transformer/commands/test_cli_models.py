@@ -138,7 +138,7 @@ def test_what_has_no_tokenizer_or_is_no_file_is_named(call, made, tmp_path):
 def test_text_as_an_argument(call, made):
     expected = call("translate", made / "onnx", stdin="one two\nthree\n")[1]
     assert call("translate", made / "onnx", "one two", "three") == (0, expected, "")
-    refused(call("translate", made / "onnx", "one", "--input", "x"), "text is given twice")
+    refused(call("translate", made / "onnx", "one", "--input", made / "onnx"), "text is given twice")
     refused(call("translate", made / "onnx", "one", "--resume"), "--resume continues a file: it needs")
 
 

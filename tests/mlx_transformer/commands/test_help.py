@@ -1,4 +1,5 @@
-"""The help of every command, as it is shown on 100 columns, is in the files of `help/`, so that a change of it is read.
+"""The help of every command (`--help-all`, where there is that), on 100 columns, is in the files of `help/`, so that a
+change of it is read.
 
 They are written anew by: python tests/mlx_transformer/commands/test_help.py
 """
@@ -9,25 +10,29 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import typer
 
 from mlx_transformer.commands.app import ALL
 
 FILES = Path(__file__).parent / "help"
 PROGRAMS = {"mlx-transformer": ["", *ALL], "python -m export": [""]}
-SHOWN_BY = "0.29.2"
-"""The version of typer that drew the files (constraints.txt)."""
+SHOWN_BY = "8.5.1"
+"""The version of click that drew the files (constraints.txt)."""
 CODE = """
 import contextlib, io, json, sys
-from mlx_transformer.commands.app import invoke
+from mlx_transformer.commands.app import command_of, invoke
+def options(program, name):
+    params = command_of(program).commands[name].params if name else ()
+    return {option for each in params for option in each.opts}
 shown = {}
 for program, names in json.loads(sys.argv[1]).items():
     for name in names:
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert invoke(program, [*filter(None, [name]), "--help"]) == 0
+            option = "--help-all" if "--help-all" in options(program, name) else "--help"
+            assert invoke(program, [*filter(None, [name]), option]) == 0
         lines = (line.rstrip() for line in out.getvalue().strip().splitlines())
         shown[name or program.replace(" -m ", "-")] = "\\n".join(lines) + "\\n"
 print(json.dumps(shown))
@@ -43,7 +48,7 @@ def helps() -> dict[str, str]:
     return {f"{name.replace(' ', '-')}.txt": text for name, text in json.loads(done.stdout).items()}
 
 
-@pytest.mark.skipif(typer.__version__ != SHOWN_BY, reason=f"the files were drawn by typer {SHOWN_BY}")
+@pytest.mark.skipif(version("click") != SHOWN_BY, reason=f"the files were drawn by click {SHOWN_BY}")
 def test_help_is_what_the_files_show():
     shown = helps()
     assert sorted(shown) == sorted(file.name for file in FILES.iterdir())

@@ -144,7 +144,7 @@ def test_interrupted_before_anything_has_begun():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_in_code_from_a_string():
-    """As typer evaluates annotations: Python would end by the signal, after all is said."""
+    """As annotations are evaluated: Python would end by the signal, after all is said."""
     command = "lambda: eval('__import__(\"signal\").raise_signal(2)')"
     found = ended_by(f"from mlx_transformer.system.process import run\nraise SystemExit(run('program', {command}))")
     assert found == (130, "program: interrupted\n")
@@ -152,7 +152,7 @@ def test_interrupted_in_code_from_a_string():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
-    "module", thinned(["onnxruntime.capi.onnxruntime_pybind11_state", "onnxruntime", "numpy", "typer"], 2)
+    "module", thinned(["onnxruntime.capi.onnxruntime_pybind11_state", "onnxruntime", "numpy", "click"], 2)
 )
 def test_interrupted_while_a_library_is_imported(made, module):
     code = (

@@ -6,10 +6,9 @@ import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-import typer
 
 from export.precision.table import ACTIVATIONS, PRECISIONS
 from export.settings import (
@@ -23,11 +22,12 @@ from export.settings import (
     WebSettings,
 )
 from export.targets.table import TARGETS
-from mlx_transformer.commands.app import ALL, command_of
+from mlx_transformer.commands.app import ALL, command_of, function_of
 from mlx_transformer.commands.distilling import DistilSettings
 from mlx_transformer.commands.exporting import FormSettings
 from mlx_transformer.commands.language import VectorFiles
 from mlx_transformer.commands.looking import CompareSettings
+from mlx_transformer.commands.parameters import Argument, Command, Option
 from mlx_transformer.commands.settings import (
     NOT,
     LineFiles,
@@ -50,7 +50,7 @@ from mlx_transformer.generation.text_options import (
     TextSettings,
 )
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import field_docs, field_types
+from mlx_transformer.system.fields import ADVANCED, field_docs, field_types
 from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelOptions, PresetName, TrainingOptions
 
 OBJECTS = (
@@ -66,15 +66,16 @@ def params_of(name: str) -> dict[str, Any]:
 
 
 def choices_of(name: str, option: str) -> tuple[Any, ...]:
-    """The names of which the option takes one, as typer is told."""
-    hint = get_args(inspect.signature(with_settings(ALL[name])).parameters[option].annotation)[0]
-    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    """The names of which the option takes one."""
+    hint = get_args(inspect.signature(with_settings(function_of(name))).parameters[option].annotation)[0]
+    parts = [*get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))]
+    literals = [part for part in (hint, *parts) if get_origin(part) is Literal]
     return get_args(literals[0]) if literals else ()
 
 
 def objects_of(name: str) -> list[tuple[type, Shown]]:
     """The settings objects of a command, and which of their fields it shows."""
-    hints = get_type_hints(ALL[name], include_extras=True).values()
+    hints = get_type_hints(function_of(name), include_extras=True).values()
     found = [(get_args(hint) or (hint,)) for hint in hints]
     return [
         (of, next((mark for mark in marks if isinstance(mark, Shown)), Shown()))
@@ -93,46 +94,55 @@ class Settings:
     """Check it first."""
     beside: str | None = dataclasses.field(default=None, metadata={"option": ("--with", "-w")})
     """Another [one]."""
+    rare: int = dataclasses.field(default=2, metadata=ADVANCED)
+    """Seldom changed."""
 
 
-def command(what: str, *, settings: Settings, last: int = 3) -> list[object]:
+def command(
+    what: Annotated[str, Argument(help="What to do.")],
+    *,
+    settings: Settings,
+    last: Annotated[int, Option(help="The last.")] = 3,
+) -> list[object]:
     """Do it."""
     return [what, settings, last]
 
 
 def test_fields_become_options():
     typed = with_settings(command)
-    assert typed(what="x", how_many=2, loud=True, no_check=True, beside="y", last=4) == [
+    assert typed(what="x", how_many=2, loud=True, no_check=True, beside="y", rare=1, last=4) == [
         "x",
-        Settings(how_many=2, loud=True, check=False, beside="y"),
+        Settings(how_many=2, loud=True, check=False, beside="y", rare=1),
         4,
     ]
     parameters = inspect.signature(typed).parameters
-    assert list(parameters) == ["what", "how_many", "loud", "no_check", "beside", "last"]
+    assert list(parameters) == ["what", "how_many", "loud", "no_check", "beside", "rare", "last"]
     assert (parameters["how_many"].default, parameters["no_check"].default) == (None, False)
     assert get_args(parameters["how_many"].annotation)[0] == int | None
 
 
 def test_options_on_the_command_line():
-    app = typer.Typer(add_completion=False)
-    app.command()(with_settings(command))
-    shown = {each.name: each for each in typer.main.get_command(app).params}
+    shown = {each.name: each for each in Command("command", with_settings(command)).params}
     assert {name: each.opts for name, each in shown.items() if name != "what"} == {
         "how_many": ["--how-many"],
         "loud": ["--loud"],
         "no_check": ["--no-check"],
         "beside": ["--with", "-w"],
+        "rare": ["--rare"],
         "last": ["--last"],
+        "help_all": ["--help-all"],
     }
     assert not [each.secondary_opts for each in shown.values() if each.secondary_opts]  # such as --no-loud
     help = {name: each.help for name, each in shown.items()}  # type: ignore[attr-defined]
     assert help == {
-        "what": None,
+        "what": "What to do.",
         "how_many": "How many.",
         "loud": "Say more.",
         "no_check": "Do not check it first.",
-        "beside": "Another \\[one].",
-        "last": None,
+        "beside": "Another [one].",
+        "rare": "Seldom changed.",
+        "last": "The last.",
+        "help_all": "Show all options and exit.",
     }
     assert shown["how_many"].show_default == "all"  # type: ignore[attr-defined]
 
@@ -163,7 +173,7 @@ def test_every_field_of_a_settings_object_is_an_option(name):
             if field.default is True:
                 assert default is False
             elif isinstance(field.default, tuple):
-                assert default is None  # for which the field's own stands
+                assert default == ()  # for which the field's own stands
             else:
                 assert default == field.default or str(default) == str(field.default), (name, field.name)
 
@@ -174,11 +184,9 @@ def test_a_list_of_names_is_an_option_that_is_given_again():
 
     told.__annotations__["settings"] = ExportSettings
     typed = with_settings(told)
-    option = inspect.signature(typed).parameters["precision"].annotation
-    names = get_args(get_args(get_args(option)[0])[0])[0]
     usual = {name: each.default for name, each in inspect.signature(typed).parameters.items()}
     assert typed(**usual) == ExportSettings()
-    assert typed(**{**usual, "precision": [names["int8"], names["float32"]]}).precision == ["int8", "float32"]
+    assert typed(**{**usual, "precision": ("int8", "float32")}).precision == ["int8", "float32"]
 
 
 def test_help_stands_under_every_field():
@@ -211,6 +219,37 @@ def test_settings_out_of_bounds(of, name, wrong):
         of(**{name: int(wrong)})
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_help_shows_the_common_options_and_how_many_more_there_are(name, capsys):
+    from mlx_transformer.commands.app import invoke
+
+    command = command_of("mlx-transformer").commands[name]
+    visible = [each for each in command.params if each.opts[0].startswith("--") and not getattr(each, "hidden", False)]
+    advanced = {each.opts[0] for each in visible if each.advanced}
+    assert invoke("mlx-transformer", [name, "--help"]) == 0
+    short = capsys.readouterr().out
+    shown = {word.strip(",") for line in short.splitlines() if line.startswith("  -") for word in line.split()}
+    assert not advanced & shown
+    assert {each.opts[0] for each in visible} - advanced <= shown
+    if not advanced:
+        assert "--help-all" not in short
+        return
+    assert short.splitlines()[-1] == f"{len(advanced)} more options: mlx-transformer {name} --help-all"
+    assert invoke("mlx-transformer", [name, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert advanced <= {
+        word.strip(",") for line in whole.splitlines() if line.startswith("  -") for word in line.split()
+    }
+    assert "more options" not in whole
+
+
+def test_the_common_options_of_train_fit_on_a_large_screen(capsys):
+    from mlx_transformer.commands.app import invoke
+
+    assert invoke("mlx-transformer", ["train", "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 70
+
+
 def test_every_key_of_a_recipe_is_an_option_of_train():
     params = params_of("train")
     tables = {"data": DataOptions, "model": TransformerConfig, "training": TrainingOptions}
@@ -219,7 +258,7 @@ def test_every_key_of_a_recipe_is_an_option_of_train():
     left_out = {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
     assert keys.keys() == set(names) - left_out
     assert len({name for _, name in keys}) == len(keys), "a name stands in two tables"
-    shown = {name for names in RecipeKeys.PANELS.values() for name in names.split()}
+    shown = {name for names in RecipeKeys.PANELS.values() for name in " ".join(names).split()}
     assert shown <= {name for _, name in keys}
     for (table, name), key in keys.items():
         option = params[name]

@@ -12,8 +12,8 @@ import pytest
 from mlx_transformer.commands.recipe_help import recipe_help
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
-from mlx_transformer.training.recipe import FROM_TOKENIZER, RECIPES, Recipe, load_recipe
+from mlx_transformer.training.options import RECIPES, CorpusOptions, DataOptions, TrainingOptions
+from mlx_transformer.training.recipe import FROM_TOKENIZER, Recipe, load_recipe
 
 FILES = {"data": {"source": "a", "target": "b"}}
 BUILT_IN = sorted(path.stem for path in RECIPES.glob("*.toml"))
