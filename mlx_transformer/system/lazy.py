@@ -56,8 +56,47 @@ def check_export() -> None:
 
 
 def needs(extra: str) -> str:
-    """Say how to install what an extra of the distribution brings."""
-    return f"pip install 'mlx-transformer[{extra}]'"
+    """Say how to install what an extra of the distribution brings, from where the distribution itself came.
+
+    From a clone `pip install -e '.[export]'`, from a wheel `pip install '/downloads/mlx_transformer-1.0.whl[export]'`,
+    from an index `pip install 'mlx-transformer[export]'`.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.isfile(os.path.join(root, "pyproject.toml")):  # a clone, installed as editable or not at all
+        place = "." if os.path.realpath(root) == os.path.realpath(os.curdir) else root
+        return f"pip install -e {_quoted(f'{place}[{extra}]')}"
+    return f"pip install {_quoted(_requirement(extra, _direct_url()))}"
+
+
+def _quoted(requirement: str) -> str:
+    """Quote a requirement for a shell; its brackets would be a pattern."""
+    from shlex import quote
+
+    return f"'{requirement}'" if "'" not in requirement else quote(requirement)
+
+
+def _direct_url() -> dict[str, Any]:
+    """Return what pip wrote down of where the distribution came from (PEP 610); {} if it came from an index."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return json.loads(distribution("mlx-transformer").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return {}
+
+
+def _requirement(extra: str, origin: dict[str, Any]) -> str:
+    """Return the requirement of an extra as pip takes it; origin: as `_direct_url` returns it."""
+    url = str(origin.get("url", ""))
+    if url.startswith("file:"):
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
+        return f"{url2pathname(urlsplit(url).path)}[{extra}]"
+    if url and (vcs := origin.get("vcs_info")):
+        return f"mlx-transformer[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"mlx-transformer[{extra}]" + (f" @ {url}" if url else "")
 
 
 EXTRA_OF = {

@@ -2,8 +2,10 @@
 exists."""
 
 import importlib
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from imports import ROOT, modules
 
-from mlx_transformer.system.lazy import lazy, renamed
+from mlx_transformer.system.lazy import lazy, needs, renamed
 
 FACES = sorted(
     name.removesuffix(".__init__") for name, path in modules().items() if "= lazy(" in path.read_text(encoding="utf-8")
@@ -46,6 +48,42 @@ def test_another_name_of_the_module() -> None:
     get, names, everything = lazy("here", {"parse": "json:loads", "path": "os"})
     assert get("parse")("[1]") == [1]
     assert names() == everything == ["parse", "path"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        ({}, "mlx-transformer[export]"),
+        ({"url": "file:///a%20b/m-1.whl", "archive_info": {}}, "/a b/m-1.whl[export]"),
+        ({"url": "file:///src/m", "dir_info": {}}, "/src/m[export]"),
+        ({"url": "https://h.org/m-1.whl", "archive_info": {}}, "mlx-transformer[export] @ https://h.org/m-1.whl"),
+        (
+            {"url": "https://h.org/m.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "mlx-transformer[export] @ git+https://h.org/m.git@abc",
+        ),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="paths")
+def test_an_extra_is_installed_from_where_the_distribution_came(origin, requirement, tmp_path) -> None:
+    """As pip writes it down (PEP 610); a copy of the package that is no clone reads it."""
+    shutil.copytree(ROOT / "mlx_transformer" / "system", tmp_path / "mlx_transformer" / "system")
+    (tmp_path / "mlx_transformer" / "__init__.py").touch()
+    metadata = tmp_path / "mlx_transformer-9.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-transformer\nVersion: 9\n")
+    if origin:
+        (metadata / "direct_url.json").write_text(json.dumps(origin))
+    code = "from mlx_transformer.system.lazy import needs; print(needs('export'))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert said.stdout == f"pip install '{requirement}'\n", said.stderr
+
+
+def test_an_extra_of_a_clone(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert needs("train,export") == "pip install -e '.[train,export]'"
+    monkeypatch.chdir(tmp_path)
+    assert needs("export") == f"pip install -e '{ROOT}[export]'"
 
 
 def test_extras_that_messages_name_exist() -> None:
