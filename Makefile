@@ -333,7 +333,7 @@ $(CUDA_VENV)/.installed: pyproject.toml constraints.txt | has-cuda
 wheels-cuda: $(VENV)/.installed
 	@if [ -z '$(WHEELS)' ]; then echo 'make: wheels-cuda needs a folder: make wheels-cuda WHEELS=folder' >&2; exit 1; fi
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-input -d '$(WHEELS)' \
-	  -c constraints.txt 'setuptools>=77' '.[train,export,cuda]' pytest pytest-xdist hypothesis
+	  -c constraints.txt 'hatchling>=1.27' 'hatch-fancy-pypi-readme>=24.1' '.[train,export,cuda]' pytest pytest-xdist hypothesis
 	@echo 'make test-cuda WHEELS=$(WHEELS) installs from there'
 
 # ---- longer checks and recipes --------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def main() -> int:
             if extras:
                 model = try_out(python, extras == EXTRAS)
             else:
-                try_base(python, model)
+                try_base(python, model, file)
             size = f"{packages(python)} packages, {megabytes(python)} MB"
             print(f"{file.name}{extras}: installed and works, {time.monotonic() - begin:.0f} s; {size}", flush=True)
     except DistError as error:
@@ -102,13 +102,21 @@ def build(address: str | None) -> tuple[Path, Path]:
     expected = packaged()
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
-        if address and (not metadata.count(f"Project-URL: Repository, {address}\n") or "](docs/" in metadata):
+        if address and not metadata.count(f"Project-URL: Repository, {address}\n"):
             raise DistError(f"{wheel.name} does not say where it comes from:\n{metadata[:2000]}")
+        if dead := dead_links(metadata):
+            raise DistError(f"{wheel.name}: its README leads to files that it doesn't come with: {dead[:5]}")
         compare(wheel, expected, {name for name in archive.namelist() if ".dist-info/" not in name})
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     compare(sdist, expected | {"LICENSE", "README.md", "pyproject.toml"}, names, more=True)
     return wheel, sdist
+
+
+def dead_links(readme: str) -> list[str]:
+    """Links and pictures that need the files beside the README."""
+    targets = ("".join(found) for found in re.findall(r'\]\(([^)]*)\)|src="([^"]*)"', readme))
+    return [target for target in targets if not target.startswith("https://")]
 
 
 def addressed(address: str) -> Path:
@@ -178,7 +186,7 @@ def megabytes(python: Path) -> int:
     return sum(path.stat().st_size for path in files if not path.relative_to(site).parts[0].startswith(own)) // 10**6
 
 
-def try_base(python: Path, model: Path) -> None:
+def try_base(python: Path, model: Path, wheel: Path) -> None:
     """The model of an earlier trial in an environment that has nothing but what runs models."""
     place = tried(python)
     expected = run([python, "-c", TRANSLATE, model], place)
@@ -188,7 +196,7 @@ def try_base(python: Path, model: Path) -> None:
         done = subprocess.run(
             [python.parent / "mlx-transformer", *arguments], cwd=place, capture_output=True, text=True, timeout=SECONDS
         )
-        if done.returncode != 2 or f"pip install 'mlx-transformer[{extra}]'" not in done.stderr:
+        if done.returncode != 2 or f"pip install '{wheel}[{extra}]'" not in done.stderr:
             raise DistError(f"{arguments[0]} without its extra: {done.returncode} {done.stderr}")
 
 

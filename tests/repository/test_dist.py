@@ -54,6 +54,18 @@ def test_the_readme_has_no_link_that_needs_the_files_beside_it(source):
         assert found is None or (found[1] == "raw") == target.endswith(".png")
 
 
+def test_the_distribution_has_no_dead_link_without_an_address(tmp_path):
+    """What hatchling makes of README.md by the substitutions in pyproject.toml."""
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(dist.dead_links(text)) > 20
+    for each in tables["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    assert dist.dead_links(text) == []
+    assert "[Attention Is All You Need](https://arxiv.org/abs/1706.03762)" in text
+    assert "- Targets: `--target portable`" in text
+
+
 def test_all_files_are_there_and_no_other_differs(source):
     names = dist.tracked()
     assert {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()} == set(names)

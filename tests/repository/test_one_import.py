@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -232,4 +233,5 @@ def test_keys_of_a_recipe_are_found_by_name(place):
 @pytest.mark.parametrize("package", ["mlx_transformer", "export"])
 def test_type_checkers_may_read_the_packages(package):
     assert (ROOT / package / "py.typed").is_file()
-    assert '"py.typed"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
