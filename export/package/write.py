@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
@@ -51,6 +51,11 @@ from .plan import Plan
 from .quality import gate_text, judge, record
 from .weights import fill
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from export.arguments import ExportArguments
+
 GRAPHS = "onnx"
 
 
@@ -64,7 +69,7 @@ def export_onnx(
     external_threshold: int = 1024,
     log: Callable[[str], None] = lambda _: None,
     watch: Progress = no_progress,
-    **changes: Any,
+    **changes: Unpack[ExportArguments],
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 

@@ -39,6 +39,7 @@ from .passes import passes_of
 from .sessions import Opener
 
 if TYPE_CHECKING:
+    from export.settings import ActivationsName, PrecisionName
     from export.targets.cpu.runtime import CpuModel
 
     # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
@@ -62,9 +63,9 @@ class OnnxTransformer(TextVerbs):
         folder: str | Path,
         providers: Sequence[Any] | None = None,
         threads: int | None = None,
-        precision: str | None = None,
+        precision: PrecisionName | None = None,
         verify: bool = True,
-        activations: str | None = None,
+        activations: ActivationsName | None = None,
     ):
         """providers: ONNX Runtime's execution providers, default CPU; Core ML is tried out first. threads: see
         `session_options`. precision: one of the folder's; default: float32, or the only one. verify: compare its files

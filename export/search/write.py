@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
@@ -48,6 +48,11 @@ from .steps import STEPS
 from .vectors import vector_model
 from .vocabulary import ALL_LOGITS
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from export.arguments import ExportArguments
+
 PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2^31
 EXTERNAL_THRESHOLD = 1024
 
@@ -62,7 +67,7 @@ def export_search(
     external: bool = False,
     log: Callable[[str], None] = lambda _: None,
     watch: Progress = no_progress,
-    **changes: Any,
+    **changes: Unpack[ExportArguments],
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations; of
     an encoder of texts, with `text`, one that takes strings and returns their vectors, with ONNX Runtime's operators.

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
+
+if TYPE_CHECKING:
+    from export.arguments import ServeArguments
 
 SITE_SETTINGS = (
     *("host", "port", "max_connections", "verify", "access_log"),
@@ -24,7 +27,7 @@ SITE_SETTINGS = (
 """The settings of a site."""
 
 
-def serve(models: str | Path | Sequence[str | Path], open: Any = None, **settings: Any) -> None:
+def serve(models: str | Path | Sequence[str | Path], open: Any = None, **settings: Unpack[ServeArguments]) -> None:
     """Serve models until SIGTERM, SIGHUP or Ctrl-C (raises KeyboardInterrupt).
 
     models: a folder or a file with the search, or several with names: ["en-de=runs/en-de-onnx", "de-en=..."].

@@ -60,6 +60,10 @@ from .rule import Deviation, ErrorScale, Truth
 from .threads import one_blas_thread
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from export.arguments import JudgeArguments
+
     from .origin.protocol import Origin
 
 Array = NDArray
@@ -79,7 +83,7 @@ def compare(
     longest: int | None = None,
     searches: bool = True,
     watch: Progress = no_progress,
-    **changes: Any,
+    **changes: Unpack[JudgeArguments],
 ) -> Report:
     """Judge every runtime on a checkpoint folder, or a published one, and the ONNX folder made from it.
 

@@ -15,8 +15,12 @@ from mlx_transformer.system.files import check_name
 from mlx_transformer.system.lazy import check_export, naming_extra, needs
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from export import OnnxTransformer, SearchModel
+    from export.arguments import ExportArguments, ServeArguments
     from export.search.vector_model import VectorModel
+    from export.settings import PrecisionName
     from mlx_transformer import Transformer
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.verbs import TextVerbs
@@ -31,7 +35,7 @@ def open_model(
     *,
     runtime: Literal["mlx", "onnx"] | None = None,
     threads: int | None = None,
-    precision: str | None = None,
+    precision: PrecisionName | None = None,
     verify: bool = True,
     shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
@@ -63,7 +67,7 @@ def _opened_by(
     path: str | Path,
     runtime: Literal["mlx", "onnx"] | None,
     threads: int | None,
-    precision: str | None,
+    precision: PrecisionName | None,
     verify: bool,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
     check_name(path)
@@ -126,7 +130,7 @@ def compare(
 
 
 @naming_extra("export")
-def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
+def export(checkpoint: str | Path, out: str | Path, **settings: Unpack[ExportArguments]) -> Path:
     """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
     inside as `export_search` does; see there for the settings."""
     check_export()
@@ -136,7 +140,7 @@ def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
     return write(checkpoint, out, **settings)
 
 
-def serve(models: str | Path | Sequence[str | Path], **settings: Any) -> None:
+def serve(models: str | Path | Sequence[str | Path], **settings: Unpack[ServeArguments]) -> None:
     """Serve models of any form over HTTP; arguments as `export.serve.serve` has them. MLX runs checkpoints."""
     check_export()
     from export.serve import serve as serve_models

@@ -32,12 +32,24 @@ from .settings import (
 from .steps import Model
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from mlx_transformer.core.heads import HeadKind
     from mlx_transformer.core.shortlist import Shortlist
     from mlx_transformer.core.text_embedding import TextEmbedding
     from mlx_transformer.core.tokenizer import Tokenizer
 
     from .answer import Answer
+    from .arguments import (
+        AnswerArguments,
+        BestArguments,
+        EmbedArguments,
+        EmbedderArguments,
+        IdArguments,
+        StreamArguments,
+        StreamedTextArguments,
+        TextArguments,
+    )
     from .classify import Scored, Text
     from .embed import Embedder, GraphVectors
     from .encoder_head import EncoderHead
@@ -133,22 +145,26 @@ class TextVerbs:
         """The vectors that the model's graphs give by themselves; None where they give the encoder's output alone."""
         return None
 
-    def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+    def generate(
+        self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
+    ) -> list[list[int]]:
         """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
         model of several languages `source_language` and `target_language`, codes of its own (`generation.json`)."""
         from . import search as searches
 
-        ids, options = self._shortlisted(*with_source_language(self.generation, ids, options))
+        ids, chosen = self._shortlisted(*with_source_language(self.generation, ids, {**options}))
         with self.decoding() as model:
-            return searches.generate(model, ids, prefix, **resolved(self.generation, options))
+            return searches.generate(model, ids, prefix, **resolved(self.generation, chosen))
 
-    def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+    def search(
+        self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
+    ) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
         from . import search as searches
 
-        ids, options = self._shortlisted(*with_source_language(self.generation, ids, options))
+        ids, chosen = self._shortlisted(*with_source_language(self.generation, ids, {**options}))
         with self.decoding() as model:
-            return searches.search(model, ids, prefix, **resolved(self.generation, options))
+            return searches.search(model, ids, prefix, **resolved(self.generation, chosen))
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
         """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
@@ -169,18 +185,22 @@ class TextVerbs:
         scores = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
         return scores[0] if isinstance(lines, str) else scores
 
-    def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
+    def stream_ids(
+        self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Unpack[StreamArguments]
+    ) -> Iterator[int]:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
-        [ids], options = with_source_language(self.generation, [ids], options)
-        chosen = {"candidates": self._candidates(ids), **self._streaming(options)}
+        [ids], others = with_source_language(self.generation, [ids], {**options})
+        chosen = {"candidates": self._candidates(ids), **self._streaming(others)}
         return self._streamed(lambda model: stream_ids(model, ids, prefix, **chosen))
 
     @overload
-    def translate(self, lines: str, *, overlong: Overlong = "error", **options: Any) -> str: ...  # type: ignore[overload-overlap]
+    def translate(self, lines: str, *, overlong: Overlong = "error", **options: Unpack[TextArguments]) -> str: ...  # type: ignore[overload-overlap]
     @overload
-    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]: ...
+    def translate(
+        self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Unpack[TextArguments]
+    ) -> list[str]: ...
     def translate(self, lines: str | Sequence[str], *, overlong: Overlong = "error", **options: Any) -> str | list[str]:
         """Translate a line, or each of several, in order; an empty line stays empty.
 
@@ -192,16 +212,18 @@ class TextVerbs:
         return outputs[0] if isinstance(lines, str) else outputs
 
     @overload
-    def n_best(self, lines: str, **options: Any) -> list[Translation]: ...  # type: ignore[overload-overlap]
+    def n_best(self, lines: str, **options: Unpack[BestArguments]) -> list[Translation]: ...  # type: ignore[overload-overlap]
     @overload
-    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]: ...
+    def n_best(self, lines: Sequence[str], **options: Unpack[BestArguments]) -> list[list[Translation]]: ...
     def n_best(self, lines: str | Sequence[str], **options: Any) -> list[Translation] | list[list[Translation]]:
         """Return the `n_best` translations of a line, or of each of several, with their scores, best first; arguments
         as `generation.translate.Translator.n_best` has them."""
         outputs = self._n_best(lines, **options)
         return outputs[0] if isinstance(lines, str) else outputs
 
-    def stream(self, text: str, *, stop: Sequence[str] | None = None, **options: Any) -> Iterator[str]:
+    def stream(
+        self, text: str, *, stop: Sequence[str] | None = None, **options: Unpack[StreamedTextArguments]
+    ) -> Iterator[str]:
         """Give the translation of one line, or what a decoder alone writes after one prompt, in pieces, as they are
         decided.
 
@@ -213,15 +235,18 @@ class TextVerbs:
             return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
-        translator = self.translator.with_prefix(options.pop(TASK_PREFIX, None))
-        around, options = around_source(self.generation, options)
-        chosen = {"around": around, "candidates_of": self._candidates, **self._streaming(options)}
+        others: dict[str, Any] = {**options}
+        translator = self.translator.with_prefix(others.pop(TASK_PREFIX, None))
+        around, others = around_source(self.generation, others)
+        chosen = {"around": around, "candidates_of": self._candidates, **self._streaming(others)}
         return self._streamed(lambda model: stream(model, translator, text, **chosen))
 
     @overload
-    def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
+    def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Unpack[IdArguments]) -> str: ...  # type: ignore[overload-overlap]
     @overload
-    def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]: ...
+    def complete(
+        self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Unpack[IdArguments]
+    ) -> list[str]: ...
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
         """Return what a decoder alone writes after a prompt, or each of several, up to the first word of `stop`."""
         from .complete import complete
@@ -267,9 +292,11 @@ class TextVerbs:
         return entities[0] if isinstance(texts, str) else entities
 
     @overload
-    def answer(self, question: str, context: str, **options: Any) -> Answer | None: ...
+    def answer(self, question: str, context: str, **options: Unpack[AnswerArguments]) -> Answer | None: ...
     @overload
-    def answer(self, question: str | list[str], context: str | list[str], **options: Any) -> list[Answer | None]: ...
+    def answer(
+        self, question: str | list[str], context: str | list[str], **options: Unpack[AnswerArguments]
+    ) -> list[Answer | None]: ...
     def answer(
         self, question: str | list[str], context: str | list[str], **options: Any
     ) -> Answer | list[Answer | None] | None:
@@ -301,16 +328,22 @@ class TextVerbs:
 
     @overload
     def embed(
-        self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Any
+        self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Unpack[EmbedArguments]
     ) -> NDArray[np.float32]: ...
     @overload
-    def embed(self, texts: str, *, kind: Literal["sparse"], **options: Any) -> dict[int, float]: ...  # type: ignore[overload-overlap]
+    def embed(self, texts: str, *, kind: Literal["sparse"], **options: Unpack[EmbedArguments]) -> dict[int, float]: ...  # type: ignore[overload-overlap]
     @overload
-    def embed(self, texts: Sequence[str], *, kind: Literal["sparse"], **options: Any) -> list[dict[int, float]]: ...
+    def embed(
+        self, texts: Sequence[str], *, kind: Literal["sparse"], **options: Unpack[EmbedArguments]
+    ) -> list[dict[int, float]]: ...
     @overload
-    def embed(self, texts: str, *, kind: Literal["multi"], **options: Any) -> NDArray[np.float32]: ...  # type: ignore[overload-overlap]
+    def embed(
+        self, texts: str, *, kind: Literal["multi"], **options: Unpack[EmbedArguments]
+    ) -> NDArray[np.float32]: ...  # type: ignore[overload-overlap]
     @overload
-    def embed(self, texts: Sequence[str], *, kind: Literal["multi"], **options: Any) -> list[NDArray[np.float32]]: ...
+    def embed(
+        self, texts: Sequence[str], *, kind: Literal["multi"], **options: Unpack[EmbedArguments]
+    ) -> list[NDArray[np.float32]]: ...
     @overload
     def embed(self, texts: str | Sequence[str], *, kind: str, **options: Any) -> Any: ...
     def embed(
@@ -324,7 +357,7 @@ class TextVerbs:
         vectors = embedder.made(embedder.rows([texts] if isinstance(texts, str) else texts), done)
         return vectors[0] if isinstance(texts, str) else vectors
 
-    def embedder(self, **options: Any) -> Embedder:
+    def embedder(self, **options: Unpack[EmbedderArguments]) -> Embedder:
         """Return what goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model
         that has no vectors of texts."""
         from .embed import Embedder

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -45,6 +45,11 @@ from .recipe import Recipe, earlier_defaults, load_recipe
 from .run_folder import STATE, FollowerFolder, Run, check_folder
 from .setup import batches_per_step, check_apart, check_start, model_and_step, start
 from .weights import BEST, MOVING, AdapterWeights, MovingAverage, Weights, final_weights
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .arguments import TrainArguments
 
 POINTS = 50  # of a curve, at least: one in each so many parts of the run
 POINT_SECONDS = 30.0  # between two points of a curve, at most
@@ -331,7 +336,7 @@ def train(
     out: str | os.PathLike[str],
     resume: bool = False,
     force: bool = False,
-    **keys: Any,
+    **keys: Unpack[TrainArguments],
 ) -> Result:
     """Train a model, write it into the run's folder `out`, and return the result, whose `model` is the checkpoint.
 

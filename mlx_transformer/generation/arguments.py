@@ -1,0 +1,120 @@
+"""The keyword arguments of models' verbs, for type checkers and editors: nothing imports this when it runs.
+
+The first of each group are the fields of a dataclass that checks them; `tests/repository/test_arguments.py` holds names
+and types equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+from mlx_transformer.core.inputs import Ids
+from mlx_transformer.core.pooling import Pooling
+
+from .alignment import CrossWeights
+from .options import PenaltyForm
+from .search import DoneShare, SharedSearch
+from .text_options import Kind, Overlong
+
+
+class SearchArguments(TypedDict, total=False):
+    """The fields of `Options`."""
+
+    beam: int
+    length_penalty: float
+    penalty_form: PenaltyForm
+    max_new_tokens: int | None
+    max_length_factor: float
+    n_best: int
+    min_new_tokens: int
+    early_stopping: bool
+    sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    repetition_penalty: float
+    no_repeat_ngram: int
+    heuristic_stop: bool
+    forced_first: Sequence[int]
+    forced_end: bool
+    suppressed: Sequence[int]
+    suppressed_first: Sequence[int]
+    banned_sequences: Sequence[Sequence[int]]
+    end_ids: Sequence[int]
+    start_id: int | None
+    batch_tokens: int
+
+
+class LanguageArguments(SearchArguments, total=False):
+    """Those and, for a model of several languages, its codes of them."""
+
+    source_language: str | None
+    target_language: str | None
+
+
+class IdArguments(LanguageArguments, total=False):
+    """Of verbs on ids, beside those: `generation.search.search` says what they are."""
+
+    candidates: Ids | None
+    done: DoneShare | None
+    share: SharedSearch
+    inputs_embeds: Any
+    token_type_ids: Any
+
+
+class StreamArguments(LanguageArguments, total=False):
+    """Of `stream_ids`."""
+
+    row: int
+    candidates: Sequence[int] | None
+
+
+class TextArguments(LanguageArguments, total=False):
+    """Of `translate`, beside those: `generation.translate.Translator.n_best` says what they are."""
+
+    task_prefix: str | None
+    first_line: int
+    on_overlong: Callable[[int], None] | None
+    done: DoneShare | None
+    share: SharedSearch
+
+
+class BestArguments(TextArguments, total=False):
+    """Of `n_best`, beside those."""
+
+    overlong: Overlong
+    scored: bool
+    aligned: bool | CrossWeights
+
+
+class StreamedTextArguments(LanguageArguments, total=False):
+    """Of `stream`, beside those: `generation.stream.stream` says what they are."""
+
+    task_prefix: str | None
+    overlong: Overlong
+    line_number: int
+    on_overlong: Callable[[int], None] | None
+
+
+class EmbedArguments(TypedDict, total=False):
+    """The fields of `EmbedOptions`, but for `kind`."""
+
+    prompt: str | None
+    prompt_name: str | None
+    dimensions: int | None
+    pooling: Pooling | None
+    normalize: bool | None
+
+
+class EmbedderArguments(EmbedArguments, total=False):
+    """All fields of `EmbedOptions`."""
+
+    kind: Kind
+
+
+class AnswerArguments(TypedDict, total=False):
+    """The fields of `AnswerOptions`."""
+
+    max_answer_tokens: int
