@@ -22,8 +22,8 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["page", "system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
 SHARED = ["page", "system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "search_inputs", "request", "interface", "graph", "precision", "targets", "runtime"]
-ONNX_SIDE += ["package", "search", "web", "serve", "validate", "explain"]
+ONNX_SIDE = ["settings", "arguments", "nn", "search_inputs", "request", "interface", "graph", "precision", "targets"]
+ONNX_SIDE += ["runtime", "package", "search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings",)

@@ -239,4 +239,4 @@ def test_without_the_extra(folder):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
-    assert done.stderr == "python -m export: serve needs starlette: pip install 'mlx-transformer[serve]'\n"
+    assert done.stderr == "python -m export: serve needs starlette: pip install -e '.[serve]'\n"

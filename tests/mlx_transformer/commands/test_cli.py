@@ -167,7 +167,7 @@ def test_recipes_that_are_wrong(call, tmp_path):
         (
             ModuleNotFoundError("No module named 'mlx'", name="mlx.core"),
             2,
-            "this needs mlx: pip install 'mlx-tr",
+            "this needs mlx: pip install -e '",
         ),
     ],
     ids=lambda value: type(value).__name__,

@@ -47,7 +47,7 @@ class PanicException(BaseException):
         (
             ModuleNotFoundError("No module named 'mlx'", name="mlx.core"),
             2,
-            "this needs mlx: pip install 'mlx-tr",
+            "this needs mlx: pip install -e '",
         ),
         (PanicException("index out of range"), 2, "a library could not take this input (index out of range)"),
     ],
