@@ -57,7 +57,7 @@ class ServeArguments(TypedDict, total=False):
     max_connections: int
     threads: int | None
     workers: int
-    precision: str | None
+    precision: PrecisionName | None
     shortlist: Path | str | None
     access_log: bool
     verify: bool

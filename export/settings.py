@@ -146,7 +146,7 @@ class ServeSettings:
     """Threads of one ONNX Runtime operator; unset: one for each core."""
     workers: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
     """Batches computed at the same time, each with so many threads."""
-    precision: str | None = None
+    precision: PrecisionName | None = None
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;

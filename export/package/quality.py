@@ -18,11 +18,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from export.precision.table import PRECISIONS, Limits
+from export.settings import PrecisionName
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
@@ -207,7 +208,7 @@ def judge(
 
     expected = Expected(OnnxTransformer(plain), text, done(0, "float32"))
     qualities = []
-    for finished, precision in enumerate(precisions, start=1):
+    for finished, precision in enumerate(cast("Sequence[PrecisionName]", precisions), start=1):
         shows = OnnxTransformer(plain, precision=precision)
         runs = OnnxTransformer(folder, precision=precision, providers=None if provider is None else [provider])
         qualities.append(expected.quality(precision, shows, runs, done(finished, precision)))

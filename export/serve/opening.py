@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from export.runtime.folder import open_folder
 from export.search.metadata import check_file
-from export.settings import ServeSettings
+from export.settings import PrecisionName, ServeSettings
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.search import SharedSearch
@@ -31,7 +31,7 @@ Open = Callable[..., "TextVerbs"]
 NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 
 
-def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify: bool) -> TextVerbs:
+def open_onnx(path: Path, *, threads: int | None, precision: PrecisionName | None, verify: bool) -> TextVerbs:
     """Open a folder or a single file with ONNX Runtime."""
     from export.runtime import OnnxTransformer
     from export.search import open_file

@@ -114,6 +114,12 @@ class EmbedderArguments(EmbedArguments, total=False):
     kind: Kind
 
 
+class VectorArguments(EmbedArguments, total=False):
+    """Of `embed`, beside those."""
+
+    done: Callable[[float], None]
+
+
 class AnswerArguments(TypedDict, total=False):
     """The fields of `AnswerOptions`."""
 

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from .arguments import (
         AnswerArguments,
         BestArguments,
-        EmbedArguments,
         EmbedderArguments,
         IdArguments,
         StreamArguments,
         StreamedTextArguments,
         TextArguments,
+        VectorArguments,
     )
     from .classify import Scored, Text
     from .embed import Embedder, GraphVectors
@@ -328,21 +328,21 @@ class TextVerbs:
 
     @overload
     def embed(
-        self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Unpack[EmbedArguments]
+        self, texts: str | Sequence[str], *, kind: Literal["dense"] = ..., **options: Unpack[VectorArguments]
     ) -> NDArray[np.float32]: ...
     @overload
-    def embed(self, texts: str, *, kind: Literal["sparse"], **options: Unpack[EmbedArguments]) -> dict[int, float]: ...  # type: ignore[overload-overlap]
+    def embed(self, texts: str, *, kind: Literal["sparse"], **options: Unpack[VectorArguments]) -> dict[int, float]: ...  # type: ignore[overload-overlap]
     @overload
     def embed(
-        self, texts: Sequence[str], *, kind: Literal["sparse"], **options: Unpack[EmbedArguments]
+        self, texts: Sequence[str], *, kind: Literal["sparse"], **options: Unpack[VectorArguments]
     ) -> list[dict[int, float]]: ...
     @overload
     def embed(
-        self, texts: str, *, kind: Literal["multi"], **options: Unpack[EmbedArguments]
+        self, texts: str, *, kind: Literal["multi"], **options: Unpack[VectorArguments]
     ) -> NDArray[np.float32]: ...  # type: ignore[overload-overlap]
     @overload
     def embed(
-        self, texts: Sequence[str], *, kind: Literal["multi"], **options: Unpack[EmbedArguments]
+        self, texts: Sequence[str], *, kind: Literal["multi"], **options: Unpack[VectorArguments]
     ) -> list[NDArray[np.float32]]: ...
     @overload
     def embed(self, texts: str | Sequence[str], *, kind: str, **options: Any) -> Any: ...

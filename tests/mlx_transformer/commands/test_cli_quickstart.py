@@ -17,7 +17,7 @@ from mlx_transformer import cli
 from mlx_transformer.commands import quickstart
 from mlx_transformer.data import cldr
 from mlx_transformer.report.runs import read_run
-from mlx_transformer.training import recipe
+from mlx_transformer.training import options
 from mlx_transformer.training.console import Dashboard
 
 STEPS = 6
@@ -47,7 +47,7 @@ def small(tmp_path_factory, monkeypatch):
     """The recipe of that name is one of a second, with two held-out phrases of each kind."""
     recipes = tmp_path_factory.mktemp("recipes")
     (recipes / "quickstart.toml").write_text(RECIPE, encoding="utf-8")
-    monkeypatch.setattr(recipe, "RECIPES", recipes)
+    monkeypatch.setattr(options, "RECIPES", recipes)
     monkeypatch.setattr(cldr, "build", functools.partial(cldr.build, held_out_per_kind=2, valid_per_kind=1))
 
 
