@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -288,6 +289,7 @@ def test_every_key_of_a_recipe_is_an_option_of_train():
 )
 def test_keys_come_to_their_tables(monkeypatch, key, typed, value):
     given = []
+    import_module("mlx_transformer.training.trainer")  # if it came later, it would keep the replaced function
     monkeypatch.setattr("mlx_transformer.training.recipe.load_recipe", lambda path, tables, run: given.append(tables))
     name = key.split(".")[1]
     spelled = RecipeKeys.RENAMED.get(name, f"--{name.replace('_', '-')}")
