@@ -70,7 +70,7 @@ def zero_crossings(length: int, d_model: int) -> NDArray[np.int64]:
 def added(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
     """The rows that a model adds, (length, d_model) float32: what `Positions` makes of zeros."""
     config = TransformerConfig.from_dict(dict(vocab_size=8, d_model=d_model, heads=1, positions=kind))
-    return np.array(Positions(config, causal=False)(mx.zeros((1, length, d_model)), positions_of(length)).x)[0]
+    return np.array(Positions(config, "encoder")(mx.zeros((1, length, d_model)), positions_of(length)).x)[0]
 
 
 def interleaved() -> Found:
@@ -153,7 +153,7 @@ def learned() -> Found:
         "of these with a gradient": how_many(reached[:16]),
         "of the others": how_many(reached[16:]),
         "parameters of sinusoids": len(
-            named_parameters(Positions(replace(config, positions="sinusoidal"), causal=False))
+            named_parameters(Positions(replace(config, positions="sinusoidal"), "encoder"))
         ),
         "a position past the table is refused": _refused(lambda: model.encode([[3] * 25])),
     }

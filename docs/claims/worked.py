@@ -42,7 +42,7 @@ DOTTED = 3821.102
 def sums(dtype: mx.Dtype = mx.float64) -> NDArray[np.float64]:
     """Both CATs after the positions were added, as the package looks words up and adds rows of a table: (2, 5)."""
     config = TransformerConfig(vocab_size=len(WORDS), d_model=5, heads=1, positions="learned", max_positions=6)
-    placed = Positions(config, causal=False)
+    placed = Positions(config, "encoder")
     rows = np.zeros((6, 5))
     for place, row in POSITIONS.items():
         rows[place] = row
