@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache, partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -25,6 +25,9 @@ from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import FieldType, field_docs, field_types
+
+if TYPE_CHECKING:
+    from mlx_transformer.system.durable import Output
 
 UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
@@ -43,6 +46,7 @@ Embedding = Annotated[
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
 Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]
+Replace = Annotated[bool, typer.Option("--force", help="Replace an earlier file of this command.")]
 OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
 
 Texts = Annotated[
@@ -90,6 +94,14 @@ class LineFiles:
     """The file to write, JSON lines; it appears whole or not at all; unset: stdout."""
     resume: bool = False
     """Continue what was interrupted on its way to OUT."""
+    force: bool = False
+    """Replace an earlier file of this command."""
+
+    def claimed(self, verb: str, model: Path) -> Output | None:
+        """The right to write OUT, decided before the model is opened."""
+        from mlx_transformer.generation.output import claim_lines
+
+        return claim_lines(verb, self.out, self.force, model, self.input)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.generation.steps import banned_ids
-from mlx_transformer.system.durable import replace_folder
+from mlx_transformer.system.durable import Output, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, parse_json, read_object, read_text
 from mlx_transformer.system.manifest import MANIFEST
@@ -172,7 +172,7 @@ def tokenizer_config(
 
 
 def write_folder(
-    out: Path,
+    out: Output,
     model_config: TransformerConfig,
     config: Mapping[str, Any],
     weights: Mapping[str, NDArray],
@@ -186,7 +186,7 @@ def write_folder(
     texts: dict[str, Any] = {CONFIG: config}
     if model_config.has_decoder:
         texts[GENERATION] = generation_config(model_config, settings)
-    with replace_folder(out, "Hugging Face folder") as temporary:
+    with replace_folder(out) as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding)
@@ -201,8 +201,8 @@ def write_folder(
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
-        write_card(temporary, model_config, _form(temporary, model_config), card, out)
-    return out
+        write_card(temporary, model_config, _form(temporary, model_config), card, out.path)
+    return out.path
 
 
 def needed(files: Iterable[str]) -> list[str]:
