@@ -16,6 +16,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from mlx_transformer.core.outputs import check_outside
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.generation.scoring import score
 from mlx_transformer.system.durable import Output, clear_leftovers, write_text
@@ -161,6 +162,7 @@ def _held(out: Path) -> Iterator[None]:
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; --out needs a folder")
+    check_outside(out)
     if not (out / MARKER).exists():
         _check_ours(out, ())
     is_new = not out.exists()

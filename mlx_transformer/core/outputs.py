@@ -71,7 +71,6 @@ def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own:
         _check_unread(out, source, kind)
     if not own:
         check_outside(out)
-    _check_parent(out)
     if _is_free(out):
         return Output(out, kind.name, None if kind.folder else seen(out))
     another = "choose another folder" if kind.folder else "choose another name"
@@ -85,7 +84,8 @@ def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own:
 
 
 def check_outside(out: Path) -> None:
-    """Raise `UserError` if `out` would lie inside a model's or a run's folder."""
+    """Raise `UserError` if `out` would lie inside a model's or a run's folder, or where no file can be made."""
+    _check_parent(out)
     for folder in Path(os.path.realpath(out)).parents:
         if what := kind_of_model(folder):
             raise UserError(f"{out}: would lie inside {folder}, which is {what}; choose a place outside of it")
