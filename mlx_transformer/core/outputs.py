@@ -160,7 +160,7 @@ def _check_parent(out: Path) -> None:
     """Raise `UserError` where no file can be made."""
     parent = next(folder for folder in Path(os.path.realpath(out)).parents if folder.exists())
     if not parent.is_dir():
-        raise UserError(f"{out}: cannot be written ({parent} is a file); choose another name")
+        raise UserError(f"{out}: could not be written ({parent} is a file); choose another name")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"{out}: could not be written ({parent} is read-only); choose another place")
 

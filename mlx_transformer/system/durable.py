@@ -130,8 +130,9 @@ def replace_files(output: Output, *beside: Output) -> Iterator[Path]:
             flush(path)
         others = {each.path.name: each for each in beside}
         with alone(file, output.path):
-            for path in made:
-                check_unchanged(others.get(path.name, output))
+            check_unchanged(output)
+            for path in made[:-1]:
+                check_unchanged(others[path.name])
             if len(made) > 1:  # what stands there must not be read together with the new ones
                 file.unlink(missing_ok=True)
             for path in made[:-1]:

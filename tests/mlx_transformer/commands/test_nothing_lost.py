@@ -20,7 +20,7 @@ from mlx_transformer.convert import import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.system.durable import replace_files, write_text
+from mlx_transformer.system.durable import Output, replace_files, write_text
 from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
@@ -247,7 +247,8 @@ def test_a_file_never_stands_beside_the_data_of_another(tmp_path, monkeypatch):
         rename(old, new)
 
     def write() -> None:
-        with replace_files(file) as temporary:
+        outputs = Output.any(file, "model"), Output.any(data, "data")
+        with replace_files(*outputs) as temporary:
             (temporary / "m.onnx").write_text("new")
             (temporary / "m.onnx_data").write_text("new data")
 
