@@ -59,6 +59,8 @@ def claim_lines(verb: str, out: Target | None, force: bool, *read: Path | None) 
         return out
     output = claim(out, KINDS[verb], force, *read)
     if not output.special:
+        if not (folder := output.place.parent).is_dir():
+            raise UserError(f"{out}: cannot be written (there is no folder {folder}); make it first")
         claim(_partial(output.place), KINDS[verb], True, *read)
     return output
 
@@ -207,8 +209,9 @@ class Partial(Writer):
 
     def _remove_record(self) -> None:
         """Remove what says how far it is, but no file that only has its name."""
-        if self.record.exists() and _is_record(self.record):
-            self.record.unlink()
+        with suppress(UserError):  # it is damaged, or somebody else's
+            if self.record.exists() and _is_record(self.record):
+                self.record.unlink()
 
     def close(self) -> None:
         """Leave what can be continued."""

@@ -118,12 +118,13 @@ def test_what_is_read_is_never_replaced(call, wide, tmp_path):
     assert contents(copy) == before
 
 
-def test_an_export_of_the_same_weights_may_be_made_again(call, others, tmp_path):
+def test_an_export_of_the_same_weights_is_made_again_by_force_alone(call, others, tmp_path):
     out = tmp_path / "out"
-    for extra in ([], ["--precision", "int8"], []):
+    for extra in ([], ["--precision", "int8", "--force"], ["--force"]):
         assert call("export", others / "model", out, *extra)[0] == 0
+    refused(call("export", others / "model", out), f"{out}: holds another ONNX folder", "--force")
     assert OnnxTransformer(out).translate(LINES) == OnnxTransformer(others / "onnx").translate(LINES)
-    for extra in ([], ["--precision", "float16"]):
+    for extra in ([], ["--precision", "float16", "--force"]):
         assert call("export", others / "model", tmp_path / "one.onnx", "--search", *extra)[0] == 0
 
 
@@ -197,7 +198,8 @@ def test_a_gate_that_has_nothing_to_judge_is_said(call, others, tmp_path):
         )
         assert status == 0
         assert said.startswith(f"{text}: nothing to judge on it; judged are float16, ")
-        status, said, _ = call("export", others / "model", tmp_path / "o.onnx", "--search", "--precision", "float16")
+        again = ["--search", "--precision", "float16", "--force"]
+        status, said, _ = call("export", others / "model", tmp_path / "o.onnx", *again)
         assert said.startswith("float16: not judged; --gate-source FILE would")
 
 
@@ -206,11 +208,12 @@ def test_reports_appear_whole_or_not_at_all(call, made, tmp_path, monkeypatch):
     same = tmp_path / "x"
     status, _, said = call(*validate, "--json", same, "--html", tmp_path / "." / "x")
     assert (status, "x: can't be both" in said, said.count("\n")) == (2, True, 1)
-    same.write_text("the last one's")
+    assert call(*validate, "--html", same)[0] == 0
+    before = contents(same)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    status, _, said = call(*validate, "--html", same)
+    status, _, said = call(*validate, "--html", same, "--force")
     assert (status, f"{same}: could not be written" in said) == (2, True)
-    assert contents(same) == {".": b"the last one's"}
+    assert contents(same) == before
     assert os.listdir(tmp_path) == ["x"]
 
 
