@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,12 +62,10 @@ def shipment(folder: str | Path) -> Shipment:
     elif (folder / ADAPTER).is_file() or not (is_huggingface_folder(folder) or holds_marian(folder)):
         folder = resolve(folder)
         open_checkpoint(folder)
-    files = {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    }
-    _check_links(folder)
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*"))}
+    shown = {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
+    _check_links(folder, shown)
+    files = {name.as_posix(): path.stat().st_size for name, path in shown.items() if path.is_file()}
     changed = _changed(folder)
     files |= {name: len(data) for name, data in changed.items()}
     keys = keys_of(read_bytes(folder / CARD).decode(errors="replace")) if CARD in files else {}
@@ -74,19 +73,16 @@ def shipment(folder: str | Path) -> Shipment:
     return Shipment(folder, files, notes, changed)
 
 
-def _check_links(folder: Path) -> None:
-    """Raise `UserError` for links out of the folder: what they lead to is nothing that a command here wrote, and
-    nothing that anybody expects to be sent."""
+def _check_links(folder: Path, files: Mapping[Path, Path]) -> None:
+    """Raise `UserError` for links out of the folder: nobody who sends it expects to send what they lead to."""
     inside = folder.resolve()
     out = [
-        path.relative_to(folder).as_posix()
-        for path in sorted(folder.rglob("*"))
+        name.as_posix()
+        for name, path in files.items()
         if path.is_symlink() and not path.resolve().is_relative_to(inside)
     ]
     if out:
-        raise UserError(
-            f"{folder}: links lead out of it: {first_of(out)}; put copies of what is to be sent in their place"
-        )
+        raise UserError(f"{folder}: links lead out of it: {first_of(out)}; put copies in their place, or remove them")
 
 
 def _changed(folder: Path) -> dict[str, bytes]:
