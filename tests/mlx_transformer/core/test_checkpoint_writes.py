@@ -203,14 +203,19 @@ def test_of_two_who_replace_the_second_is_refused(tmp_path):
     (tmp_path / "place" / "file").write_text("old")
     (tmp_path / "text").write_text("old")
     late, early = (claim(tmp_path / "place", MODEL, force=True) for _ in range(2))
-    with pytest.raises(UserError, match="meanwhile"), replace_folder(late) as folder:
-        (folder / "file").write_text("second")
-        with replaced_elsewhere(), replace_folder(early) as folder:
-            (folder / "file").write_text("first")
-    late, early = (claim(tmp_path / "text", TEXT, force=True) for _ in range(2))
-    durable.write_text(early, "first")
+
+    def second() -> None:
+        with replace_folder(late) as folder:
+            (folder / "file").write_text("second")
+            with replaced_elsewhere(), replace_folder(early) as folder:
+                (folder / "file").write_text("first")
+
     with pytest.raises(UserError, match="meanwhile"):
-        durable.write_text(late, "second")
+        second()
+    text, earlier = (claim(tmp_path / "text", TEXT, force=True) for _ in range(2))
+    durable.write_text(earlier, "first")
+    with pytest.raises(UserError, match="meanwhile"):
+        durable.write_text(text, "second")
     assert {path.read_text() for path in (tmp_path / "place" / "file", tmp_path / "text")} == {"first"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "text"]
 
