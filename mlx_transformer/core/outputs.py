@@ -77,7 +77,7 @@ def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own:
     if not _recognised(out, kind):
         if kind.folder:
             raise UserError(f"{out}: holds files that are no {kind.name}; {another}, or empty this one")
-        raise UserError(f"{out}: is there already, and is no {kind.name}; {another}")
+        raise UserError(f"{out}: holds no {kind.name}, and only an earlier one is ever replaced; {another}")
     if not force:
         raise UserError(f"{out}: holds another {kind.name}; {another}, or --force to replace it")
     return Output.any(out, kind.name) if own else Output(out, kind.name, seen(out))

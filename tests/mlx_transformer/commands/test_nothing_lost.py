@@ -20,6 +20,7 @@ from mlx_transformer.convert import import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.system import durable
 from mlx_transformer.system.durable import Output, replace_files, write_text
 from mlx_transformer.system.errors import UserError
 
@@ -242,12 +243,9 @@ def test_a_file_never_stands_beside_the_data_of_another(tmp_path, monkeypatch):
     file, data = tmp_path / "m.onnx", tmp_path / "m.onnx_data"
     file.write_text("old")
     data.write_text("old data")
-    rename = os.replace
 
-    def killed(old: Path, new: Path) -> None:
-        if new == file:
-            raise KeyboardInterrupt
-        rename(old, new)
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
     def write() -> None:
         outputs = Output.any(file, "model"), Output.any(data, "data")
@@ -255,11 +253,10 @@ def test_a_file_never_stands_beside_the_data_of_another(tmp_path, monkeypatch):
             (temporary / "m.onnx").write_text("new")
             (temporary / "m.onnx_data").write_text("new data")
 
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(durable, "put_file", killed)  # the last of the renames
         write()
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx_data"}
-    monkeypatch.setattr(os, "replace", rename)
     write()
     assert (file.read_text(encoding="utf-8"), data.read_text(encoding="utf-8")) == ("new", "new data")
     assert len(list(tmp_path.iterdir())) == 2

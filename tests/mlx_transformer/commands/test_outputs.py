@@ -124,7 +124,6 @@ REASONS = (
     "is a file",
     "is a folder",
     "holds",
-    "is there already",
     "the teacher",
     "needs a folder",
 )
@@ -226,7 +225,7 @@ def test_a_file_is_replaced_by_force_alone_and_only_one_of_its_kind(call, tree, 
     for other in (b"\x00\x01\x02", b'{"key": 1}', b"<html>mine</html>", b"#!/bin/sh\n", b"PK\x03\x04"):
         out.write_bytes(other)
         for force in ([], ["--force"]):
-            refused(call(*arguments, *force), f"{out}: is there already")
+            refused(call(*arguments, *force), f"{out}: holds no ")
             assert out.read_bytes() == other
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -235,7 +235,7 @@ def test_a_file_named_like_the_partial_one_is_kept(tmp_path):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text(TEXT)
     (tmp_path / "out.partial").write_bytes(b"\0weights")
-    with pytest.raises(UserError, match=r"out\.partial: is there already"):
+    with pytest.raises(UserError, match=r"out\.partial: holds no file of translations"):
         translate_stream(UpperCase(), source, target)
     os.replace(source, tmp_path / "out.partial")
     with pytest.raises(UserError, match=r"out\.partial: is read as well"):
