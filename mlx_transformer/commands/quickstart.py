@@ -78,7 +78,8 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
         parts = {"train": getattr(data.train, "text", None), "valid": data.valid, "held_out": data.held_out}
         for name, part in parts.items():
             assert isinstance(part, ParallelText)
-            part.write(*(Output.any(out / "data" / f"{name}.{code}", "text") for code in ("en", "de")))
+            files = [Output.any(out / "data" / f"{name}.{code}", "text") for code in ("en", "de")]
+            part.write(files[0], files[1])
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
     with _stage("train", seconds):
         trainer = Trainer(recipe, out, resume, data=data)

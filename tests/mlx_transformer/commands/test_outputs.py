@@ -18,7 +18,7 @@ import pytest
 from command_line import both_models, caller, refused
 
 from export import export_onnx, export_search
-from mlx_transformer import export, load, open_model
+from mlx_transformer import OnnxTransformer, export, load
 from mlx_transformer.commands.app import ALL, command_of
 from mlx_transformer.commands.settings import with_settings
 from mlx_transformer.convert import import_huggingface, to_huggingface
@@ -159,19 +159,20 @@ def test_nothing_is_lost(call, tree, command, output):
 
 def python_writers(made: Path, tree: Path) -> dict[str, Callable[..., Any]]:
     """Functions that write, each with everything but its output and `force`."""
-    model, opened = load(made / "model")[0], open_checkpoint(made / "model")
+    (model, tokenizer), opened = load(made / "model"), open_checkpoint(made / "model")
+    assert tokenizer is not None
     pairs, vectors = ParallelText(["one"], ["two"]), dict(opened.tensors())
     return {
         "export": lambda out, **force: export(made / "model", out, **force),
         "export_onnx": lambda out, **force: export_onnx(made / "model", out, **force),
         "export_search.onnx": lambda out, **force: export_search(made / "model", out, **force),
         "save": lambda out, **force: model.save(out, **force),
-        "onnx_save": lambda out, **force: open_model(made / "onnx").save(out, **force),
+        "onnx_save": lambda out, **force: OnnxTransformer(made / "onnx").save(out, **force),
         "save_checkpoint": lambda out, **force: save_checkpoint(out, opened.config, vectors, **force),
         "to_huggingface": lambda out, **force: to_huggingface(made / "model", out, **force),
         "import_huggingface": lambda out, **force: import_huggingface(tree / "published", out, **force),
         "translate_stream": lambda out, **force: translate_stream(model, None, out, text=["one"], **force),
-        "tokenizer.json": lambda out, **force: model.tokenizer.save(out, **force),
+        "tokenizer.json": lambda out, **force: tokenizer.save(out, **force),
         "text": lambda out, **force: pairs.write(out, out.with_name("target"), **force),
     }
 
