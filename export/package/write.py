@@ -182,4 +182,3 @@ def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]
                 use_packed_operators(model, plan.checkpoint, plan.activations)
             unpack_on_load(model, plan.checkpoint)
     return by_owner
-
