@@ -231,6 +231,8 @@ class ValidateSettings(JudgeSettings):
     """Write the report to this file as JSON."""
     html: Path | str | None = None
     """Write the report to this file as a page."""
+    force: bool = False
+    """Replace an earlier report."""
     verify: bool = field(default=True, metadata=ADVANCED)
     """Compare the files with the digests in their manifest."""
 

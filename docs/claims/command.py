@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.system.durable import check_free, replace_folder, write_text
+from mlx_transformer.core.outputs import Kind, claim, page_kind
+from mlx_transformer.system.durable import Output, replace_folder, write_text
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_text
 from mlx_transformer.system.process import printable
 
 from . import page
@@ -39,20 +39,20 @@ def claims(
     figures without matplotlib, and for anything in the way of what is written.
     """
     wanted = chosen(rows)
-    if out is not None:
-        _check_page(Path(out), force)
-    if figures is not None:
-        check_free(Path(figures), "folder of figures", _ours, force)
-    if out is None and figures is None:
+    read = None if model is None else Path(model)
+    page_output = None if out is None else claim(out, page_kind("claims"), force, read)
+    pictures = Kind("folder of figures", _ours, folder=True)
+    folder = None if figures is None else claim(figures, pictures, force, read)
+    if page_output is None and folder is None:
         for row, _, text, _ in _computed(wanted, model, sentences, drawn=False):
             print(printable(text), end="\n\n" if row is not wanted[-1] else "\n", flush=True)
         return
     with style():
-        _write(wanted, model, sentences, out, figures)
+        _write(wanted, model, sentences, page_output, folder)
 
 
 def _write(
-    wanted: list[Row], model: str | None, sentences: Sequence[str], out: str | None, figures: str | None
+    wanted: list[Row], model: str | None, sentences: Sequence[str], out: Output | None, figures: Output | None
 ) -> None:
     """Both are computed first, so that nothing is written where something fails."""
     articles, files = [], {}
@@ -63,12 +63,12 @@ def _write(
             name = f"{row.number:02}-{row.picture.replace('_', '-')}"
             files[f"{name}.png"], files[f"{name}.svg"] = png(drawing), svg(drawing).encode()
     if out is not None:
-        write_text(Path(out), page.page(articles, wanted))
+        write_text(out, page.page(articles, wanted))
         print(f"{out}: {len(wanted)} row{'' if len(wanted) == 1 else 's'}")
     if figures is not None:
         if not files:
             raise UserError(f"{figures}: none of these rows has a figure; choose others")
-        with replace_folder(Path(figures), "folder of figures") as folder:
+        with replace_folder(figures) as folder:
             for name, data in files.items():
                 (folder / name).write_bytes(data)
         print(f"{figures}: {len(files)} files")
@@ -113,18 +113,6 @@ def _trained(wanted: list[Row], model: str | None, sentences: Sequence[str]) -> 
     if model is None and not Path(QUICKSTART, "model").is_dir():
         return None, f"needs a trained model: make quickstart, or --model RUN (there is no {QUICKSTART}/ here)"
     return open_trained(Path(model or QUICKSTART), sentences), ""
-
-
-def _check_page(out: Path, force: bool) -> None:
-    """`UserError` unless the page may be written there."""
-    if out.is_dir():
-        raise UserError(f"{out}: is a folder; --out needs the name of a page")
-    if not out.is_file():
-        return
-    if page.GENERATOR not in read_text(out)[:1000]:
-        raise UserError(f"{out}: is no page of claims; choose another name")
-    if not force:
-        raise UserError(f"{out}: holds another page; choose another name, or --force to replace it")
 
 
 def _ours(folder: Path) -> bool:

@@ -10,7 +10,6 @@ from mlx_transformer import page as kit
 from .formula import as_html
 from .row import Row, dotted, shown
 
-GENERATOR = '<meta name="generator" content="mlx-transformer claims">'
 """By which an earlier page is known."""
 TITLE = "What is claimed of the Transformer"
 
@@ -23,7 +22,7 @@ def page(articles: Sequence[str], rows: Sequence[Row]) -> str:
     nav = f'<nav aria-label="rows">{links}</nav>' if len(rows) > 1 else ""
     said = "Each claim with its formula and the numbers that the tests assert, computed when this page was made by the"
     body = f'<h1>{TITLE}</h1><p class="soft">{said} code that is named.</p>{nav}{"".join(articles)}'
-    return kit.page(TITLE, body, kit.neighbour_texts(__file__, "page.css"), head=GENERATOR)
+    return kit.page("claims", TITLE, body, kit.neighbour_texts(__file__, "page.css"))
 
 
 def article(row: Row, found: Values | None, figure: str, reason: str = "") -> str:

@@ -152,9 +152,7 @@ def learned() -> Found:
         "rows read": ids.shape[1],
         "of these with a gradient": how_many(reached[:16]),
         "of the others": how_many(reached[16:]),
-        "parameters of sinusoids": len(
-            named_parameters(Positions(replace(config, positions="sinusoidal"), "encoder"))
-        ),
+        "parameters of sinusoids": len(named_parameters(Positions(replace(config, positions="sinusoidal"), "encoder"))),
         "a position past the table is refused": _refused(lambda: model.encode([[3] * 25])),
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from export.settings import ExplainSettings
+from mlx_transformer.core.outputs import claim, page_kind
 from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import (
@@ -31,9 +32,6 @@ from .payload import ROOM, walked
 from .sentence import CONTINUATION, read_sentence
 from .shipped import shipped
 from .trace import trace
-
-MARK = '<script type="application/json" id="walk-data">'
-"""Only pages of ours hold it: another file is not replaced."""
 
 
 def explain(
@@ -62,11 +60,12 @@ def explain(
         runtime = f"onnxruntime:cpu:all:{s.precision}"
     if s.translation is not None and chosen.get("beam", 1) > 1:
         raise UserError("--beam and --translation exclude each other: a given translation is not searched for")
-    check_page(out, s.force)
+    read = [Path(place) for place in (model, s.beside) if place is not None]
+    page_output = claim(out, page_kind("explain"), s.force, *read)
     if figures is not None:
-        from .figures import check_figures
+        from .figures import claim_figures
 
-        check_figures(figures, s.force)
+        figures = claim_figures(figures, s.force, *read)
     with ExitStack() as stack:
         watch = stack.enter_context(quiet_progress("explain"))
         watch(0.0, "reading the model")
@@ -93,8 +92,8 @@ def explain(
         watch(0.8, "writing")
         data = content(models, sentence, traces, min(s.top_k, config.vocab_size))
         room = ROOM - len(json.dumps(data, ensure_ascii=False))
-        text = page([walked(models[0], sentence, room)], data, links=links_from(out.parent))
-        write_text(out, text)
+        text = page([walked(models[0], sentence, room)], data, links=links_from(page_output.path.parent))
+        write_text(page_output, text)
         written = [f"{out}: {len(text.encode()) / 1e6:.2f} MB"]
         if figures is not None:
             from .figures import write_figures
@@ -106,19 +105,7 @@ def explain(
 def _explain_shipped(s: ExplainSettings, options: Mapping[str, Any]) -> str:
     if options or replace(s, out=Path("explain.html"), force=False) != ExplainSettings():
         raise UserError("explain without MODEL takes --out and --force alone: name a model and a sentence for the rest")
-    check_page(s.out, s.force)
-    text = page(shipped(), links=links_from(s.out.parent))
-    write_text(s.out, text)
+    output = claim(s.out, page_kind("explain"), s.force)
+    text = page(shipped(), links=links_from(output.path.parent))
+    write_text(output, text)
     return f"{s.out}: {len(text.encode()) / 1e6:.2f} MB"
-
-
-def check_page(out: Path, force: bool) -> None:
-    """Raise `UserError` unless a page may be written there: what exists is an earlier one, and `force` replaces it."""
-    if out.is_dir():
-        raise UserError(f"{out}: is a folder; --out needs the name of a page")
-    if not out.is_file():
-        return
-    if MARK.encode() not in out.read_bytes():
-        raise UserError(f"{out}: is no page of explain; choose another name")
-    if not force:
-        raise UserError(f"{out}: holds another page; choose another name, or --force to replace it")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.core.outputs import Kind, claim
+from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 
@@ -33,12 +34,11 @@ Draw = Callable[[], Any]
 """Makes a matplotlib Figure."""
 
 
-def check_figures(folder: Path, force: bool) -> None:
-    """Raise `UserError` unless matplotlib is there, and figures may be written into `folder`: it is new or empty, or
-    holds earlier ones, which `force` replaces."""
+def claim_figures(folder: Target, force: bool, *read: Path) -> Output:
+    """Return the right to write figures into `folder`; `UserError` as of `claim`, and without matplotlib."""
     if find_spec("matplotlib") is None:
         raise UserError(f"--figures needs matplotlib, which is not installed: {needs('plots')}")
-    check_free(folder, "set of figures", _holds_figures, force)
+    return claim(folder, Kind("set of figures", _holds_figures, folder=True), force, *read)
 
 
 def _holds_figures(folder: Path) -> bool:
@@ -47,7 +47,7 @@ def _holds_figures(folder: Path) -> bool:
     return all(name.startswith(known) and name.rpartition(".")[2] in FORMATS for name in names)
 
 
-def write_figures(folder: Path, sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
+def write_figures(folder: Output, sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
     """Write all figures, NAME.png and NAME.svg each, and return how many there are.
 
     data: what the page shows. If there are two models, the first is drawn, and the difference of the heads.
@@ -55,7 +55,7 @@ def write_figures(folder: Path, sentence: ExplainedSentence, traces: Sequence[Tr
     import matplotlib
 
     figures = dict(_figures(sentence, traces, data))
-    with replace_folder(folder, "figures") as place, matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with replace_folder(folder) as place, matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks: a box is drawn
         for name, draw in figures.items():
             figure = draw()

@@ -45,7 +45,7 @@ def page(
         script += f"(() => {{{compact(drawn)}{joined(HERE / 'following.js')}}})();"
         title = f"explain: {data['text']}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
-    return kit.page(title, body, compact_style(css), script, head)
+    return kit.page("explain", title, body, compact_style(css), script, head)
 
 
 def words() -> dict[str, Any]:

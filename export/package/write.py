@@ -35,16 +35,16 @@ from export.precision.passes import lower
 from export.precision.table import PRECISIONS
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
-from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.core.checkpoint import resolve
+from mlx_transformer.core.outputs import ONNX_FOLDER, claim
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
-from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
 from mlx_transformer.system.lazy import naming_extra, renamed
 from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.watch import Progress, no_progress
 
-from .around import files_around, graphs_of, source_of
+from .around import files_around, graphs_of
 from .fixed_scales import settled
 from .layers import Layers, measured
 from .plan import Plan
@@ -63,7 +63,7 @@ GRAPHS = "onnx"
 @renamed(told="log")
 def export_onnx(
     checkpoint: str | Path,
-    out: str | Path,
+    out: Target,
     settings: ExportSettings = ExportSettings(),
     *,
     external_threshold: int = 1024,
@@ -74,11 +74,11 @@ def export_onnx(
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
     `settings`, and by their names in `changes` those that differ (`export.settings.ExportSettings` says what each is):
-    export_onnx(checkpoint, out, target="cpu", precision=["float32", "int8"]). `out` is new, or replaced if it is empty
-    or an earlier export of the same weights, with `force` one of others; it appears only when it is complete. Tensors
-    of more than `external_threshold` bytes are stored in data files beside the graphs. With `attention` the decoders
-    also return `cross_attention`, the mean of that layer's heads; with `inputs_embeds` the encoder reads vectors of
-    that name, (B, S, D). Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
+    export_onnx(checkpoint, out, target="cpu", precision=["float32", "int8"]). `out` is new or empty, or with `force` an
+    earlier export that is replaced; it appears only when it is complete. Tensors of more than `external_threshold`
+    bytes are stored in data files beside the graphs. With `attention` the decoders also return `cross_attention`, the
+    mean of that layer's heads; with `inputs_embeds` the encoder reads vectors of that name, (B, S, D). Raises
+    `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
 
     int8 has the fixed scales of `fixed_scales.py`, or a scale a token: see `int8_scales` and `calibrate`. Which of an
     encoder's layers stay float32, by name or by `layers.py`'s measurement on `gate_source`, is said by
@@ -90,12 +90,12 @@ def export_onnx(
     called with a line on each of them, `watch` with the share of this that is done and the precision.
     """
     settings = replace(settings, **changes)
-    plan = Plan.of(checkpoint, settings)
-    opened, out = plan.checkpoint, Path(out)
-    if out.suffix == ".onnx" and not out.is_dir():
+    if not isinstance(out, Output) and Path(out).suffix == ".onnx" and not Path(out).is_dir():
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
-    replaces = settings.force or _source(out) == source_of(opened)
-    check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), replaces, opened.folder)
+    output = claim(out, ONNX_FOLDER, settings.force, resolve(checkpoint), *texts_of(settings))
+    out = output.path
+    plan = Plan.of(checkpoint, settings)
+    opened = plan.checkpoint
     plan.say_what_is_widened(log)
     if (written := plan.written) is not plan.target:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
@@ -109,7 +109,7 @@ def export_onnx(
     )
     plan = settled(plan, settings, write_package, log, watch)
     plan, layers = measured(plan, settings.least_neighbours, text, log, watch)
-    with replace_folder(out, "ONNX folder") as folder:
+    with replace_folder(output) as folder:
         write_package(plan, folder, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
@@ -129,6 +129,12 @@ def export_onnx(
         write_card(folder, plan.config, form, carried(opened.folder, "float32" in plan.precisions), out)
         write_manifest(folder)
     return out
+
+
+def texts_of(settings: ExportSettings) -> list[Path]:
+    """The files that an export reads beside the checkpoint."""
+    files = (settings.calibrate, settings.gate_source, settings.gate_reference, settings.shortlist)
+    return [Path(file) for file in files if file is not None]
 
 
 def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
@@ -181,11 +187,3 @@ def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]
                 use_packed_operators(model, plan.checkpoint, plan.activations)
             unpack_on_load(model, plan.checkpoint)
     return by_owner
-
-
-def _source(out: Path) -> dict[str, dict[str, str]] | None:
-    """Return the digests of the weights that an earlier export was made from."""
-    try:
-        return read_json(out / ONNX_CONFIG)["source"]
-    except (UserError, LookupError, TypeError):
-        return None

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from export.interface import (
     DECODER_COREML,
@@ -48,6 +48,9 @@ from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file, verify_files
+
+if TYPE_CHECKING:
+    from mlx_transformer.system.durable import Target
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""
@@ -216,17 +219,18 @@ def verify_export(path: Path) -> None:
             verify_files(path / "onnx")
 
 
-def copy_export(path: Path, out: Path) -> Path:
-    """Copy a folder, whole or not at all, in the place of an earlier one of its kind."""
+def copy_export(path: Path, out: Target, force: bool = False) -> Path:
+    """Copy a folder, whole or not at all, with `force` in the place of an earlier one of its kind."""
     import shutil  # few need it: the rest runs without
 
-    from mlx_transformer.system.durable import check_free, replace_folder
+    from mlx_transformer.core.outputs import ONNX_FOLDER, claim
+    from mlx_transformer.system.durable import replace_folder
 
+    output = claim(out, ONNX_FOLDER, force, path)
     verify_export(path)
-    check_free(out, "ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), True, path)
-    with replace_folder(out, "ONNX folder") as temporary:
+    with replace_folder(output) as temporary:
         shutil.copytree(path, temporary, dirs_exist_ok=True)
-    return out
+    return output.path
 
 
 def precisions(path: str | Path) -> list[str]:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.embed import Embedder, GraphVectors
     from mlx_transformer.generation.translate import Translator
+    from mlx_transformer.system.durable import Target
 
 
 NO_ATTENTION = "returns no attention: export it with --attention"
@@ -104,10 +105,10 @@ class OnnxTransformer(TextVerbs):
         count = parameter_count(self.config)
         return table(f"OnnxTransformer: {count:,} parameters", {**facts, **self.config.summary()}.items())
 
-    def save(self, folder: str | Path) -> Path:
-        """Copy the model's folder, compared with its manifests, and return the copy's path. An earlier ONNX folder of
-        that name is replaced once the new one is complete. `UserError` for a folder that holds something else."""
-        return copy_export(self.folder.path, Path(folder))
+    def save(self, folder: Target, force: bool = False) -> Path:
+        """Copy the model's folder, compared with its manifests, and return the copy's path. `force`: replace an earlier
+        ONNX folder of that name, once the new one is complete. `UserError` for a folder that holds something else."""
+        return copy_export(self.folder.path, folder, force)
 
     @property
     def depends_on_batch(self) -> bool:

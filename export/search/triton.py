@@ -11,16 +11,19 @@ So Triton searches as the file does when it is told nothing, which is as the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from export.graph.protos import read_model
+from export.package.write import texts_of
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
-from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.core.checkpoint import open_checkpoint, resolve
+from mlx_transformer.core.outputs import Kind, claim
+from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.watch import Progress, no_progress
 
@@ -44,7 +47,7 @@ curl localhost:8000/v2/models/{name}
 @renamed(told="log")
 def export_triton(
     checkpoint: str | Path,
-    out: str | Path,
+    out: Target,
     settings: ExportSettings = ExportSettings(),
     *,
     text: bool = False,
@@ -58,10 +61,11 @@ def export_triton(
     whose library Triton has to find as libortextensions.so. `out` is new or empty, or with `force` such a folder that
     is replaced.
     """
-    out, opened = Path(out), open_checkpoint(checkpoint)
-    check_free(out, "Triton model", _holds_triton, changes.get("force", settings.force), opened.folder)
-    with replace_folder(out, "Triton model") as folder:
-        file = export_search(checkpoint, folder / VERSION / FILE, settings, text=text, log=log, watch=watch, **changes)
+    settings = replace(settings, **changes)
+    output = claim(out, TRITON, settings.force, resolve(checkpoint), *texts_of(settings))
+    out, opened = output.path, open_checkpoint(checkpoint)
+    with replace_folder(output) as folder:
+        file = export_search(checkpoint, folder / VERSION / FILE, settings, text=text, log=log, watch=watch)
         (folder / CONFIG).write_bytes(config_of(read_model(file).graph))
         form = Form("triton", ("onnxruntime", "triton", "transformer"), USE.format(name=out.name))
         write_card(folder, opened.config, form, carried(opened.folder, results=True), out)
@@ -70,6 +74,9 @@ def export_triton(
 
 def _holds_triton(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / VERSION / FILE).is_file()
+
+
+TRITON = Kind("Triton model", _holds_triton, folder=True)
 
 
 def config_of(graph: onnx.GraphProto) -> bytes:

@@ -21,7 +21,7 @@ from export.package.fixed_scales import settled
 from export.package.plan import Plan
 from export.package.quality import gate_text
 from export.package.weights import fill, nbytes
-from export.package.write import write_package
+from export.package.write import texts_of, write_package
 from export.precision.int8 import BY_ROW
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
@@ -29,12 +29,14 @@ from export.precision.passes import lower
 from export.precision.table import PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
+from mlx_transformer.core.checkpoint import resolve
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
+from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import Settings
-from mlx_transformer.system.durable import replace_files
+from mlx_transformer.system.durable import Output, Target, replace_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.watch import Progress, no_progress
@@ -43,7 +45,7 @@ from .graph import search_model
 from .metadata import SOURCE
 from .pieces import has_pieces
 from .placement import move_inside
-from .record import record, settings_beside, source_of
+from .record import record, settings_beside
 from .steps import STEPS
 from .vectors import vector_model
 from .vocabulary import ALL_LOGITS
@@ -60,7 +62,7 @@ EXTERNAL_THRESHOLD = 1024
 @renamed(told="log")
 def export_search(
     checkpoint: str | Path,
-    out: str | Path,
+    out: Target,
     settings: ExportSettings = ExportSettings(),
     *,
     text: bool = False,
@@ -76,28 +78,31 @@ def export_search(
     shape, vectors. target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster
     there. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
     attention: of each token of the hypotheses returned; not with text, whose tokens nobody sees. external: weights in a
-    second file, OUT_data; always so for weights of more than 2 GB. A file made of the same weights is replaced when the
-    new one is complete, any other only with `force`. Lower precisions are judged as by `export_onnx`, on a package of
+    second file, OUT_data; always so for weights of more than 2 GB. With `force` an earlier such file is replaced, once
+    the new one is complete. Lower precisions are judged as by `export_onnx`, on a package of
     the same, and `accept_loss` is as there. Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint,
     a full disk, too much lost).
     """
-    settings, out = replace(settings, **changes), Path(out)
-    _check_one_file(settings, out)
+    settings = replace(settings, **changes)
+    _check_one_file(settings, Path(out))
+    read = resolve(checkpoint), *texts_of(settings)
+    output = claim(out, SEARCH_FILE, settings.force, *read)
+    out = output.path
+    beside = [_claim_beside(output, f"{out.name}_data", settings.force, *read)]
     plan = Plan.of(checkpoint, settings)
     opened = plan.checkpoint
     plan.say_what_is_widened(log)
-    if out.exists() and not settings.force and _source(out) != source_of(opened):
-        raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text:
         _check_text(plan, out)
+    generation, named = settings_beside(plan, out.stem, text)
+    beside += [_claim_beside(output, name, settings.force, *read) for name in named]
     if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, log) is None:
         plan = settled(plan, settings, write_package, log, watch)
     else:
         plan = replace(plan, int8_scales=_judged_scales(checkpoint, plan.config, out, settings, log, watch))
-    generation, named = settings_beside(plan, out.stem, text)
     model = one_file_graph(plan, generation, text)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
-    with replace_files(out) as temporary:
+    with replace_files(output, *beside) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
         fill([model], opened, data, EXTERNAL_THRESHOLD)
         place_constants(model)
@@ -171,12 +176,18 @@ def _check_text(plan: Plan, out: Path) -> None:
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --attention")
 
 
-def _source(file: Path) -> str | None:
-    """Return the digest of the weights that a file of this project was made from."""
-    try:
-        return metadata_of(read_model(file)).get(SOURCE)
-    except UserError:
-        return None
+def _holds_search(file: Path) -> bool:
+    """Return whether a file is a model with the search inside, written by this project."""
+    return SOURCE in metadata_of(read_model(file))
+
+
+SEARCH_FILE = Kind("model", _holds_search)
+
+
+def _claim_beside(output: Output, name: str, force: bool, *read: Path) -> Output:
+    """Return the right to write a file that belongs to the model: that of an earlier one goes with it."""
+    kind = Kind(f"file beside {output.path.name}", lambda _: not output.place.exists() or output.before is not None)
+    return claim(output.path.with_name(name), kind, force, *read)
 
 
 def _judged_scales(

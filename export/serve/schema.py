@@ -132,7 +132,7 @@ def docs_page(description: dict[str, Any]) -> str:
                 gives = operation["responses"]["200"]["description"]
                 parts.append(card(f"<pre>{escape(command)}\n{escape(gives)}</pre>"))
                 parts += [card(_table(form)) for form in content["schema"].get("oneOf", [content["schema"]])]
-    return page("mlx-transformer", "".join(parts))
+    return page("serve", "mlx-transformer", "".join(parts))
 
 
 def _table(form: dict[str, Any]) -> str:

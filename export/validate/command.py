@@ -16,6 +16,7 @@ from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.terminal import Console
 
 from .compare import compare
+from .report import claim_reports
 from .report.card import note_in_cards
 
 
@@ -50,14 +51,15 @@ def validate_command(
         json, html = chosen.json, chosen.html
         if json is not None and html is not None and os.path.realpath(json) == os.path.realpath(html):
             raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
+        first, second = claim_reports(json, html, chosen.force, Path(checkpoint), Path(onnx))
         if chosen.verify:
             verify_export(Path(onnx))
         with quiet_progress("validate") as watch:
             report = compare(checkpoint, onnx, runtime_names(chosen.runtimes), chosen.seed, chosen, watch=watch)
-        if json is not None:
-            report.write(json)
-        if html is not None:
-            report.write_html(html)
+        if first is not None:
+            report.write(first)
+        if second is not None:
+            report.write_html(second)
         try:
             note_in_cards(report)
         except UserError as error:  # a folder that may only be read is as equal as another

@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlx_transformer.system.durable import replace_folder
+from mlx_transformer.system.durable import Output, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import default_folder, read_json
 
@@ -128,7 +128,7 @@ def _install(folder: Path) -> None:
             problem = f"what it installed lacks {WASM[0]}"
         if problem:
             raise UserError(f"npm could not install {PACKAGE} ({problem}); or name a node_modules by --assets")
-        with replace_folder(folder, PACKAGE, made_by_any=True) as place:
+        with replace_folder(Output.any(folder, PACKAGE)) as place:
             (place / "dist").mkdir()
             for name in KEPT:
                 shutil.copyfile(installed / name, place / name)
@@ -150,7 +150,7 @@ def _unpack(file: bytes, where: str, folder: Path) -> None:
     if base64.b64encode(hashlib.new(algorithm, file).digest()).decode() != digest:
         needed = f"the file of {PACKAGE} {pinned_version()}"
         raise UserError(f"{where}: isn't {needed} (its {algorithm} differs); fetch it again")
-    with tarfile.open(fileobj=io.BytesIO(file)) as archive, replace_folder(folder, PACKAGE, made_by_any=True) as place:
+    with tarfile.open(fileobj=io.BytesIO(file)) as archive, replace_folder(Output.any(folder, PACKAGE)) as place:
         (place / "dist").mkdir()
         for name in KEPT:
             member = archive.extractfile(f"package/{name}")

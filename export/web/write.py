@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from export.settings import WebSettings
+from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.shortlist import open_shortlist, shares_ids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.settings import NO_SHORTLIST, named_files
-from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.manifest import sha256
@@ -23,6 +24,7 @@ from .assets import WASM, WEBGPU, find_package, version_of
 from .models import Graph, SiteModel, facts_of, read_models
 from .site import FORMAT, SERVICE_WORKER, SITE, is_site
 
+SITE_FOLDER = Kind("site", is_site, folder=True)
 DIGITS = 16
 """Digits of a digest in the address of a file: enough that no cache confuses two."""
 LARGE = ("models/", "ort/")
@@ -45,7 +47,7 @@ class Inside:
 @renamed(told="log")
 def write_site(
     models: str | Path | Sequence[str | Path],
-    out: str | Path,
+    out: Target,
     settings: WebSettings = WebSettings(),
     *,
     log: Callable[[str], None] = lambda _: None,
@@ -60,12 +62,12 @@ def write_site(
     makes the page that looks into the graphs, of the models and the heading: `export.explain.inside.inside`.
     `UserError` for what a page can't run, for files in the way and a full disk.
     """
-    settings, out = replace(settings, **changes), Path(out)
+    settings = replace(settings, **changes)
     paths = [Path(models)] if isinstance(models, str | Path) else [Path(path) for path in models]
     if not paths:
         raise UserError("a site needs a model: an exported folder, or one file with the search")
-    for path in paths:
-        check_free(out, "site", is_site, settings.force, path if path.is_dir() else path.parent)
+    listed_file = None if settings.shortlist is None else Path(settings.shortlist)
+    output = claim(out, SITE_FOLDER, settings.force, *paths, listed_file)
     site_models = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(site_models)
     listed = _shortlist(site_models[0], settings.shortlist)
@@ -73,7 +75,7 @@ def write_site(
     looked = None if inside is None else inside(site_models, heading)
     package = find_package(None if settings.assets is None else Path(settings.assets), log)
     webgpu = any(model.webgpu for model in site_models)
-    with replace_folder(out, "site") as folder:
+    with replace_folder(output) as folder:
         _copy_page(folder)
         (folder / "ort").mkdir()
         for name in WASM + (WEBGPU if webgpu else ()):
@@ -98,7 +100,7 @@ def write_site(
         }
         _write_json(folder / SITE, facts)
         _write_service_worker(folder, [*facts["files"], SITE])
-    return out
+    return output.path
 
 
 def _check_alike(models: Sequence[SiteModel]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -14,6 +14,9 @@ from mlx_transformer.system.files import check_text
 
 from .parameters import Argument, Option
 from .settings import Checkpoint, Folder, Force, OutArgument, Reference
+
+if TYPE_CHECKING:
+    from mlx_transformer.system.durable import Output
 
 
 def import_command(
@@ -125,17 +128,25 @@ def shortlist(
     force: Force = False,
 ) -> None:
     """Count which tokens a model aligns with each source token, for translate --shortlist: fewer to choose among."""
+    from mlx_transformer.core.outputs import claim
+    from mlx_transformer.generation.shortlists import SHORTLIST_FILE
+
+    output = claim(out, SHORTLIST_FILE, force, model, source, reference)
+    write_shortlist(model, output, source=source, reference=reference, first=first, best=best, verify=verify)
+
+
+def write_shortlist(
+    model: Path, out: Output, *, source: Path, reference: Path, first: int, best: int = 50, verify: bool = True
+) -> None:
+    """Count, write the shortlist, and say what is in it."""
     from export.explain.opening import cross_weights, open_model
     from mlx_transformer.core.shortlist import shortlist_bytes
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.shortlists import built_shortlist
-    from mlx_transformer.system.durable import check_unread, replace_files
+    from mlx_transformer.system.durable import write_bytes
     from mlx_transformer.system.progress import quiet_progress
 
     text = read_parallel(source, reference)
-    check_unread(out, source, reference)
-    if out.exists() and not force:
-        raise UserError(f"{out}: is there already; choose another name, or --force to replace it")
     opened = open_model(model, verify=verify)
     weights = cross_weights(model, verify=False)
     with quiet_progress("shortlist") as report:
@@ -145,8 +156,7 @@ def shortlist(
             best=best,
             done=lambda share: report(share, f"{round(share * len(text)):,} of {len(text):,} pairs"),
         )
-    with replace_files(out) as temporary:
-        (temporary / out.name).write_bytes(shortlist_bytes(built))
+    write_bytes(out, shortlist_bytes(built))
     kinds = int((built.offsets[1:] > built.offsets[:-1]).sum())
     left_out = f"; {skipped:,} pairs longer than the model takes left out" if skipped else ""
     print(

@@ -23,7 +23,7 @@ from click.exceptions import Exit
 
 from mlx_transformer.system.errors import UserError
 
-from .converting import shortlist
+from .converting import write_shortlist
 from .parameters import Option
 from .settings import Model
 
@@ -80,12 +80,13 @@ def distil(
     }
     data = {name: None if path is None else str(path) for name, path in text.items()}
     recipe = load_recipe(s.recipe, {"data": data, "training": {"epochs": s.epochs, "minutes": s.minutes}})
+    begun = _check_out(out, teacher, recipe)
     _check_student(recipe, s.recipe)
     for _ in line_blocks(source):  # translating would replace bytes that are no text, and training refuse them
         pass
     if s.valid_source is not None and s.valid_target is not None:
         read_parallel(s.valid_source, s.valid_target)  # what is wrong with them is said before hours go into it
-    _begin(out, {"teacher": fingerprint(teacher), "source": sha256(source), "beam": s.beam})
+    _begin(out, begun, {"teacher": fingerprint(teacher), "source": sha256(source), "beam": s.beam})
     _translate(teacher, source, out / TRANSLATIONS, s)
     _train(recipe, out)
     _write(out, source)
@@ -104,25 +105,47 @@ def _check_student(recipe: Recipe, name: str) -> None:
     check_network(replace(recipe.config(size), **ids), (size - 1, size - 1), Path(name))
 
 
-def _begin(out: Path, facts: Mapping[str, Any]) -> None:
+def _check_out(out: Path, teacher: Path, recipe: Recipe) -> bool:
+    """Return whether the folder holds what the command has begun; `UserError` where it may not be written."""
+    from mlx_transformer.core.outputs import check_outside, is_within
+    from mlx_transformer.training.run_folder import RECORD as RUN
+    from mlx_transformer.training.run_folder import check_folder
+    from mlx_transformer.training.setup import check_apart
+
+    if is_within(out, teacher) or any(is_within(teacher, out / part) for part in ("model", MARIAN)):
+        inside = "is" if out.exists() and out.samefile(teacher) else "holds, or lies in,"
+        raise UserError(f"{out}: {inside} the teacher, whose files would be lost; choose another --out")
+    check_outside(out)
+    check_apart(recipe, out)
+    if out.is_dir() and (out / RECORD).is_file():
+        return True
+    if (out / RUN).exists():
+        raise UserError(f"{out}: holds a run that distil did not begin; choose another --out")
+    check_folder(out, resume=False)
+    if there := [name for name in (TRANSLATIONS, SHORTLIST, MARIAN) if (out / name).exists()]:
+        raise UserError(f"{out}: holds {there[0]} of something else; choose another --out")
+    return False
+
+
+def _begin(out: Path, begun: bool, facts: Mapping[str, Any]) -> None:
     """Write down what the folder is made of; `UserError` if it was begun with something else."""
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.files import read_json
 
-    if (file := out / RECORD).is_file():
+    file = out / RECORD
+    if begun:
         begun = read_json(file)
         before = begun if isinstance(begun, dict) else {}
         if changed := [name for name, value in facts.items() if before.get(name) != value]:
             raise UserError(f"{out}: was begun with another {' and '.join(changed)}; choose another --out")
         return
-    if (out / TRANSLATIONS).exists():
-        raise UserError(f"{out}: holds {TRANSLATIONS} of something else; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
 
 
 def _translate(teacher: Path, source: Path, out: Path, settings: DistilSettings) -> None:
     from mlx_transformer.generation.files import translate_stream
+    from mlx_transformer.system.durable import Output
     from mlx_transformer.system.machine import versions
 
     from .models import open_model
@@ -130,7 +153,8 @@ def _translate(teacher: Path, source: Path, out: Path, settings: DistilSettings)
     if out.is_file():
         return
     model = open_model(teacher, threads=settings.threads)
-    translate_stream(model, source, out, overlong="skip", resume=True, beam=settings.beam, model_facts=versions)
+    output = Output.any(out, "file of translations")
+    translate_stream(model, source, output, overlong="skip", resume=True, beam=settings.beam, model_facts=versions)
     print(f"{out}: the teacher's translations")
 
 
@@ -151,9 +175,11 @@ def _write(out: Path, source: Path) -> None:
     from export import marian_scales
     from mlx_transformer.convert import to_marian
     from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest
+    from mlx_transformer.core.outputs import claim
     from mlx_transformer.core.shortlist import read_shortlist
     from mlx_transformer.families.marian_files.folder import holds_marian
-    from mlx_transformer.system.durable import write_text
+    from mlx_transformer.families.marian_files.writing import MARIAN as MARIAN_FOLDER
+    from mlx_transformer.system.durable import Output, write_text
     from mlx_transformer.system.files import read_json
 
     record, folder, digest = read_json(out / RECORD), out / MARIAN, weights_digest(out / "model")
@@ -162,7 +188,8 @@ def _write(out: Path, source: Path) -> None:
         return
     scales = marian_scales(out, None, print) or marian_scales(out, source, print)
     first = min(FIRST, open_checkpoint(out).config.vocab_size - 1)
-    shortlist(out, out / SHORTLIST, source=source, reference=out / TRANSLATIONS, first=first, force=True)
-    notes = to_marian(out, folder, holds_marian(folder), scales, read_shortlist(out / SHORTLIST))
+    listed = Output.any(out / SHORTLIST, "shortlist")
+    write_shortlist(out, listed, source=source, reference=out / TRANSLATIONS, first=first)
+    notes = to_marian(out, claim(folder, MARIAN_FOLDER, True, own=True), True, scales, read_shortlist(listed.path))
     print("; ".join([f"{folder}: written", *notes]))
     write_text(out / RECORD, json.dumps({**record, "written": digest}, indent=2) + "\n")

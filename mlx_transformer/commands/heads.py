@@ -23,9 +23,10 @@ def classify(
     from mlx_transformer.generation.head_files import classify_lines
     from mlx_transformer.generation.line_files import write_lines
 
+    out = files.claimed("classify", model)
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
     work = classify_lines(opened, options)
-    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
+    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def rerank(
@@ -41,10 +42,11 @@ def rerank(
     from mlx_transformer.generation.head_files import rerank_lines
     from mlx_transformer.generation.line_files import write_lines
 
+    out = files.claimed("rerank", model)
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
     as_json = files.input is not None and files.input.suffix == ".jsonl"
     work = rerank_lines(opened, options, as_json)
-    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
+    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def tag(
@@ -59,9 +61,10 @@ def tag(
     from mlx_transformer.generation.head_files import tag_lines
     from mlx_transformer.generation.line_files import write_lines
 
+    out = files.claimed("tag", model)
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
     work = tag_lines(opened)
-    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
+    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def answer(
@@ -77,6 +80,7 @@ def answer(
     from mlx_transformer.generation.head_files import answer_lines
     from mlx_transformer.generation.line_files import write_lines
 
+    out = files.claimed("answer", model)
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
     work = answer_lines(opened, options)
-    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
+    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)

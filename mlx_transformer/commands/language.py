@@ -61,9 +61,10 @@ def fill(
     from mlx_transformer.generation.head_files import fill_lines
     from mlx_transformer.generation.line_files import write_lines
 
+    out = files.claimed("fill", model)
     opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    work = fill_lines(opened, top_k, json or files.out is not None)
-    write_lines(work, files.input, files.out, text=text or (), resume=files.resume, model_facts=facts)
+    work = fill_lines(opened, top_k, json or out is not None)
+    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,9 @@ def embed(
     """Turn text into vectors, with an encoder: one line in, one vector out."""
     from mlx_transformer.generation.embed_files import embed_stream
 
+    out = files.claimed("embed", model)
     opened, facts = open_model(model, **vars(runtime)), facts_of(model, runtime)
-    embed_stream(opened, files.input, files.out, options, text=text or (), resume=files.resume, model_facts=facts)
+    embed_stream(opened, files.input, out, options, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def _standard_input(what: str) -> str:

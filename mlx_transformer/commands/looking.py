@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
 
-BEGINNINGS = {"page": b"<!DOCTYPE html>", "comparison": b'{\n  "a": {\n'}
-"""How the files that `compare` writes begin; an earlier one may be replaced."""
 EXPLAINED = "beam length_penalty max_new_tokens"
 """The options of the search that `explain` shows."""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -82,6 +80,8 @@ class CompareSettings:
     """Threads of one ONNX Runtime operator; unset: one for each core."""
     verify: bool = True
     """Compare the files with the digests in their manifests."""
+    force: bool = False
+    """Replace an earlier page, and earlier JSON."""
 
 
 def compare(
@@ -97,6 +97,7 @@ def compare(
     that differ, speed, memory and sizes."""
     import json as to_json
 
+    from mlx_transformer.core.outputs import Kind, claim, holds_object, page_kind
     from mlx_transformer.data.corpus import read_lines, read_parallel
     from mlx_transformer.report.comparing import compare as run
     from mlx_transformer.report.comparison_page import page
@@ -106,7 +107,12 @@ def compare(
     options, reference, json = chosen(search, BEST), settings.reference, settings.json
     if settings.batch < 1:
         raise UserError(f"batch={settings.batch} must be at least 1")
-    _check_out(out, json, [path for path in (source, reference, a, b) if path is not None])
+    if json is not None and json.resolve() == out.resolve():
+        raise UserError(f"{out}: --out and --json need two names")
+    read = (source, reference, a, b)
+    page_output = claim(out, page_kind("compare"), settings.force, *read)
+    as_json = Kind("comparison", holds_object("a", "b", "lines", "differing"))
+    json_output = None if json is None else claim(json, as_json, settings.force, *read)
     first, second = _opener_of(a, "a", settings), _opener_of(b, "b", settings)
     if settings.threads is not None and not any(runs_onnx(model) for model in (a, b)):
         raise UserError("--threads is for ONNX Runtime, and both are checkpoints: leave it out")
@@ -120,29 +126,11 @@ def compare(
         comparison = run(
             first, second, lines, references, batch=settings.batch, overlong=settings.overlong, watch=watch, **options
         )
-    write_text(out, page(comparison))
-    if json is not None:
-        write_text(json, to_json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    write_text(page_output, page(comparison))
+    if json_output is not None:
+        write_text(json_output, to_json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n")
     _print(comparison)
     print(f"{out}: {len(comparison.sentences):,} of {comparison.lines:,} lines differ")
-
-
-def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
-    """Nothing that is read, and nothing but an earlier file of its kind, is replaced."""
-    from mlx_transformer.system.durable import check_unread
-
-    if json is not None and json.resolve() == out.resolve():
-        raise UserError(f"{out}: --out and --json need two names")
-    for kind, path in zip(BEGINNINGS, (out, json), strict=True):
-        if path is None or not path.exists():
-            continue
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder; give the name of a file")
-        check_unread(path, *read)
-        if path.is_file() and path.stat().st_size:
-            with path.open("rb") as file:
-                if file.read(len(BEGINNINGS[kind])) != BEGINNINGS[kind]:
-                    raise UserError(f"{path}: holds no {kind}: choose another name")
 
 
 def _opener_of(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Callable[[], Served]]:

@@ -16,9 +16,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from mlx_transformer.core.outputs import check_outside
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.generation.scoring import score
-from mlx_transformer.system.durable import clear_leftovers, write_text
+from mlx_transformer.system.durable import Output, clear_leftovers, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.locks import open_locked
 from mlx_transformer.system.machine import versions
@@ -77,7 +78,8 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
         parts = {"train": getattr(data.train, "text", None), "valid": data.valid, "held_out": data.held_out}
         for name, part in parts.items():
             assert isinstance(part, ParallelText)
-            part.write(out / "data" / f"{name}.en", out / "data" / f"{name}.de")
+            files = [Output.any(out / "data" / f"{name}.{code}", "text") for code in ("en", "de")]
+            part.write(files[0], files[1])
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
     with _stage("train", seconds):
         trainer = Trainer(recipe, out, resume, data=data)
@@ -96,16 +98,17 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
         by_kind = _by_kind(held_out, translations)
         _say(f"held-out phrases: exact match {scores['exact_match']:.1f} %, BLEU {scores['bleu']:.1f}")
     with _stage("export", seconds):
-        export_onnx(result.model, out / "onnx")
+        export_onnx(result.model, Output.any(out / "onnx", "ONNX folder"))
     report = out / "report"
     with _stage("validate", seconds):
-        files = report / "validate.json", report / "validate.html"
+        files = Output.any(report / "validate.json", "report"), Output.any(report / "validate.html", "page")
         verdict = validate_command(result.model, out / "onnx", json=files[0], html=files[1], seed=seed)
     with _stage("translate", seconds):
         onnx_translations = OnnxTransformer(out / "onnx").translate(held_out.source)
         differ = sum(a != b for a, b in zip(translations, onnx_translations, strict=True))
     with _stage("explain", seconds):
-        explain(result.model, [held_out.source[0]], out=report / "explain.html", beside=str(out / "onnx"))
+        shown = Output.any(report / "explain.html", "page")
+        explain(result.model, [held_out.source[0]], out=shown, beside=str(out / "onnx"))
         write_text(report / "training.html", page([read_run(out)]))
     _write_json(report / "evaluation.json", {**scores, "exact_match_by_kind": by_kind})
     _write_translations(report / "translations.tsv", held_out, translations, onnx_translations)
@@ -160,6 +163,7 @@ def _held(out: Path) -> Iterator[None]:
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; --out needs a folder")
+    check_outside(out)
     if not (out / MARKER).exists():
         _check_ours(out, ())
     is_new = not out.exists()

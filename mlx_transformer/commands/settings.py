@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -29,6 +29,9 @@ from mlx_transformer.system.fields import ADVANCED, FieldType, field_docs, field
 from mlx_transformer.system.files import check_text
 
 from .parameters import Argument, Option, check_values
+
+if TYPE_CHECKING:
+    from mlx_transformer.system.durable import Output
 
 UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
@@ -57,6 +60,7 @@ Onnx = Annotated[Path, Argument(help="A folder written by `export`.", check=chec
 Source = Annotated[Path, Option(help="Source sentences, one a line.", check=check_text)]
 Reference = Annotated[Path, Option(help="Their translations, line by line.", check=check_text)]
 Force = Annotated[bool, Option("--force", help="Replace another model that OUT holds.")]
+Replace = Annotated[bool, Option("--force", help="Replace an earlier file of this command.")]
 OverlongOption = Annotated[Overlong, Option(help="What to do with a line longer than the model takes.")]
 
 Texts = Annotated[
@@ -104,6 +108,14 @@ class LineFiles:
     """The file to write, JSON lines; it appears whole or not at all; unset: stdout."""
     resume: bool = False
     """Continue what was interrupted on its way to OUT."""
+    force: bool = False
+    """Replace an earlier file of this command."""
+
+    def claimed(self, verb: str, model: Path) -> Output | None:
+        """The right to write OUT, decided before the model is opened."""
+        from mlx_transformer.generation.output import claim_lines
+
+        return claim_lines(verb, self.out, self.force, model, self.input)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from .settings import (
     Model,
     OverlongOption,
     Reference,
+    Replace,
     RuntimeSettings,
     Shown,
     Source,
@@ -70,11 +71,13 @@ def translate(
 ) -> None:
     """Translate text: one line in, one line out."""
     from mlx_transformer.generation.files import translate_stream
+    from mlx_transformer.generation.output import claim_lines
 
     def model_facts() -> dict[str, str]:
         listed = {} if runtime.shortlist is None else {"shortlist": str(runtime.shortlist)}
         return {**facts_of(model, runtime)(), **listed}
 
+    output = claim_lines("translate", out, settings.force, model, input, listed_file(runtime.shortlist))
     opened, weights = open_model(model, **vars(runtime)), None
     if settings.alignment and not opened.shows_attention:
         if model.is_file():
@@ -84,7 +87,7 @@ def translate(
         weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     options = chosen(search, SEARCH)
     translate_stream(
-        opened, input, out, settings, text=text or (), cross_weights=weights, model_facts=model_facts, **options
+        opened, input, output, settings, text=text or (), cross_weights=weights, model_facts=model_facts, **options
     )
 
 
@@ -99,6 +102,7 @@ def evaluate(
         Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
     ] = None,
     overlong: OverlongOption = "error",
+    force: Replace = False,
     search: Annotated[Options, Shown("Search", BEST)],
     runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
@@ -117,14 +121,14 @@ def evaluate(
     check_text(reference)
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
+    from mlx_transformer.generation.output import claim_lines
     from mlx_transformer.generation.scoring import score
-    from mlx_transformer.system.durable import check_unread, write_text
+    from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.progress import quiet_progress
 
     options = chosen(search, BEST)
+    output = claim_lines("translate", out, force, model, source, reference, listed_file(runtime.shortlist))
     pairs = read_parallel(source, reference)
-    if out is not None:
-        check_unread(out, source, reference)
     long: list[int] = []
     opened = open_model(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
@@ -137,12 +141,17 @@ def evaluate(
             **options,
         )
     hypotheses = [best[0].text for best in translations]
-    if out is not None:
-        write_text(out, "".join(f"{one_line(line)}\n" for line in hypotheses))
+    if output is not None:
+        write_text(output, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
     used = {**chosen(Options(), BEST), **{n: x for n, x in opened.generation.items() if n in BEST.split()}, **options}
     results = {"model": str(model), **used, **treated, **score(hypotheses, pairs.target, ter=True)}
     print(json.dumps(results, indent=2, ensure_ascii=False))
+
+
+def listed_file(shortlist: Path | str | None) -> Path | None:
+    """The file that --shortlist names, if it names one."""
+    return None if shortlist is None else Path(shortlist)
 
 
 def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings) -> None:
@@ -182,15 +191,18 @@ def score(
     overlong: Annotated[
         OverlongPair, Option(help="A pair that is longer than the model takes ends the command, or stays empty.")
     ] = "error",
+    force: Replace = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Log-probabilities of given translations: a line each, the sum, a tab, and those of the tokens."""
+    from mlx_transformer.generation.output import claim_lines
     from mlx_transformer.generation.pairs import score_pairs
 
+    output = claim_lines("score", out, force, model, source, reference)
     if model.is_file():
         raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
     scorer = open_model(model, **vars(runtime))
-    score_pairs(scorer, scorer.translator.tokenizer, source, reference, out, json=json, overlong=overlong)
+    score_pairs(scorer, scorer.translator.tokenizer, source, reference, output, json=json, overlong=overlong)
 
 
 def _check_named(model: str) -> None:

@@ -20,7 +20,7 @@ from mlx_transformer.system.lazy import needs, what_is_missing
 from mlx_transformer.training.options import find_recipe
 
 from .parameters import Argument, Option
-from .settings import Force, RecipeKeys
+from .settings import Force, RecipeKeys, Replace
 
 
 def average(
@@ -59,16 +59,17 @@ def quickstart(
 def report(
     runs: Annotated[list[Path], Argument(help="Folders of training runs.", check=check_there)],
     out: Annotated[Path, Option("--out", "-o", help="The HTML page to write.")] = Path("report.html"),
+    force: Replace = False,
 ) -> None:
     """Write one page about training runs: curves side by side, samples over time, recipes, what they ran on."""
+    from mlx_transformer.core.outputs import claim, page_kind
     from mlx_transformer.report.runs import read_run
     from mlx_transformer.report.training_page import page
     from mlx_transformer.system.durable import write_text
 
-    if out.is_dir():
-        raise UserError(f"{out}: is a folder; --out needs the name of a page")
+    output = claim(out, page_kind("report"), force, *runs)
     logs = [read_run(folder) for folder in runs]
-    write_text(out, page(logs))
+    write_text(output, page(logs))
     print(f"{out}: {', '.join(f'{log.name} ({log.steps:,} steps)' for log in logs)}")
 
 

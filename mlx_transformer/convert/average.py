@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import Checkpoint, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, Checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.generation.settings import files_with_weights, read_settings
-from mlx_transformer.system.durable import check_free
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 
 
@@ -30,7 +31,7 @@ def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
     return means
 
 
-def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: bool = False) -> Path:
+def average_checkpoints(folders: Sequence[str | Path], out: Target, force: bool = False) -> Path:
     """Write their average as a checkpoint folder, new or empty, or with `force` in place of another checkpoint.
 
     `UserError` if they differ in config or vocabulary, or if one of them would be replaced.
@@ -38,7 +39,7 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
     if len(folders) < 2:
         problem = f"{folders[0]}: is one checkpoint" if folders else "nothing to average"
         raise UserError(f"{problem}: give two or more of one run")
-    check_free(Path(out), "checkpoint", holds_checkpoint, force, *(resolve(folder) for folder in folders))
+    output = claim(out, CHECKPOINT, force, *(resolve(folder) for folder in folders))
     opened = [open_checkpoint(folder) for folder in folders]
     texts = [checkpoint.tokenizer_json() for checkpoint in opened]
     for checkpoint, text in zip(opened, texts, strict=True):
@@ -47,4 +48,4 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
     weights = averaged(opened)
     first = opened[0]
     own = files_with_weights(read_settings(first.folder, first.config), first.folder)
-    return save_checkpoint(out, first.config, weights, texts[0], **own)
+    return save_checkpoint(output, first.config, weights, texts[0], **own)

@@ -13,20 +13,22 @@ from numpy.typing import NDArray
 from mlx_transformer.core.adapter import ARRAYS, Adapter, read_adapter
 from mlx_transformer.core.card import carried, write_card
 from mlx_transformer.core.checkpoint import (
+    CHECKPOINT,
     CONFIG,
     WEIGHTS,
     Checkpoint,
-    holds_checkpoint,
     open_checkpoint,
+    resolve,
     save_checkpoint,
     weights_digest,
 )
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.runtime.transformer import Transformer
-from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import write_manifest
 
@@ -59,7 +61,7 @@ class Rounding:
 
 
 def merge_adapter(
-    base: str | Path, adapter: str | Path, out: str | Path, requantize: bool = False, force: bool = False
+    base: str | Path, adapter: str | Path, out: Target, requantize: bool = False, force: bool = False
 ) -> Rounding | None:
     """Write base and adapter as one checkpoint, tokenizer included: in float32, a quantised base too.
 
@@ -67,16 +69,16 @@ def merge_adapter(
     adapter leaves alone the very same; returns what that cost. `out` is new or empty, or with `force` another
     checkpoint that is replaced. `UserError` if the adapter is damaged or belongs to other weights.
     """
-    opened, delta = _opened(base, adapter, out, force)
+    output, opened, delta = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
     merged = {name: delta.merged(name, weight) for name, weight in opened.tensors()}
     own = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)
     if not requantize:
-        save_checkpoint(out, opened.config, merged, text, **own)
+        save_checkpoint(output, opened.config, merged, text, **own)
         return None
     _check_quantised(replace(opened, adapter=delta), "none can be rounded again: leave out --requantize")
     stored, rounded = _rounded(opened, delta, merged)
-    save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization, **own)
+    save_checkpoint(output, opened.config, stored, text, quantization=opened.quantization, **own)
     was = {name: opened.tensor(name) for name in rounded}
     exact = {name: merged[name] for name in rounded}
     models = [
@@ -89,23 +91,23 @@ def merge_adapter(
     return Rounding(len(exact), error, change, float(np.abs(logits - others).max()), float(logits.std()))
 
 
-def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: bool = False) -> str:
+def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool = False) -> str:
     """Write a quantised base's files as they are and the adapter beside them: a checkpoint that is what was trained,
     bit for bit. Returns what it is in words.
 
     `out` and errors: as of `merge_adapter`; `UserError` too if nothing that the adapter changes is quantised.
     """
-    opened, change = _opened(base, adapter, out, force)
+    output, opened, change = _opened(base, adapter, out, force)
     opened.tokenizer_json()  # which says what is wrong with it
     together = replace(opened, adapter=change)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
-    with replace_folder(Path(out), "checkpoint") as temporary:
+    with replace_folder(output) as temporary:
         named = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["copies"]
         for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES, *named):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         change.save(temporary)
-        write_card(temporary, opened.config, begin=carried(opened.folder), replaced=Path(out))
+        write_card(temporary, opened.config, begin=carried(opened.folder), replaced=output.path)
         write_manifest(temporary)
     sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
     megabytes = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)
@@ -113,11 +115,11 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
     return f"{change.config.kind} of rank {change.config.rank} beside {integers} matrices of integers: {megabytes}"
 
 
-def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool) -> tuple[Checkpoint, Adapter]:
-    """Return Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be
-    written."""
+def _opened(base: str | Path, adapter: str | Path, out: Target, force: bool) -> tuple[Output, Checkpoint, Adapter]:
+    """Return the right to write `out`, and both, the base without its own adapter. `UserError` unless they belong
+    together and `out` may be written."""
+    output = claim(out, CHECKPOINT, force, resolve(base), Path(adapter))
     opened = open_checkpoint(base).base
-    check_free(Path(out), "checkpoint", holds_checkpoint, force, opened.folder, Path(adapter))
     change = read_adapter(adapter)
     if change.config.base != (digest := weights_digest(opened.folder)):
         raise UserError(
@@ -125,7 +127,7 @@ def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool)
             f"{digest[:12]}...; give the checkpoint that it was trained from"
         )
     change.check_fits(opened.config, str(adapter))
-    return opened, change
+    return output, opened, change
 
 
 def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:

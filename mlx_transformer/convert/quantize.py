@@ -6,14 +6,15 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, WEIGHTS, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
 from mlx_transformer.generation.settings import files_with_weights
 from mlx_transformer.nn import Transformer as Network
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
-from mlx_transformer.system.durable import check_free
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.watch import Progress, no_progress
 
@@ -37,7 +38,7 @@ def quantize(model: Network, scheme: Scheme) -> None:
 
 
 def quantize_checkpoint(
-    folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False, watch: Progress = no_progress
+    folder: str | Path, out: Target, scheme: Scheme, force: bool = False, watch: Progress = no_progress
 ) -> str:
     """Write a checkpoint's quantised copy, tokenizer included; returns what was done in words.
 
@@ -45,9 +46,9 @@ def quantize_checkpoint(
     and what is being done. Raises `UserError` for a damaged or already quantised checkpoint, or if `out` is the
     checkpoint itself.
     """
+    output = claim(out, CHECKPOINT, force, resolve(folder))
     watch(0, "reading")
     checkpoint = open_checkpoint(folder)
-    check_free(Path(out), "checkpoint", holds_checkpoint, force, checkpoint.folder)
     if checkpoint.quantization:
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
     text = checkpoint.tokenizer_json()
@@ -61,7 +62,7 @@ def quantize_checkpoint(
         mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
     watch(ROUNDED, "writing")
     own = files_with_weights(model.generation, checkpoint.folder)
-    save_checkpoint(out, model.config, model.weights(), text, quantization=quantization, **own)
+    save_checkpoint(output, model.config, model.weights(), text, quantization=quantization, **own)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
     return f"{described(quantization, quantizable_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.system.durable import replace_folder
+from mlx_transformer.system.durable import Output, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Checked, unknown_keys
 from mlx_transformer.system.files import read_json
@@ -143,8 +143,9 @@ class Adapter:
         return json.dumps(values, indent=2) + "\n"
 
     def write(self, folder: Path, card: str = "") -> None:
-        """Write the folder durably, in the place of an adapter that is there. card: front matter that is known."""
-        with replace_folder(folder, "adapter") as temporary:
+        """Write a run's own folder durably, in the place of an adapter that is there. card: front matter that is
+        known."""
+        with replace_folder(Output.any(folder, "adapter")) as temporary:
             self.save(temporary)
             put_card(temporary, self._card(keys_of(card)), folder)
 

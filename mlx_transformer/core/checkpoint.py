@@ -18,7 +18,7 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.system.durable import check_free, previous, replace_folder
+from mlx_transformer.system.durable import Target, previous, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json, read_text
 from mlx_transformer.system.machine import check_memory
@@ -29,6 +29,7 @@ from mlx_transformer.system.tensors import open_tensors, stored_tensors, write_t
 from .adapter import ADAPTER, ARRAYS, Adapter, attached_adapter
 from .card import write_card
 from .config import TransformerConfig, parse_object
+from .outputs import Kind, claim
 from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
@@ -153,11 +154,12 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    folder: str | Path,
+    folder: Target,
     config: TransformerConfig,
     weights: Tensors,
     tokenizer_json: str | None = None,
     *,
+    force: bool = False,
     quantization: Quantization | None = None,
     texts: Mapping[str, str] | None = None,
     tensors: Mapping[str, Tensors] | None = None,
@@ -167,16 +169,15 @@ def save_checkpoint(
 
     `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
     words, scales and biases). `texts` and `tensors` are further files by name (the trainer's state), `copies` files
-    that are copied as they are. The text of README.md, if there is one, begins the model card (`card.begin_card`). An
-    existing checkpoint of that name is replaced only after the new one is complete on disk.
-    Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
-    untouched.
+    that are copied as they are. The text of README.md, if there is one, begins the model card (`card.begin_card`).
+    `force`: replace an existing checkpoint of that name, once the new one is complete on disk. Raises `UserError` as
+    of `claim`, and when the disk refuses; the old folder is then untouched.
     """
-    folder = Path(folder)
-    check_free(folder, "checkpoint", holds_checkpoint, force=True)
+    output = claim(folder, CHECKPOINT, force)
+    folder = output.path
     check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder), quantization)
     described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
-    with replace_folder(folder, "checkpoint") as temporary:
+    with replace_folder(output) as temporary:
         written = {CONFIG: json.dumps(described, indent=2) + "\n", **(texts or {})}
         begin = written.pop(CARD, "")
         written |= tokenizer_files(tokenizer_json) if tokenizer_json else {}
@@ -200,9 +201,15 @@ def holds_checkpoint(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file() and not is_huggingface_folder(folder)
 
 
+CHECKPOINT = Kind("checkpoint", holds_checkpoint, folder=True)
+
+
 def is_huggingface_folder(folder: Path) -> bool:
     """Return whether a folder is a Hugging Face model, with its weights in the form in which they are written here."""
     return is_published(folder) and (folder / WEIGHTS).is_file()
+
+
+HUGGING_FACE = Kind("Hugging Face folder", is_huggingface_folder, folder=True)
 
 
 def is_published(folder: Path) -> bool:

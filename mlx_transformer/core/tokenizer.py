@@ -44,6 +44,8 @@ from .tokenizer_files import (
 )
 
 if TYPE_CHECKING:
+    from mlx_transformer.system.durable import Target
+
     from .config import TransformerConfig
 
 PAD, BOS, EOS, UNK = range(4)
@@ -170,9 +172,14 @@ class Tokenizer:
             raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one")
         return cls(read_tokenizer(path), origin=str(path))
 
-    def save(self, path: str | Path) -> None:
-        """Write `tokenizer.json` to `path` (a file name). The bytes depend on the tokenizer alone."""
-        Path(path).write_bytes(self.to_json().encode())
+    def save(self, path: "Target", force: bool = False) -> None:
+        """Write `tokenizer.json` to `path` (a file name); `force` replaces an earlier one. The bytes depend on the
+        tokenizer alone."""
+        from mlx_transformer.system.durable import write_text  # running a model does without
+
+        from .outputs import Kind, claim, holds_object
+
+        write_text(claim(path, Kind("tokenizer", holds_object("model")), force), self.to_json())
 
     def to_json(self) -> str:
         """Return the text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""

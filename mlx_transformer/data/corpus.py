@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_transformer.system.durable import write_text
+from mlx_transformer.core.outputs import Kind, claim, holds_lines
+from mlx_transformer.system.durable import Target, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import digest_of
 
 from .line_files import line_blocks, within_memory
 
+TEXT = Kind("text file", holds_lines)
 MOST_SET_ASIDE = 1000  # pairs for validation; one in a hundred of a smaller text
 
 
@@ -60,10 +62,12 @@ class ParallelText:
         dropped = len(self) - len(usable)
         return (self.select(usable), dropped) if dropped else (self, 0)
 
-    def write(self, source: str | Path, target: str | Path) -> None:
-        """Write both sides as UTF-8 files with `\\n` line ends. UserError for a line that holds a `\\n` itself."""
-        for path, lines in ((source, self.source), (target, self.target)):
-            write_lines(path, lines)
+    def write(self, source: Target, target: Target, force: bool = False) -> None:
+        """Write both sides as UTF-8 files with `\\n` line ends; `force` replaces earlier text. UserError for a line
+        that holds a `\\n` itself."""
+        outputs = [claim(path, TEXT, force) for path in (source, target)]
+        for output, lines in zip(outputs, (self.source, self.target), strict=True):
+            write_lines(output, lines)
 
 
 def training_mask(count: int, seed: int, name: str, noun: str = "pairs") -> np.ndarray:
@@ -94,12 +98,14 @@ def read_lines(path: str | Path) -> list[str]:
     return read_text_lines(path)[0]
 
 
-def write_lines(path: str | Path, lines: list[str]) -> None:
-    """Write a UTF-8 file with `\\n` line ends. `UserError` for a line that would not come back as it is."""
+def write_lines(path: Target, lines: list[str], force: bool = False) -> None:
+    """Write a UTF-8 file with `\\n` line ends; `force` replaces earlier text. `UserError` for a line that would not
+    come back as it is."""
+    output = claim(path, TEXT, force)
     for number, line in enumerate(lines, start=1):
         if "\n" in line or line.endswith("\r"):
             raise UserError(f"{path}: line {number} holds a line end inside; one sentence a line is the format")
-    write_text(Path(path), "".join(f"{line}\n" for line in lines))
+    write_text(output, "".join(f"{line}\n" for line in lines))
 
 
 def read_text_lines(path: str | Path) -> tuple[list[str], str]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.system.durable import replace_folder, write_text
+from mlx_transformer.system.durable import Output, replace_folder, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import SETTLED, sha256
@@ -89,7 +89,7 @@ class TokenCache:
         folder = self.folder / f"tokens-{key[:32]}"
         lengths = _lengths(folder, dtype)
         if lengths is None:
-            with replace_folder(folder, "token cache", made_by_any=True) as temporary:
+            with replace_folder(Output.any(folder, "token cache")) as temporary:
                 _write(temporary, corpus, count, tokenizer, dtype)
             lengths = _lengths(folder, dtype)
         if lengths is None:

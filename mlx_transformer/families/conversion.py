@@ -13,20 +13,22 @@ import numpy as np
 
 from mlx_transformer.core.card import begin_card, carried
 from mlx_transformer.core.checkpoint import (
+    CHECKPOINT,
     CONFIG,
-    holds_checkpoint,
-    is_huggingface_folder,
+    HUGGING_FACE,
     is_published,
     open_checkpoint,
+    resolve,
     save_checkpoint,
 )
 from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
-from mlx_transformer.system.durable import check_free
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.front_matter import front_matter, keys_of
@@ -94,7 +96,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
 
 def import_huggingface(
     folder: str | Path,
-    out: str | Path,
+    out: Target,
     force: bool = False,
     keep_float16: bool = False,
     revision: str | None = None,
@@ -108,17 +110,18 @@ def import_huggingface(
     replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no
     family in `FAMILIES`, for a name that can't be fetched, and for whatever in it our config can't express.
     """
-    out = Path(out)
-    check_free(out, "checkpoint", holds_checkpoint, force, Path(folder))
+    output = claim(out, CHECKPOINT, force, Path(folder))
     place = find_model(folder, revision)
     _check_theirs(place.folder)
     ours = read_published(place.folder, keep_float16)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
-    texts[ORIGIN] = json.dumps(place.origin or place_of(place.folder, sources(place.folder), out), indent=2) + "\n"
+    texts[ORIGIN] = (
+        json.dumps(place.origin or place_of(place.folder, sources(place.folder), output.path), indent=2) + "\n"
+    )
     texts[CARD] = _card(place, ours.settings)
     texts |= {} if vectors is None else vectors.texts()
     tensors = {} if vectors is None else vectors.tensors()
-    save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
+    save_checkpoint(output, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
     return ours.notes
 
 
@@ -154,7 +157,7 @@ def sources(folder: Path) -> list[Path]:
     return sorted(file for name in names for file in folder.glob(name))
 
 
-def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None = None, force: bool = False) -> Path:
+def to_huggingface(checkpoint: str | Path, out: Target, family: str | None = None, force: bool = False) -> Path:
     """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads.
 
     `family` is a key of `FAMILIES`; by default the first that has such a model.
@@ -162,8 +165,8 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     Weights go from file to file one by one. `out` is new or empty, or with `force` such a folder that is replaced.
     Raises `UserError` with every reason why the family has no such model.
     """
+    output = claim(out, HUGGING_FACE, force, resolve(checkpoint))
     opened = open_checkpoint(checkpoint)
-    check_free(Path(out), "Hugging Face folder", is_huggingface_folder, force, opened.folder)
     tokenizer = opened.tokenizer_json()
     if tokenizer is not None and side_texts(tokenizer) is not None:
         raise UserError(
@@ -176,7 +179,7 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     config, weights = exported(chosen, opened.config, opened.unread().items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
     embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)
-    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings, card, embedding)
+    return write_folder(output, opened.config, config, weights, tokenizer, settings, card, embedding)
 
 
 def _card(place: Found, settings: Settings) -> str:

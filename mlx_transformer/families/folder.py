@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.card import Form, kind_of, write_card
-from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
+from mlx_transformer.core.checkpoint import CONFIG, HUGGING_FACE, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.int8_scales import INT8_SCALES
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.published_ids import roles_of
 from mlx_transformer.core.text_embedding import TextEmbedding
@@ -24,7 +25,7 @@ from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.generation.steps import banned_ids
-from mlx_transformer.system.durable import replace_folder
+from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, parse_json, read_object, read_text
 from mlx_transformer.system.manifest import MANIFEST
@@ -172,7 +173,7 @@ def tokenizer_config(
 
 
 def write_folder(
-    out: Path,
+    out: Target,
     model_config: TransformerConfig,
     config: Mapping[str, Any],
     weights: Mapping[str, NDArray],
@@ -181,12 +182,13 @@ def write_folder(
     card: str,
     embedding: TextEmbedding | None = None,
 ) -> Path:
-    """Write all files, durably, in place of what is there. card: the begin of the model card. `UserError` if the disk
-    refuses."""
+    """Write all files, durably, where nothing is lost by it. card: the begin of the model card. `UserError` as of
+    `claim`, and if the disk refuses."""
+    output = claim(out, HUGGING_FACE)
     texts: dict[str, Any] = {CONFIG: config}
     if model_config.has_decoder:
         texts[GENERATION] = generation_config(model_config, settings)
-    with replace_folder(out, "Hugging Face folder") as temporary:
+    with replace_folder(output) as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding)
@@ -201,8 +203,8 @@ def write_folder(
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
-        write_card(temporary, model_config, _form(temporary, model_config), card, out)
-    return out
+        write_card(temporary, model_config, _form(temporary, model_config), card, output.path)
+    return output.path
 
 
 def needed(files: Iterable[str]) -> list[str]:

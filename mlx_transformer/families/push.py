@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.card import LEGAL
 from mlx_transformer.core.checkpoint import CONFIG, is_huggingface_folder, open_checkpoint, resolve
 from mlx_transformer.core.folders import ONNX_CONFIG, may_be_called
-from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.system.errors import UserError, first_of, shortened
 from mlx_transformer.system.files import check_name, read_bytes
 from mlx_transformer.system.front_matter import keys_of
 from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verify_files
@@ -46,8 +47,8 @@ class Shipment(NamedTuple):
 
 def shipment(folder: str | Path) -> Shipment:
     """Choose what is sent of a checkpoint's folder (or a run's, which holds one), an adapter's, an ONNX folder, or
-    one that `to-huggingface` or `to-marian` wrote: all its files but hidden ones. Where a checkpoint says which folder
-    or file it was imported from, its name alone is sent.
+    one that `to-huggingface` or `to-marian` wrote: all its files but hidden ones. Links that lead out of the folder are
+    refused. Where a checkpoint says which folder or file it was imported from, its name alone is sent.
 
     `UserError` for any other folder, and for one that is damaged.
     """
@@ -61,16 +62,27 @@ def shipment(folder: str | Path) -> Shipment:
     elif (folder / ADAPTER).is_file() or not (is_huggingface_folder(folder) or holds_marian(folder)):
         folder = resolve(folder)
         open_checkpoint(folder)
-    files = {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    }
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*"))}
+    shown = {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
+    _check_links(folder, shown)
+    files = {name.as_posix(): path.stat().st_size for name, path in shown.items() if path.is_file()}
     changed = _changed(folder)
     files |= {name: len(data) for name, data in changed.items()}
     keys = keys_of(read_bytes(folder / CARD).decode(errors="replace")) if CARD in files else {}
     notes = [] if any(key in keys for key in LEGAL) else [f"{folder / CARD} names no license yet"]
     return Shipment(folder, files, notes, changed)
+
+
+def _check_links(folder: Path, files: Mapping[Path, Path]) -> None:
+    """Raise `UserError` for links out of the folder: nobody who sends it expects to send what they lead to."""
+    inside = folder.resolve()
+    out = [
+        name.as_posix()
+        for name, path in files.items()
+        if path.is_symlink() and not path.resolve().is_relative_to(inside)
+    ]
+    if out:
+        raise UserError(f"{folder}: links lead out of it: {first_of(out)}; put copies in their place, or remove them")
 
 
 def _changed(folder: Path) -> dict[str, bytes]:

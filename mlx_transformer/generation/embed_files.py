@@ -6,6 +6,7 @@ An array says in its head how many rows it has, so that the lines of its text mu
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 
 from .line_files import JSON, LineWork, cut_at, json_lines, write_lines
@@ -28,11 +30,12 @@ ARRAY = ".npy"
 def embed_stream(
     model: TextVerbs,
     input: Path | None = None,
-    output: Path | None = None,
+    output: Target | None = None,
     options: EmbedOptions | None = None,
     *,
     text: Sequence[str] = (),
     resume: bool = False,
+    force: bool = False,
     model_facts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Write the vector of each line: {"text": ..., "embedding": [...]}, or to a file that ends in .npy an array
@@ -41,7 +44,7 @@ def embed_stream(
     options = options or EmbedOptions()
     embedder = model.embedder(**asdict(options))
     _ = embedder.tokenizer
-    as_array = output is not None and output.suffix.lower() == ARRAY
+    as_array = output is not None and os.fspath(output).lower().endswith(ARRAY)
     if as_array and embedder.kind != "dense":
         raise UserError(
             f"{output}: an array holds one vector of each line (kind=dense); name a file that ends in .jsonl"
@@ -63,7 +66,7 @@ def embed_stream(
         suffixes=(*JSON, ARRAY),
         head=(lambda rows: array_head(rows, embedder.dimensions)) if as_array else None,
     )
-    write_lines(work, input, output, text=text, resume=resume, model_facts=model_facts)
+    write_lines(work, input, output, text=text, resume=resume, force=force, model_facts=model_facts)
 
 
 def array_head(rows: int, width: int) -> bytes:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
 
@@ -32,7 +33,7 @@ DONE_WITH = {
 def translate_stream(
     model: TextVerbs,
     input: Path | None = None,
-    output: Path | None = None,
+    output: Target | None = None,
     settings: TextSettings = TextSettings(overlong="error"),
     *,
     text: Sequence[str] = (),
@@ -95,4 +96,4 @@ def translate_stream(
         check=check if s.overlong == "error" else None,
         pieces=pieces if s.stream else None,
     )
-    write_lines(work, input, output, text=text, resume=s.resume, model_facts=model_facts)
+    write_lines(work, input, output, text=text, resume=s.resume, force=s.force, model_facts=model_facts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlx_transformer.system.durable import check_unread
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular
 from mlx_transformer.system.manifest import sha256
@@ -20,7 +20,7 @@ from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Progress
 
 from .lines import PART_LINES, LineReader, LineReport
-from .output import Writer, finishing, writer
+from .output import Writer, claim_lines, finishing, writer
 
 JSON = (".jsonl", ".ndjson", ".json", ".txt")
 """The endings of the name of a file of JSON lines."""
@@ -61,16 +61,18 @@ def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
 def write_lines(
     work: LineWork,
     input: Path | None = None,
-    output: Path | None = None,
+    output: Target | None = None,
     *,
     text: Sequence[str] = (),
     resume: bool = False,
+    force: bool = False,
     model_facts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Write what is made of each line of a file (default: `text`, or else standard input) to a file (default: standard
     output).
 
-    resume: continue what was interrupted on its way to OUTPUT; model_facts: what must not have changed meanwhile.
+    resume: continue what was interrupted on its way to OUTPUT; force: replace an earlier OUTPUT; model_facts: what must
+    not have changed meanwhile.
     How many lines are longer than the model takes, so that their end is left out, is said on standard error.
     `UserError` for what can't be read, written or continued.
     """
@@ -82,11 +84,10 @@ def write_lines(
     no_file = input is None or (input.exists() and not is_file)  # one that is missing is said so when it is opened
     if work.head is not None and not text and no_file:
         raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
-    if output is not None and work.suffixes and output.suffix.lower() not in ("", *work.suffixes):
+    output = claim_lines(work.name, output, force, input)
+    if output is not None and work.suffixes and output.path.suffix.lower() not in ("", *work.suffixes):
         known = f"{', '.join(work.suffixes[:-1])} or {work.suffixes[-1]}"
-        raise UserError(f"{output}: {work.name} writes no {output.suffix}; give a name that ends in {known}")
-    if input is not None and output is not None:
-        check_unread(output, input)
+        raise UserError(f"{output}: {work.name} writes no {output.path.suffix}; give a name that ends in {known}")
     with ExitStack() as stack:
         source, name = open_source(stack, input, text)
         known = checked_lines(input, work.check) if input is not None and is_file else None

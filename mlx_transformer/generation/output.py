@@ -1,13 +1,14 @@
 """Where translations go: standard output, or a file that appears whole or not at all.
 
 While OUTPUT is being made it is OUTPUT.partial, and OUTPUT.partial.json says how far that is trusted and what it is a
-translation of; at the end it takes its name. An earlier OUTPUT stays until then.
+translation of; at the end it takes its name. An earlier OUTPUT, which only `force` replaces, stays until then.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from mlx_transformer.system.durable import write_text
+from mlx_transformer.core.outputs import Kind, beginning, claim, holds_json_lines, holds_lines, holds_object
+from mlx_transformer.system.durable import Output, Target, put_output, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.locks import open_locked
@@ -24,6 +26,47 @@ from mlx_transformer.system.locks import open_locked
 FORMAT = 1
 WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed
 DIGEST = 64  # characters of a fact that nobody can read
+NUMPY = b"\x93NUMPY"
+
+
+def _holds_any(*forms: Callable[[Path], bool]) -> Callable[[Path], bool]:
+    return lambda path: any(form(path) for form in forms)
+
+
+def _holds_scores(path: Path) -> bool:
+    return re.match(rb"-?\d+\.\d{4}\t|\t\n", beginning(path)) is not None
+
+
+_VECTORS = (holds_json_lines("text", name) for name in ("embedding", "weights", "embeddings"))
+KINDS = {
+    "translate": Kind("file of translations", _holds_any(holds_lines, holds_json_lines("source", "translations"))),
+    "score": Kind("file of scores", _holds_any(_holds_scores, holds_json_lines("source", "target", "log_p"))),
+    "embed": Kind("file of vectors", _holds_any(*_VECTORS, lambda path: beginning(path).startswith(NUMPY))),
+    "fill": Kind("file of guesses", holds_json_lines("text", "masks")),
+    "classify": Kind("file of classes", holds_json_lines("text", "classes")),
+    "rerank": Kind("file of rankings", holds_json_lines("query", "results")),
+    "tag": Kind("file of entities", holds_json_lines("text", "entities")),
+    "answer": Kind("file of answers", holds_json_lines("question", "context", "answer")),
+}
+"""By the verb, what it writes, and how an earlier one is recognised."""
+_is_record = holds_object("format", "progress", "facts")
+
+
+def claim_lines(verb: str, out: Target | None, force: bool, *read: Path | None) -> Output | None:
+    """Return the right to write the output of a verb; None: standard output. `UserError` as of `claim`, for the file
+    under which it is written first too."""
+    if out is None or isinstance(out, Output):
+        return out
+    output = claim(out, KINDS[verb], force, *read)
+    if not output.special:
+        if not (folder := output.place.parent).is_dir():
+            raise UserError(f"{out}: cannot be written (there is no folder {folder}); make it first")
+        claim(_partial(output.place), KINDS[verb], True, *read)
+    return output
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
 
 
 @dataclass
@@ -76,12 +119,12 @@ class Writer:
 class Partial(Writer):
     """OUTPUT.partial, beside the file that it becomes."""
 
-    def __init__(self, path: Path, facts: Callable[[], Mapping[str, str]] | None, resume: bool):
+    def __init__(self, output: Output, facts: Callable[[], Mapping[str, str]] | None, resume: bool):
         """facts: what a translation must have in common with the one that it continues, as it is told; None: it can't
         be continued. `UserError` where one can't be begun, or not be resumed."""
-        self.path = Path(os.path.realpath(path))  # a link stays a link
-        self.partial = self.path.with_name(f"{self.path.name}.partial")
-        self.record = self.path.with_name(f"{self.partial.name}.json")
+        self.output, path = output, output.path
+        self.partial = _partial(output.place)
+        self.record = self.partial.with_name(f"{self.partial.name}.json")
         self.file_name = path.with_name(self.partial.name)
         self.facts, self.finished = facts, False
         try:
@@ -95,8 +138,8 @@ class Partial(Writer):
         super().__init__(stream, str(path))
         is_new = not self.partial.stat().st_size
         try:
-            if is_new:  # what a kill left after the file took its name
-                self.record.unlink(missing_ok=True)
+            if is_new:
+                self._remove_record()  # what a kill left after the file took its name
             elif resume:
                 self._read()
             elif self.record.exists():
@@ -156,13 +199,19 @@ class Partial(Writer):
             os.fsync(self.stream.fileno())
             if WINDOWS:
                 self.stream.close()
-            os.replace(self.partial, self.path)
+            put_output(self.partial, self.output)
         except OSError as error:
             raise self._refused(error) from error
         self.finished = True
         with suppress(OSError):
-            self.record.unlink(missing_ok=True)
+            self._remove_record()
         self.stream.close()  # and with it the lock, for which others wait
+
+    def _remove_record(self) -> None:
+        """Remove what says how far it is, but no file that only has its name."""
+        with suppress(UserError):  # it is damaged, or somebody else's
+            if self.record.exists() and _is_record(self.record):
+                self.record.unlink()
 
     def close(self) -> None:
         """Leave what can be continued."""
@@ -192,11 +241,11 @@ def finishing(target: Writer) -> Iterator[None]:
         raise
 
 
-def writer(output: Path | None, facts: Callable[[], Mapping[str, str]] | None, resume: bool) -> Writer:
+def writer(output: Output | None, facts: Callable[[], Mapping[str, str]] | None, resume: bool) -> Writer:
     """For standard output, a file, or what is no file, such as a pipe, which is written to as it is."""
     if output is None:
         return Writer(sys.stdout.buffer, "standard output")
-    if output.is_file() or not output.exists():
+    if not output.special:
         return Partial(output, facts, resume)
     if resume:
         raise UserError(f"{output}: is no file, so nothing of it was kept; leave out --resume")

@@ -13,11 +13,12 @@ import numpy as np
 
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import read_parallel
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import quiet_progress
 
 from .lines import PART_LINES
-from .output import writer
+from .output import claim_lines, writer
 from .text_options import OverlongPair
 from .verbs import TextVerbs
 
@@ -27,13 +28,14 @@ def score_pairs(
     tokenizer: Tokenizer,
     source: Path,
     target: Path,
-    output: Path | None = None,
+    output: Target | None = None,
     *,
     json: bool = False,
     overlong: OverlongPair = "error",
+    force: bool = False,
 ) -> None:
     """Write for each line of two files log p of the target's line given the source's, one line each, to a file
-    (default: standard output), which appears whole or not at all.
+    (default: standard output), which appears whole or not at all; `force` replaces an earlier one.
 
     A line holds the sum, and after a tab the tokens' log p, separated by spaces, the end token's last. As JSON it is
     {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
@@ -42,6 +44,7 @@ def score_pairs(
     error, before the first is computed, or has a line without numbers (JSON: null), counted on standard error. Raises
     `UserError` as `read_parallel` does too.
     """
+    output = claim_lines("score", output, force, source, target)
     text = read_parallel(source, target)
     limit = model.config.max_positions
     fits: list[bool] = []

@@ -7,12 +7,14 @@ over all of s; of each source token the likeliest stay. The file is of Marian's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.shortlist import Shortlist
+from mlx_transformer.core.outputs import Kind, beginning
+from mlx_transformer.core.shortlist import HEADER, MAGIC, Shortlist
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.system.errors import UserError
@@ -93,3 +95,11 @@ def built_shortlist(
     if not len(counts.keys):
         raise UserError("no pair of the text has words on both sides that the model takes: nothing was counted")
     return counts.shortlist(config.source_vocab_size, first, best), skipped
+
+
+def _holds_shortlist(path: Path) -> bool:
+    head = beginning(path, HEADER.size)
+    return len(head) == HEADER.size and HEADER.unpack_from(head)[0] == MAGIC
+
+
+SHORTLIST_FILE = Kind("shortlist", _holds_shortlist)

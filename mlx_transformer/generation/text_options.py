@@ -31,6 +31,8 @@ class TextSettings:
     """Write text as it is decided, line by line."""
     resume: bool = False
     """Continue what was interrupted on its way to OUT."""
+    force: bool = False
+    """Replace an earlier file of translations."""
     source_language: str | None = None
     """The text's language, by its code in a model of several: eng_Latn."""
     target_language: str | None = None

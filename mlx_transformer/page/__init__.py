@@ -10,18 +10,24 @@ if TYPE_CHECKING:
 LEFT = ' style="text-align:left;vertical-align:top"'  # Jupyter sets cells to the right
 
 
-def page(title: str, body: str, css: str = "", script: str = "", head: str = "") -> str:
+def page(command: str, title: str, body: str, css: str = "", script: str = "", head: str = "") -> str:
     """Return a self-contained HTML page: `body` is HTML, and so is what else goes into the `head`; `css` is the page's
-    own, behind page.css; `script` runs at the end."""
+    own, behind page.css; `script` runs at the end. It names the command that writes it, which replaces only its own
+    pages (`core.outputs.page_kind`)."""
     from html import escape
 
     run = f"<script>{script}</script>" if script else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'{generator(command)}<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark">{head}<title>{escape(title)}</title>'
         f"<style>{_base()}{css}</style></head><body><main>{body}</main>{run}</body></html>\n"
     )
+
+
+def generator(command: str) -> str:
+    """Return the line of a page's head that names the command that wrote it."""
+    return f'<meta name="generator" content="mlx-transformer {command}">'
 
 
 def _base() -> str:

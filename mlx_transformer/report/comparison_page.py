@@ -43,7 +43,7 @@ def page(c: Comparison) -> str:
     """Return a self-contained HTML page."""
     body = "".join([_head(c), _figures(c), _charts(c), _sentences(c), _facts(c)])
     css = kit.neighbour_texts(__file__, "curves.css", "comparison.css")
-    return kit.page(f"{c.a.name} and {c.b.name}", body, css, SORT if c.sentences else "")
+    return kit.page("compare", f"{c.a.name} and {c.b.name}", body, css, SORT if c.sentences else "")
 
 
 def _head(c: Comparison) -> str:

@@ -34,7 +34,7 @@ def page(runs: Sequence[RunLog]) -> str:
     """Return a self-contained HTML page."""
     names = ", ".join(run.name for run in runs)
     body = "".join([_head(runs), _facts(runs), _charts(runs), *map(_samples, runs), _recipes(runs)])
-    return kit.page(f"training: {names}", body, kit.neighbour_texts(__file__, "curves.css"))
+    return kit.page("report", f"training: {names}", body, kit.neighbour_texts(__file__, "curves.css"))
 
 
 def _head(runs: Sequence[RunLog]) -> str:

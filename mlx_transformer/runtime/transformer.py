@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer import nn
-from mlx_transformer.core.checkpoint import is_published, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, is_published, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.quantization import Quantization
@@ -29,6 +30,7 @@ from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
 from mlx_transformer.nn.lora import delta_of, keep_adapter
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 
 from .decoding import MlxModel, evaluating
@@ -105,13 +107,14 @@ class Transformer(nn.Transformer, TextVerbs):
         mx.eval(model.parameters())
         return model
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: Target, force: bool = False) -> Path:
         """Write a checkpoint folder with weights and tokenizer, and return its path: integers as they are, other
         numbers in float32.
 
-        An earlier checkpoint of that name is replaced once the new one is complete. `UserError` for a folder that holds
-        something else, and for a model with an adapter beside its weights.
+        `force`: replace an earlier checkpoint of that name, once the new one is complete. `UserError` for a folder that
+        holds something else, and for a model with an adapter beside its weights.
         """
+        output = claim(folder, CHECKPOINT, force)
         if any(delta_of(layer) is not None for layer in self.modules()):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
@@ -121,7 +124,7 @@ class Transformer(nn.Transformer, TextVerbs):
             own["copies"] = {n: path for n, path in own["copies"].items() if n not in (EMBEDDING, DENSE)}
             own["texts"] |= self.text_embedding.texts()
             own["tensors"] = self.text_embedding.tensors()
-        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), **own)
+        return save_checkpoint(output, self.config, weights, text, quantization=quantization_of(self), **own)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -1,5 +1,5 @@
-"""Files and folders that appear whole or not at all: a temporary name, a flush to disk, one rename. And only where
-nothing is lost by it.
+"""Files and folders that appear whole or not at all: a temporary name, a flush to disk, one rename. Whether they may be
+written is decided before (`core/outputs.py`), and the rename refuses what has come in between.
 
 A process that is killed at any moment leaves the old state or the new one, and perhaps a temporary folder, which the
 next writer removes.
@@ -13,9 +13,11 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlx_transformer.system.locks import alone, written_meanwhile
 
@@ -24,103 +26,176 @@ from .errors import UserError
 if sys.platform != "win32":
     import fcntl
 
-
-def check_free(out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, *sources: Path) -> None:
-    """Raise `UserError` unless a command may write a folder as `out`: it is new or empty, or holds what `ours`
-    recognises as an earlier `what`, and `force` replaces it.
-
-    Anything else is never replaced; nor is one of `sources`, the folders that are read, or a folder around it.
-    """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; the {what} is a folder: choose another name")
-    for source in sources:
-        if is_within(source, out) or is_within(source, previous(out)):
-            inside = "is" if out.exists() and source.samefile(out) else "holds"
-            raise UserError(
-                f"{out}: {inside} the folder that is read, whose files would be lost; choose another folder"
-            )
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    if not ours(out):
-        raise UserError(f"{out}: holds files that are no {what}; choose another folder, or empty this one")
-    if not force:
-        raise UserError(f"{out}: holds another {what}; choose another folder, or --force to replace it")
+WITHOUT_REPLACING, SWAPPING = (1, 4), (2, 2)
+"""RENAME_NOREPLACE and RENAME_EXCHANGE of Linux; RENAME_EXCL and RENAME_SWAP of macOS."""
 
 
-def is_within(path: Path, folder: Path) -> bool:
-    """Return whether `path` is `folder` or in it, by whichever names and links."""
-    if not folder.exists():
-        return False
-    path = Path(os.path.realpath(path))
-    return any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
+class Seen(NamedTuple):
+    """What tells a file or a folder from another that takes its place, or from itself after a change."""
+
+    device: int
+    number: int
+    changed: int
+    """Nanoseconds."""
+    size: int
 
 
-def check_unread(out: Path, *read: Path) -> None:
-    """Raise `UserError` if a file that is to be written is read as well, by whichever name."""
-    if out.exists() and any(path.exists() and out.samefile(path) for path in read):
-        raise UserError(f"{out}: is read as well: choose another output")
+def seen(path: Path) -> Seen | None:
+    """Return what stands at a path; None: nothing."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    size = 0 if path.is_dir() else status.st_size
+    return Seen(status.st_dev, status.st_ino, status.st_mtime_ns, size)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file or a folder that may be written, as `core.outputs.claim` has decided; or, by `Output.any`, one that is the
+    writer's own, such as a cache, and replaced whatever is there."""
+
+    path: Path
+    """As the person called it."""
+    what: str
+    before: Seen | None
+    """What stood there when it was decided, which alone is replaced; None: the place was free."""
+    checked: bool = True
+    """Whether anything but `before` stays."""
+    special: bool = False
+    """A device or a pipe, which is written to as it is."""
+
+    @classmethod
+    def any(cls, path: Path, what: str) -> Output:
+        return cls(Path(path), what, None, checked=False)
+
+    @property
+    def place(self) -> Path:
+        """Where it lies: a link stays a link."""
+        return Path(os.path.realpath(self.path))
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Target = str | Path | Output
+"""What a function that writes takes: a name, about which it decides, or what has been decided."""
 
 
 @contextmanager
-def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterator[Path]:
-    """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
+def replace_folder(output: Output) -> Iterator[Path]:
+    """Fill the temporary folder that is given; when the block ends it takes its place, durably, at once.
 
-    Raises `UserError` ("the {what} could not be written") when the disk refuses, and where `folder` was free and
-    another process has filled it meanwhile; not if `made_by_any`: with the same as this one would. After any error
-    `folder` is the old one, untouched (or the new one, complete, if only the last flush was refused).
+    Raises `UserError` ("the ... could not be written") when the disk refuses, and where another process has written
+    there since `output` was decided. After any error what was there is untouched (or the new folder is there, complete,
+    if only the last flush was refused).
     """
-    named, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{named}: is a file; the {what} is a folder: choose another name")
-    with _replacing(folder, named, f"the {what} ") as temporary:
-        was_free = not folder.exists() or not any(folder.iterdir())
+    place = output.place
+    if place.exists() and not place.is_dir():
+        raise UserError(f"{output}: is a file; the {output.what} is a folder: choose another name")
+    with _replacing(place, output.path, f"the {output.what} ") as temporary:
         temporary.mkdir()
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             flush(path)
-        if not (was_free and _put_in_free_place(temporary, folder)):
-            if was_free and not made_by_any:
-                raise written_meanwhile(named)
-            _put_in_place(temporary, folder)
+        if output.checked and output.before is not None:
+            with alone(place, output.path):
+                check_unchanged(output)
+                _put_in_place(temporary, place)
+        elif not _put_in_free_place(temporary, place):
+            if output.checked:
+                raise written_meanwhile(output.path)
+            _put_in_place(temporary, place)
 
 
 @contextmanager
-def replace_files(file: Path) -> Iterator[Path]:
-    """Fill the temporary folder that is given with a file of this name and others that it needs; when the block ends
-    they take their places beside one another. `file` comes last: it is never there without the others.
+def replace_files(output: Output, *beside: Output) -> Iterator[Path]:
+    """Fill the temporary folder that is given with a file of this name and others that it needs, which are among
+    `beside`; when the block ends they take their places beside one another. The file itself comes last: it is never
+    there without the others.
 
-    Raises `UserError` when the disk refuses, and where there was no such file and another process has written it
-    meanwhile.
+    Raises `UserError` when the disk refuses, and where another process has written one of them since it was decided.
     """
-    was_free = not file.exists()
-    with _replacing(file, file) as temporary:
+    file = output.place
+    with _replacing(file, output.path) as temporary:
         temporary.mkdir()
         yield temporary
-        made = sorted(temporary.iterdir(), key=lambda path: path.name == file.name)
+        made = sorted(temporary.iterdir(), key=lambda path: path.name == output.path.name)
         for path in made:
             flush(path)
-        with alone(file):
-            if was_free and file.exists():
-                raise written_meanwhile(file)
+        others = {each.path.name: each for each in beside}
+        with alone(file, output.path):
+            check_unchanged(output)
+            for path in made[:-1]:
+                check_unchanged(others[path.name])
             if len(made) > 1:  # what stands there must not be read together with the new ones
                 file.unlink(missing_ok=True)
-            for path in made:
+            for path in made[:-1]:
                 os.replace(path, file.with_name(path.name))
+            put_file(made[-1], file, output.path, free=output.before is None or len(made) > 1)
         flush(file.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write or replace one file, making folders as needed; raises `UserError`, with the old file untouched, when the
-    disk refuses. Anything that is no regular file, such as a pipe, is written to as it is."""
-    place = Path(os.path.realpath(path))  # a link stays a link
-    with _replacing(place, path) as temporary:
+def write_text(path: Path | Output, text: str) -> None:
+    """`write_bytes` of text, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path | Output, data: bytes) -> None:
+    """Write one file, making folders as needed; raises `UserError`, with the old file untouched, when the disk refuses,
+    and where another process has written an `Output` since it was decided. A plain path is replaced whatever is there.
+    Anything that is no regular file, such as a pipe, is written to as it is."""
+    output = path if isinstance(path, Output) else Output.any(path, "file")
+    place = output.place
+    with _replacing(place, output.path) as temporary:
         if place.exists() and not place.is_file():
-            place.write_text(text, encoding="utf-8", newline="\n")
+            place.write_bytes(data)
             return
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_bytes(data)
         flush(temporary)
-        os.replace(temporary, place)
+        put_output(temporary, output)
         flush(place.parent)
+
+
+def put_output(temporary: Path, output: Output) -> None:
+    """Give a finished file its name. Raises `UserError` if what stands there isn't what `output` was decided about."""
+    place = output.place
+    if not output.checked:
+        os.replace(temporary, place)
+    elif output.before is None:
+        put_file(temporary, place, output.path, free=True)
+    else:
+        with alone(place, output.path):
+            check_unchanged(output)
+            os.replace(temporary, place)
+
+
+def check_unchanged(output: Output) -> None:
+    """Raise `UserError` if another process has written there since it was decided."""
+    if output.checked and not output.special and seen(output.place) != output.before:
+        raise written_meanwhile(output.path)
+
+
+def put_file(temporary: Path, place: Path, named: Path, free: bool) -> None:
+    """Rename a file; `free`: only if nothing has that name, of which the system decides."""
+    if not free:
+        os.replace(temporary, place)
+        return
+    if _rename(temporary, place, WITHOUT_REPLACING):
+        return
+    try:
+        os.link(temporary, place)
+    except FileExistsError:
+        raise written_meanwhile(named) from None
+    except (OSError, AttributeError, NotImplementedError):  # a file system without links
+        if place.exists():
+            raise written_meanwhile(named) from None
+        os.replace(temporary, place)
+    else:
+        temporary.unlink()
 
 
 @contextmanager
@@ -228,12 +303,17 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step, so that at no instant one of them is free; False where the system doesn't do that."""
+    return _rename(first, second, SWAPPING)
+
+
+def _rename(first: Path, second: Path, how: tuple[int, int]) -> bool:
+    """Rename in one of the system's special ways, of Linux and of macOS; False where it can't or won't."""
     names = os.fsencode(first), os.fsencode(second)
     try:
         library = ctypes.CDLL(None)
         if sys.platform == "darwin":
-            return library.renamex_np(*names, 2) == 0  # RENAME_SWAP
-        return library.renameat2(-100, names[0], -100, names[1], 2) == 0  # AT_FDCWD, RENAME_EXCHANGE
+            return library.renamex_np(*names, how[1]) == 0
+        return library.renameat2(-100, names[0], -100, names[1], how[0]) == 0  # AT_FDCWD
     except (AttributeError, TypeError, OSError):  # another C library, or none: Windows
         return False
 

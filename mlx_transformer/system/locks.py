@@ -45,12 +45,12 @@ def open_locked(path: Path) -> int | None:
 
 
 @contextmanager
-def alone(file: Path) -> Iterator[None]:
-    """Let no other process into such a block for the same file. `UserError` if one is."""
+def alone(file: Path, named: Path) -> Iterator[None]:
+    """Let no other process into such a block for the same file or folder. `UserError` if one is; it says `named`."""
     place = file.with_name(f".{file.name}.lock")
     handle = open_locked(place)
     if handle is None:
-        raise written_meanwhile(file)
+        raise written_meanwhile(named)
     try:
         yield
     finally:

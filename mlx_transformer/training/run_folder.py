@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core import checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.outputs import check_outside, claim
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
 from mlx_transformer.system.errors import UserError, first_of
@@ -88,6 +89,8 @@ def check_folder(folder: Path, resume: bool, force: bool = False) -> None:
     if resume and force:
         raise UserError("--resume goes on with a run, --force begins it anew: choose one")
     has_record = (folder / RECORD).exists()
+    if not has_record:
+        check_outside(folder)
     if has_record and not resume and not force:
         raise UserError(
             f"{folder}: already holds a run; continue it with --resume, choose another --out, or --force to replace it"
@@ -239,7 +242,8 @@ class Run:
         texts = {STATE: json.dumps(state, indent=2) + "\n", **extra.get("texts", {})}
         tensors = {OPTIMIZER: optimizer, **extra.get("tensors", {})}
         files = {**extra, "texts": texts, "tensors": tensors}
-        checkpoint.save_checkpoint(path, config, weights, tokenizer_json, **files)
+        output = claim(path, checkpoint.CHECKPOINT, True, own=True)
+        checkpoint.save_checkpoint(output, config, weights, tokenizer_json, **files)
         self.prune(keep)
         return path
 

@@ -22,6 +22,7 @@ from mlx_transformer.core.adapter import AdapterConfig, linear_maps
 from mlx_transformer.core.checkpoint import Checkpoint, digests, open_checkpoint, resolve, weights_digest
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
+from mlx_transformer.core.outputs import is_within
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
@@ -29,7 +30,7 @@ from mlx_transformer.data.labelled import Labelled
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
 from mlx_transformer.runtime.transformer import Transformer
-from mlx_transformer.system.durable import is_within, previous
+from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 

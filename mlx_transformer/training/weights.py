@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from mlx_transformer.convert.average import averaged
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig, read_adapter
-from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint, save_checkpoint
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.generation.settings import named_files, read_settings, settings_text
@@ -85,12 +86,14 @@ class Weights:
 
     def save(self, folder: Path, tokenizer_json: str) -> None:
         """Write a checkpoint with the weights as they are."""
-        save_checkpoint(folder, self.model.config, self.table(), tokenizer_json, **self.extra_files())
+        output = claim(folder, CHECKPOINT, True, own=True)
+        save_checkpoint(output, self.model.config, self.table(), tokenizer_json, **self.extra_files())
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
         """Write what a run leaves in its folder: OUT/model, whose card begins with `card`."""
         files = {**self.files, "texts": {**self.files["texts"], CARD: card}}
-        return save_checkpoint(out / "model", self.model.config, self.table(arrays), tokenizer_json, **files)
+        output = claim(out / "model", CHECKPOINT, True, own=True)
+        return save_checkpoint(output, self.model.config, self.table(arrays), tokenizer_json, **files)
 
 
 class AdapterWeights(Weights):

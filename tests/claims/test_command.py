@@ -88,10 +88,10 @@ def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "mine.txt").touch()
     for force in (False, True):
-        with pytest.raises(UserError, match="is no page of claims"):
+        with pytest.raises(UserError, match="holds no page of claims"):
             claims(["7"], str(page), None, force)
         with pytest.raises(UserError, match="holds files that are no folder of figures"):
             claims(["7"], None, str(folder), force)
-    with pytest.raises(UserError, match="needs the name of a page"):
+    with pytest.raises(UserError, match="is a folder"):
         claims(["7"], str(folder), None, True)
     assert page.read_text(encoding="utf-8") == "mine"

@@ -61,19 +61,19 @@ class Injection:
 
         builtins.open = io.open = open_  # type: ignore[assignment]
         os.fsync = fsync
-        self._install_exchange()
+        self._install_renames()
 
-    def _install_exchange(self) -> None:
+    def _install_renames(self) -> None:
         """Of a module that is imported already."""
         durable = sys.modules.get("mlx_transformer.system.durable")
         if durable is not None:
-            exchange = vars(durable)["_exchange"]
+            rename = vars(durable)["_rename"]
 
-            def swapped(first: Path, second: Path) -> bool:
+            def renamed(first: Path, second: Path, how: tuple[int, int]) -> bool:
                 self.happens("rename", second)
-                return exchange(first, second)
+                return rename(first, second, how)
 
-            vars(durable)["_exchange"] = swapped
+            vars(durable)["_rename"] = renamed
 
     def happens(self, what: str, file: Any, half: Callable[[], Any] | None = None) -> Any:
         """Count what is about to be done; half: does a part of it. Returns what `half` does, where it was done."""

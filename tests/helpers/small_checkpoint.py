@@ -24,7 +24,9 @@ def weights(value=1.0, config=CONFIG):
 
 def saved(folder, value=1.0):
     extra = {"optimizer.safetensors": {"step": np.array(7, np.uint64), "m": np.ones((2, 3))[:, ::2]}}
-    return save_checkpoint(folder, CONFIG, weights(value), TOKENIZER, texts={"state.json": "{}"}, tensors=extra)
+    return save_checkpoint(
+        folder, CONFIG, weights(value), TOKENIZER, force=True, texts={"state.json": "{}"}, tensors=extra
+    )
 
 
 def contents(folder):

@@ -158,8 +158,8 @@ def test_scores_of_texts(place):
 
 
 def test_an_onnx_folder_is_saved_as_it_is(place):
-    for _ in range(2):  # the second time in the place of the first
-        saved = mt.OnnxTransformer(place / "onnx").save(place / "again")
+    for force in (False, True):  # the second time in the place of the first
+        saved = mt.OnnxTransformer(place / "onnx").save(place / "again", force)
     files = [{path.relative_to(folder) for path in folder.rglob("*")} for folder in (saved, place / "onnx")]
     assert files[0] == files[1]
     mt.OnnxTransformer(saved)

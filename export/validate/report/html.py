@@ -21,7 +21,7 @@ def page(report: ReportData) -> str:
     """Return a self-contained HTML page."""
     sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _files, _tokens, _gradients, _runs)
     body = "".join(section(report) for section in sections)
-    return kit.page(f"validate: {report.verdict}", body, kit.neighbour_texts(__file__, "report.css"))
+    return kit.page("validate", f"validate: {report.verdict}", body, kit.neighbour_texts(__file__, "report.css"))
 
 
 def _verdict(r: ReportData) -> str:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from mlx_transformer.data.corpus import ParallelText, write_lines
+from mlx_transformer.core.outputs import claim
+from mlx_transformer.data.corpus import TEXT, ParallelText, write_lines
+from mlx_transformer.system.durable import Output
 from mlx_transformer.system.errors import UserError
 
 from . import measures, names, numbers, times
@@ -125,17 +127,17 @@ def build(
     return CldrCorpus(corpus_name, pair.source_name, pair.target_name, *sets)
 
 
-def write(corpus: CldrCorpus, folder: str | Path) -> list[Path]:
-    """Write `train`, `valid` and `heldout`, each as train.SRC, train.TGT and train.kinds; returns the paths."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+def write(corpus: CldrCorpus, folder: str | Path, force: bool = False) -> list[Path]:
+    """Write `train`, `valid` and `heldout`, each as train.SRC, train.TGT and train.kinds; returns the paths. `force`
+    replaces earlier ones."""
+    folder, outputs = Path(folder), list[tuple[Output, list[str]]]()
     for name, text in (("train", corpus.train), ("valid", corpus.valid), ("heldout", corpus.held_out)):
         ends = ((corpus.source_name, text.source), (corpus.target_name, text.target), ("kinds", text.kinds or []))
         for end, lines in ends:
-            written.append(folder / f"{name}.{end}")
-            write_lines(written[-1], lines)
-    return written
+            outputs.append((claim(folder / f"{name}.{end}", TEXT, force), lines))
+    for output, lines in outputs:
+        write_lines(output, lines)
+    return [output.path for output, _ in outputs]
 
 
 def _draws(pair: Pair, used: names.Names) -> dict[str, Draw]:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from mlx_transformer.core.card import carried
-from mlx_transformer.core.checkpoint import holds_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductScales, multiplied_names
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import output_weight_name, quantizable_shapes
 from mlx_transformer.core.sentencepiece import read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
@@ -21,7 +22,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.families.origin import place_of
 from mlx_transformer.generation.settings import SHORTLIST, Settings, checked_settings, settings_text
-from mlx_transformer.system.durable import check_free
+from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.manifest import CARD
 
@@ -48,7 +49,7 @@ class Original:
     """Pieces of the source's and the target's vocabulary."""
 
 
-def import_marian(path: str | Path, out: str | Path, force: bool = False) -> list[str]:
+def import_marian(path: str | Path, out: Target, force: bool = False) -> list[str]:
     """Write a Marian model, a file or the folder that holds it, as this project's checkpoint `out`.
 
     Integers become the float32 numbers that they stand for, and their scales go into int8_scales.json. The `.bin`,
@@ -56,8 +57,8 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
     is missing. `out` is new or empty, or with `force` a checkpoint that is replaced. Raises `UserError` with everything
     that is wrong.
     """
-    path, out = Path(path), Path(out)
-    check_free(out, "checkpoint", holds_checkpoint, force, path if path.is_dir() else path.parent)
+    path = Path(path)
+    output = claim(out, CHECKPOINT, force, path if path.is_dir() else path.parent)
     files = find_files(path)
     original = read_original(files.model)
     weights, problems = read_weights(original.config, original.sizes, original.items)
@@ -72,7 +73,7 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
     if files.shortlist is not None and files.uses_shortlist:
         settings[SHORTLIST] = files.shortlist.name
     notes += left
-    texts = {ORIGIN: _origin(files, original.options, out), **settings_text(settings)}
+    texts = {ORIGIN: _origin(files, original.options, output.path), **settings_text(settings)}
     texts[CARD] = carried(files.model.parent, results=True)
     if scales := read_scales(original):
         texts[INT8_SCALES] = scales.json()
@@ -80,7 +81,7 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
         notes.append("no int8_scales.json (the file has no scales of activations, or not all)")
     copied = [*([files.model] if files.model.suffix == ".bin" else []), *files.others]
     copies = {file.name: file for file in copied}
-    save_checkpoint(out, original.config, weights, tokenizer, texts=texts, copies=copies)
+    save_checkpoint(output, original.config, weights, tokenizer, texts=texts, copies=copies)
     return notes
 
 

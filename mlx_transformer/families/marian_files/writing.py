@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.card import Form, carried, write_card
-from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, multiplied_names, read_int8_scales
+from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.core.sentencepiece import sentencepiece_bytes
 from mlx_transformer.core.sentencepiece_tokenizer import sentencepiece_of
 from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.stored import Stored
@@ -38,6 +39,7 @@ FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
 """Fields of a config that Marian's network doesn't ask for; biases that are missing are written as zeros."""
 USE = "```sh\nmarian-decoder --models {} --vocabs {} --beam-size 4 < source.txt\n```"
+MARIAN = Kind("Marian folder", holds_marian, folder=True)
 TOKENIZER = (
     "its tokenizer is none that Marian reads: it takes a SentencePiece unigram model made with "
     "--bos_id=-1 --eos_id=0 --unk_id=1"
@@ -46,7 +48,7 @@ TOKENIZER = (
 
 def to_marian(
     checkpoint: str | Path,
-    out: str | Path,
+    out: Target,
     force: bool = False,
     scales: Int8Scales | None = None,
     shortlist: Shortlist | None = None,
@@ -59,11 +61,11 @@ def to_marian(
     changed is written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such a
     folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
     """
-    opened, out = open_checkpoint(checkpoint), Path(out)
+    output = claim(out, MARIAN, force, resolve(checkpoint))
+    opened = open_checkpoint(checkpoint)
     if opened.config.architecture != "encoder-decoder":
         kind = KINDS[opened.config.architecture]
         raise UserError(f"{opened.folder}: is {kind}, and Marian's files hold an encoder with a decoder")
-    check_free(out, "Marian folder", holds_marian, force, opened.folder)
     origin = _origin(opened.folder)
     names = _Names(origin)
     vocabularies, sizes = _vocabularies(opened, origin)
@@ -76,7 +78,7 @@ def to_marian(
     own, notes = read_int8_scales(opened.folder, opened.config), []
     scales = scales or own
     original = _unchanged(opened, origin, weights) if scales == own else None
-    with replace_folder(out, "Marian folder") as temporary:
+    with replace_folder(output) as temporary:
         with open(temporary / names.archive, "wb") as file:
             write_npz(file, [*floats, options_item(options)])
         if original is not None:
@@ -99,7 +101,7 @@ def to_marian(
             _write_settings(temporary, origin, names, len(vocabularies), listed)
         files = [names.archive, *names.vocabularies[len(vocabularies) - 1] * (3 - len(vocabularies))]
         form = Form("marian", ("marian", "bergamot"), USE.format(files[0], " ".join(files[1:])))
-        write_card(temporary, opened.config, form, carried(opened.folder, results=True), out)
+        write_card(temporary, opened.config, form, carried(opened.folder, results=True), output.path)
     return notes
 
 

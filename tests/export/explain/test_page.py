@@ -185,7 +185,7 @@ def test_nothing_of_another_kind_is_replaced(place, tmp_path):
     other, out = tmp_path / "notes.html", tmp_path / "page.html"
     other.write_text("mine")
     for force in (False, True):
-        with pytest.raises(UserError, match="is no page of explain"):
+        with pytest.raises(UserError, match="holds no page of explain"):
             explain(place / "onnx", [TEXT], out=other, force=force)
     assert other.read_text(encoding="utf-8") == "mine"
     explain(place / "onnx", [TEXT], out=out)

@@ -107,7 +107,7 @@ def test_a_package_beyond_the_limits_is_refused_and_nothing_is_left(checkpoint, 
     export_onnx(checkpoint, out, precision="int8", gate_source=text[0], accept_loss=True)
     assert recorded(out)[0].problems
     with pytest.raises(UserError, match="not written"):
-        export_onnx(checkpoint, out, precision="int4", gate_source=text[0])
+        export_onnx(checkpoint, out, precision="int4", gate_source=text[0], force=True)
     assert recorded(out)[0].precision == "int8"  # the earlier export is still there
 
 
@@ -135,7 +135,7 @@ def test_the_built_in_corpus_where_the_run_names_it(checkpoint, tmp_path, monkey
     recipe = {"data": {"corpus": "cldr:en-de", "train_pairs": 3000}, "training": {"seed": 2}}
     run.write_text(json.dumps({"recipe": recipe}), encoding="utf-8")
     try:
-        (judged,) = recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
+        (judged,) = recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8", force=True))
     finally:
         run.unlink()
     assert (judged.text, judged.sentences) == ("cldr:en-de, held out", 6)

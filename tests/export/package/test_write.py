@@ -228,7 +228,9 @@ def test_the_same_bytes_every_time(checkpoint, exported, tmp_path):
 def test_an_earlier_export_is_replaced_other_folders_are_not(checkpoint, exported, tmp_path):
     folder = export_onnx(checkpoint, tmp_path / "onnx")
     (folder / "onnx" / "stale.onnx").write_text("")
-    export_onnx(checkpoint, folder)
+    with pytest.raises(UserError, match="--force"):
+        export_onnx(checkpoint, folder)
+    export_onnx(checkpoint, folder, force=True)
     assert not (folder / "onnx" / "stale.onnx").exists()
     assert os.listdir(tmp_path) == ["onnx"]
 
@@ -255,7 +257,7 @@ def test_a_full_disk_leaves_the_earlier_export(checkpoint, tmp_path, monkeypatch
 
     monkeypatch.setattr(package, "fill", full)
     with pytest.raises(UserError, match="No space left on device"):
-        export_onnx(checkpoint, folder)
+        export_onnx(checkpoint, folder, force=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert os.listdir(tmp_path) == ["onnx"]
 

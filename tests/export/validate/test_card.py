@@ -41,7 +41,7 @@ def test_the_verdict_stands_in_both_cards_until_the_weights_change(tmp_path, cap
     assert runtime.endswith("Budget: 4 (rms) and 8 (largest) times the error of float32 itself")
     assert check(checkpoint, onnx) == 0  # the cards are no damage
 
-    save_checkpoint(checkpoint, CONFIG, random_weights(CONFIG, 2))
+    save_checkpoint(checkpoint, CONFIG, random_weights(CONFIG, 2), force=True)
     assert proof(checkpoint) == UNPROVEN
     assert check(checkpoint, onnx) == 1
     assert proof(onnx).startswith("**Not equal**: `mlx-transformer validate` found a difference on ")

@@ -177,7 +177,7 @@ def test_what_a_page_cannot_run_is_refused(text_folder, made, tmp_path):
     refused("needs encoder_model.onnx and decoder_model_merged.onnx: export it with --target web", tmp_path / "cpu")
     for architecture in ("decoder", "encoder"):
         config = alone("paper", architecture)
-        save_checkpoint(tmp_path / "model", config, random_weights(config))
+        save_checkpoint(tmp_path / "model", config, random_weights(config), force=True)
         export_onnx(tmp_path / "model", tmp_path / architecture)
         refused("has no tokenizer.json", tmp_path / architecture)
         shutil.copy(made / "web/tokenizer.json", tmp_path / architecture)

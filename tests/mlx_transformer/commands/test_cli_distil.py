@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,19 @@ def test_the_recipe_is_one_that_marian_has() -> None:
     distilling._check_student(recipe, "distil")
     assert recipe.training.smoothing == 0
     assert json.loads(recipe.config(4000).to_json())["decoder_self_attention"] == "ssru"
+
+
+def test_a_folder_that_is_something_elses_is_refused_before_the_work(folder: Path, tmp_path: Path, capsys) -> None:
+    """The teacher itself, a folder in it, a run, a model; nothing is left in them."""
+    shutil.copytree(folder / "onnx", tmp_path / "teacher")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "translations.txt").write_text("mine")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for out in ("teacher", "teacher/student", "run", "text", "text/translations.txt"):
+        assert main("distil", tmp_path / "teacher", *flags(folder, tmp_path / out)) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert str(tmp_path / out) in said
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -53,7 +53,7 @@ def test_explain_refuses_in_one_line(call, made, tmp_path):
     refused(call("explain", tmp_path / "none", "one", *page), "no such folder")
     refused(call("explain", made / "onnx", *page), "none is given")
     (tmp_path / "page.html").write_text("mine")
-    refused(call("explain", made / "onnx", "one", *page, "--force"), "is no page of explain")
+    refused(call("explain", made / "onnx", "one", *page, "--force"), "holds no page of explain")
 
 
 @pytest.mark.parametrize("command", [["claims"], ["explain", "claims"]])

@@ -20,7 +20,8 @@ from mlx_transformer.convert import import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.system.durable import replace_files, write_text
+from mlx_transformer.system import durable
+from mlx_transformer.system.durable import Output, replace_files, write_text
 from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
@@ -118,12 +119,13 @@ def test_what_is_read_is_never_replaced(call, wide, tmp_path):
     assert contents(copy) == before
 
 
-def test_an_export_of_the_same_weights_may_be_made_again(call, others, tmp_path):
+def test_an_export_of_the_same_weights_is_made_again_by_force_alone(call, others, tmp_path):
     out = tmp_path / "out"
-    for extra in ([], ["--precision", "int8"], []):
+    for extra in ([], ["--precision", "int8", "--force"], ["--force"]):
         assert call("export", others / "model", out, *extra)[0] == 0
+    refused(call("export", others / "model", out), f"{out}: holds another ONNX folder", "--force")
     assert OnnxTransformer(out).translate(LINES) == OnnxTransformer(others / "onnx").translate(LINES)
-    for extra in ([], ["--precision", "float16"]):
+    for extra in ([], ["--precision", "float16", "--force"]):
         assert call("export", others / "model", tmp_path / "one.onnx", "--search", *extra)[0] == 0
 
 
@@ -197,7 +199,8 @@ def test_a_gate_that_has_nothing_to_judge_is_said(call, others, tmp_path):
         )
         assert status == 0
         assert said.startswith(f"{text}: nothing to judge on it; judged are float16, ")
-        status, said, _ = call("export", others / "model", tmp_path / "o.onnx", "--search", "--precision", "float16")
+        again = ["--search", "--precision", "float16", "--force"]
+        status, said, _ = call("export", others / "model", tmp_path / "o.onnx", *again)
         assert said.startswith("float16: not judged; --gate-source FILE would")
 
 
@@ -206,11 +209,12 @@ def test_reports_appear_whole_or_not_at_all(call, made, tmp_path, monkeypatch):
     same = tmp_path / "x"
     status, _, said = call(*validate, "--json", same, "--html", tmp_path / "." / "x")
     assert (status, "x: can't be both" in said, said.count("\n")) == (2, True, 1)
-    same.write_text("the last one's")
+    assert call(*validate, "--html", same)[0] == 0
+    before = contents(same)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    status, _, said = call(*validate, "--html", same)
+    status, _, said = call(*validate, "--html", same, "--force")
     assert (status, f"{same}: could not be written" in said) == (2, True)
-    assert contents(same) == {".": b"the last one's"}
+    assert contents(same) == before
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -239,23 +243,21 @@ def test_a_file_never_stands_beside_the_data_of_another(tmp_path, monkeypatch):
     file, data = tmp_path / "m.onnx", tmp_path / "m.onnx_data"
     file.write_text("old")
     data.write_text("old data")
-    rename = os.replace
 
-    def killed(old: Path, new: Path) -> None:
-        if new == file:
-            raise KeyboardInterrupt
-        rename(old, new)
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
     def write() -> None:
-        with replace_files(file) as temporary:
+        outputs = Output.any(file, "model"), Output.any(data, "data")
+        with replace_files(*outputs) as temporary:
             (temporary / "m.onnx").write_text("new")
             (temporary / "m.onnx_data").write_text("new data")
 
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "put_file", killed)  # the last of the renames
+        with pytest.raises(KeyboardInterrupt):
+            write()
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx_data"}
-    monkeypatch.setattr(os, "replace", rename)
     write()
     assert (file.read_text(encoding="utf-8"), data.read_text(encoding="utf-8")) == ("new", "new data")
     assert len(list(tmp_path.iterdir())) == 2

@@ -183,7 +183,7 @@ def test_other_weights_are_refused_listing_every_difference(folder):
     wrong["embedding.weight"] = wrong["embedding.weight"].T.copy()
     wrong["encoder.extra"] = wrong.pop("encoder.layers.0.feed_forward.up_proj.weight")
     with pytest.raises(UserError) as error:
-        save_checkpoint(folder, CONFIG, wrong)
+        save_checkpoint(folder, CONFIG, wrong, force=True)
     rewrite(folder, wrong)
     with pytest.raises(UserError) as opening:
         open_checkpoint(folder)

@@ -22,7 +22,8 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, save_checkpoint
+from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.training.run_folder import Run
@@ -35,7 +36,7 @@ while True:
     step += 1
     weights = {name: np.full(shape, step, np.float32) for name, shape in parameter_shapes(config).items()}
     run.save(config, weights, "{}", {"m": np.full(3, step)}, {"step": step}, keep=2)
-    save_checkpoint(folder / "model", config, weights)
+    save_checkpoint(claim(folder / "model", CHECKPOINT, True, own=True), config, weights)
     print(step, flush=True)
 """
 

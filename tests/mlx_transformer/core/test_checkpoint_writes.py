@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 from small_checkpoint import contents, refusal, saved, value_of
 
+from mlx_transformer.core.outputs import Kind, claim
+from mlx_transformer.data.corpus import TEXT
 from mlx_transformer.system import durable, locks
-from mlx_transformer.system.durable import replace_files, replace_folder
+from mlx_transformer.system.durable import Output, replace_files, replace_folder
 from mlx_transformer.system.errors import UserError
 
 resource = pytest.importorskip("resource")
+MODEL = Kind("model", lambda _: True, folder=True)
+MODEL_FILE = Kind("model", lambda _: True)
 
 
 @pytest.mark.parametrize("there", ["file", "notes", "onnx"])
@@ -176,25 +180,66 @@ def test_a_free_place_is_taken_once(tmp_path, begun_as):
     said = "place: another process has written it meanwhile; choose another name, or --force to replace it"
 
     def second() -> None:
-        with replace_folder(place, "model") as late:
-            (late / "file").write_text("second")
-            with replaced_elsewhere(), replace_folder(place, "model") as early:
-                (early / "file").write_text("first")
+        late, early = (claim(place, MODEL) for _ in range(2))
+        with replace_folder(late) as folder:
+            (folder / "file").write_text("second")
+            with replaced_elsewhere(), replace_folder(early) as folder:
+                (folder / "file").write_text("first")
 
     with pytest.raises(UserError, match=said):
         second()
     assert (place / "file").read_text(encoding="utf-8") == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
     for name in ("second", "third"):  # which is known to be there
-        with replace_folder(place, "model") as again:
+        with replace_folder(claim(place, MODEL, force=True)) as again:
             (again / "file").write_text(name)
     assert (place / "file").read_text(encoding="utf-8") == "third"
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+def test_of_two_who_replace_the_second_is_refused(tmp_path):
+    """Both were told --force about the same earlier folder, or file."""
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "file").write_text("old")
+    (tmp_path / "text").write_text("old")
+    late, early = (claim(tmp_path / "place", MODEL, force=True) for _ in range(2))
+
+    def second() -> None:
+        with replace_folder(late) as folder:
+            (folder / "file").write_text("second")
+            with replaced_elsewhere(), replace_folder(early) as folder:
+                (folder / "file").write_text("first")
+
+    with pytest.raises(UserError, match="meanwhile"):
+        second()
+    text, earlier = (claim(tmp_path / "text", TEXT, force=True) for _ in range(2))
+    durable.write_text(earlier, "first")
+    with pytest.raises(UserError, match="meanwhile"):
+        durable.write_text(text, "second")
+    assert {path.read_text() for path in (tmp_path / "place" / "file", tmp_path / "text")} == {"first"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "text"]
+
+
+@pytest.mark.parametrize("way", ["rename", "link", "neither"])
+def test_a_free_file_is_taken_once(tmp_path, monkeypatch, way):
+    """By the rename that replaces nothing, and on systems without it."""
+    if way != "rename":
+        monkeypatch.setattr(durable, "_rename", lambda *_: False)
+    if way == "neither":
+        monkeypatch.setattr(durable.os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    late, early = (claim(tmp_path / "text", TEXT) for _ in range(2))
+    durable.write_text(early, "first")
+    with pytest.raises(UserError, match="text: another process has written it meanwhile"):
+        durable.write_text(late, "second")
+    assert (tmp_path / "text").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 def test_what_all_would_make_alike_may_be_made_twice(tmp_path):
-    with replace_folder(tmp_path / "place", "cache", made_by_any=True) as late:
+    cache = Output.any(tmp_path / "place", "cache")
+    with replace_folder(cache) as late:
         (late / "file").write_text("second")
-        with replaced_elsewhere(), replace_folder(tmp_path / "place", "cache", made_by_any=True) as early:
+        with replaced_elsewhere(), replace_folder(cache) as early:
             (early / "file").write_text("first")
     assert (tmp_path / "place" / "file").read_text(encoding="utf-8") == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
@@ -210,18 +255,23 @@ def test_a_free_name_is_taken_once(tmp_path):
     file = tmp_path / "m.onnx"
     said = r"m\.onnx: another process has written it meanwhile"
 
+    def outputs() -> list[Output]:
+        return [claim(place, MODEL_FILE) for place in (file, tmp_path / "m.onnx_data")]
+
     def second() -> None:
-        with replace_files(file) as late:
-            fill(late, "second")
-            with replaced_elsewhere(), replace_files(file) as early:
-                fill(early, "first")
+        late, early = outputs(), outputs()
+        with replace_files(*late) as folder:
+            fill(folder, "second")
+            with replaced_elsewhere(), replace_files(*early) as folder:
+                fill(folder, "first")
 
     with pytest.raises(UserError, match=said):
         second()
     handle = locks.open_locked(tmp_path / ".m.onnx.lock")
     assert handle is not None
-    with pytest.raises(UserError, match="meanwhile"), replace_files(file) as late:
-        fill(late, "third")
+    free = Output(file, "model", durable.seen(file)), Output(tmp_path / "m.onnx_data", "data", None)
+    with pytest.raises(UserError, match="meanwhile"), replace_files(*free) as folder:
+        fill(folder, "third")
     os.close(handle)
     (tmp_path / ".m.onnx.lock").unlink()
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {

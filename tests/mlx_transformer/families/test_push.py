@@ -172,3 +172,17 @@ def test_without_the_library_the_message_names_the_extra(checkpoint, monkeypatch
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"push needs huggingface_hub: pip install 'mlx-transformer\[hub\]'"):
         push(shipment(Path(checkpoint)), "org/name")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "dangling"])
+def test_links_out_of_the_folder_are_refused_by_name(checkpoint, tmp_path, kind):
+    """Nobody expects what they lead to to be sent. Links inside the folder are files like others."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "key").write_text("secret")
+    (checkpoint / "card.md").symlink_to("README.md")
+    (checkpoint / ".cache").symlink_to(tmp_path / "secrets")  # hidden, and not sent
+    assert "card.md" in shipment(checkpoint).files
+    target = {"file": tmp_path / "secrets" / "key", "folder": tmp_path / "secrets", "dangling": tmp_path / "none"}[kind]
+    (checkpoint / "notes").symlink_to(target)
+    with pytest.raises(UserError, match="links lead out of it: notes; "):
+        shipment(checkpoint.parent)

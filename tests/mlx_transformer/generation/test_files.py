@@ -35,12 +35,12 @@ def test_a_file_keeps_its_lines(tmp_path, capsys):
     translate_stream(UpperCase(), source, target)
     assert target.read_bytes() == "ONE\n\nTWO\ufffd\ufffdTHREE\nFOUR\rFIVE\n".encode()
     assert "line 3: not UTF-8" in capsys.readouterr().err
-    translate_stream(UpperCase(), source, target, n_best=2)
+    translate_stream(UpperCase(), source, target, n_best=2, force=True)
     assert target.read_bytes().split(b"\n")[:2] == [b"ONE\tONE!", b"\t"]
     with pytest.raises(UserError, match="is read as well"):
         translate_stream(UpperCase(), source, source)
     with pytest.raises(UserError, match="cannot be read"):
-        translate_stream(UpperCase(), tmp_path / "none", target)
+        translate_stream(UpperCase(), tmp_path / "none", tmp_path / "new")
     with pytest.raises(UserError, match="cannot be written"):
         translate_stream(UpperCase(), source, tmp_path / "none" / "out")
     assert names(tmp_path) == {"in", "out"}
@@ -76,7 +76,7 @@ def test_a_bad_line_is_found_before_the_first_batch(tmp_path, small_parts):
     source.write_text("one\n" * 7 + "xyz" * 40 + "\n")
     target.write_text("of yesterday")
     with pytest.raises(UserError, match="line 8: "):
-        translate_stream(UpperCase(calls=calls), source, target, overlong="error")
+        translate_stream(UpperCase(calls=calls), source, target, overlong="error", force=True)
     assert (calls, target.read_text(encoding="utf-8"), names(tmp_path)) == ([], "of yesterday", {"in", "out"})
 
 
@@ -143,13 +143,13 @@ def test_an_interrupted_file_is_continued_with_the_same_bytes(tmp_path, small_pa
     target.write_text("of yesterday")
     for round in range(1, 4):
         with pytest.raises(StoppedError):
-            translate_stream(stopping(2), source, target, overlong="split", resume=round > 1)
+            translate_stream(stopping(2), source, target, overlong="split", resume=round > 1, force=True)
         assert target.read_text(encoding="utf-8") == "of yesterday"
         done = (tmp_path / "out.partial").read_bytes()
         assert expected.read_bytes().startswith(done)
         with open(tmp_path / "out.partial", "ab") as file:  # killed in the midst of a write
             file.write(b"half a li")
-    translate_stream(stopping(4), source, target, overlong="split", resume=True)
+    translate_stream(stopping(4), source, target, overlong="split", resume=True, force=True)
     assert target.read_bytes() == expected.read_bytes()
     assert names(tmp_path) == {"in", "out", "expected"}
     assert capsys.readouterr().err == told
@@ -184,8 +184,11 @@ def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
     source.write_text(TEXT)
     translate_stream(UpperCase(), source, target, resume=True)
     assert target.read_text(encoding="utf-8") == TEXT.upper()
-    (tmp_path / "out.partial.json").write_text("{}")  # killed between the last two steps
-    translate_stream(UpperCase(), source, target, resume=True)
+    record = '{"format": 1, "progress": {}, "facts": {}}'
+    (tmp_path / "out.partial.json").write_text(record)  # killed between the last two steps
+    with pytest.raises(UserError, match="holds another file of translations"):
+        translate_stream(UpperCase(), source, target, resume=True)
+    translate_stream(UpperCase(), source, target, resume=True, force=True)
     assert (target.read_text(encoding="utf-8"), names(tmp_path)) == (TEXT.upper(), {"in", "out"})
     for wrong, said in (
         ({"stream": True, "output": target}, "stream=True writes bare text"),
@@ -196,7 +199,7 @@ def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
         if wrong["output"] == tmp_path / "fifo":
             os.mkfifo(tmp_path / "fifo")
         with pytest.raises(UserError, match=said):
-            translate_stream(UpperCase(), source, resume=True, **wrong)
+            translate_stream(UpperCase(), source, resume=True, force=True, **wrong)
 
 
 def test_a_disk_that_refuses_is_told_of_and_left_as_it_was(tmp_path, monkeypatch, small_parts):
@@ -227,6 +230,22 @@ class _Full(SimpleNamespace):
         raise OSError(errno.ENOSPC, "no room")
 
 
+def test_a_file_named_like_the_partial_one_is_kept(tmp_path):
+    """One that isn't text, one that is read, and a record of somebody else's."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(TEXT)
+    (tmp_path / "out.partial").write_bytes(b"\0weights")
+    with pytest.raises(UserError, match=r"out\.partial: holds no file of translations"):
+        translate_stream(UpperCase(), source, target)
+    os.replace(source, tmp_path / "out.partial")
+    with pytest.raises(UserError, match=r"out\.partial: is read as well"):
+        translate_stream(UpperCase(), tmp_path / "out.partial", target)
+    os.replace(tmp_path / "out.partial", source)
+    (tmp_path / "out.partial.json").write_text("[]")
+    translate_stream(UpperCase(), source, target)
+    assert (tmp_path / "out.partial.json").read_text() == "[]"
+
+
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "place").mkdir()
@@ -252,7 +271,7 @@ def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts, at_pace):
     translate_stream(model, tmp_path / "in", tmp_path / "out")
     assert capsys.readouterr().err == ""
     at_pace(4)
-    translate_stream(model, tmp_path / "in", tmp_path / "out")
+    translate_stream(model, tmp_path / "in", tmp_path / "out", force=True)
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "translate 100 %  10 of 10 lines"
     assert 2 <= len(said) < 8

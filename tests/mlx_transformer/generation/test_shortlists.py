@@ -62,7 +62,7 @@ def test_a_command_builds_one_that_translate_and_export_take(call, tmp_path: Pat
         assert run("translate", out, line, "--shortlist", "none") == plain
     run("export", place / "model", tmp_path / "none", "--shortlist", "none")
     assert run("translate", tmp_path / "none", line) == plain
-    refused(call("shortlist", place / "model", lex, *arguments), "lex.bin: is there already")
+    refused(call("shortlist", place / "model", lex, *arguments), "lex.bin: holds another shortlist")
     refused(
         call("shortlist", place / "model", tmp_path / "b", *arguments, "--first", 999), "--first 999 must be from 1"
     )

@@ -1,0 +1,237 @@
+"""Whether a command may write a file or a folder: the one place that decides it, from the command line and from Python.
+
+An output is refused, before any work and with nothing changed on disk, if
+
+- it is something that the command reads, holds it, or lies in a folder that it reads;
+- it would lie inside a model or a run, read or not: their folders hold what their commands wrote and nothing else;
+- something is there already, unless `force` is given and it is an earlier output of the same kind.
+
+`claim` returns what stood there (`durable.Output`), and the last rename compares: what another process has put there
+meanwhile is not replaced either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_transformer.page import generator
+from mlx_transformer.system.durable import Output, Target, previous, seen
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import check_name, read_json
+
+from .folders import ONNX_CONFIG
+
+BEGINNING = 1 << 16
+"""Bytes of a file by which its kind is told."""
+CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}
+"""At least one is in the config.json of a model; other programs call their settings config.json too."""
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.onnx", "onnx/*.onnx")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of output."""
+
+    name: str
+    """What it is called in errors: checkpoint, ONNX folder, page of explain."""
+    ours: Callable[[Path], bool]
+    """Whether what stands there is an earlier output of this kind, which `force` replaces."""
+    folder: bool = False
+
+
+ONNX_FOLDER = Kind("ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), folder=True)
+
+
+def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own: bool = False) -> Output:
+    """Return the right to write `out`; raises `UserError` where something would be lost by it.
+
+    read: the files and folders that the command reads; None and those that don't exist are passed over. own: `out` is a
+    part of a folder that the command keeps itself, such as OUT/onnx of quickstart: it may lie inside a run. An `Output`
+    has been decided already and comes back as it is. Devices and pipes are written to as they are.
+    """
+    if isinstance(out, Output):
+        return out
+    check_name(out)
+    out = Path(out)
+    if out.exists() and not out.is_dir() and not out.is_file() and not kind.folder:
+        return Output(out, kind.name, None, special=True)
+    if kind.folder and out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; the {kind.name} is a folder: choose another name")
+    if not kind.folder and out.is_dir():
+        raise UserError(f"{out}: is a folder; give the name of a file")
+    sources = [path for path in read if path is not None and path.exists()]
+    for source in sources:
+        _check_unread(out, source, kind)
+    if not own:
+        check_outside(out)
+    if _is_free(out):
+        return Output(out, kind.name, None if kind.folder else seen(out))
+    another = "choose another folder" if kind.folder else "choose another name"
+    if not _recognised(out, kind):
+        if kind.folder:
+            raise UserError(f"{out}: holds files that are no {kind.name}; {another}, or empty this one")
+        raise UserError(f"{out}: holds no {kind.name}, and only an earlier one is ever replaced; {another}")
+    if not force:
+        raise UserError(f"{out}: holds another {kind.name}; {another}, or --force to replace it")
+    return Output.any(out, kind.name) if own else Output(out, kind.name, seen(out))
+
+
+def check_outside(out: Path) -> None:
+    """Raise `UserError` if `out` would lie inside a model's or a run's folder, or where no file can be made."""
+    _check_parent(out)
+    for folder in Path(os.path.realpath(out)).parents:
+        if what := kind_of_model(folder):
+            raise UserError(f"{out}: would lie inside {folder}, which is {what}; choose a place outside of it")
+
+
+def kind_of_model(folder: Path) -> str | None:
+    """Say what kind of model or run a folder holds, by the names of its files; None: none."""
+    holds = lambda name: (folder / name).is_file()  # noqa: E731
+    if holds(ONNX_CONFIG):
+        return "an ONNX folder"
+    if holds("run.json") and (holds("metrics.jsonl") or any((folder / part).is_dir() for part in RUN_FOLDERS)):
+        return "the folder of a run"
+    if holds("distil.json") or (holds("adapter.json") and holds("adapter.safetensors")):
+        return "the folder of a run" if holds("distil.json") else "an adapter"
+    if holds("adapter_config.json") and any(folder.glob("adapter_model.*")):
+        return "an adapter"
+    if holds("config.json") and any(any(folder.glob(form)) for form in WEIGHTS):
+        return "a model" if _is_model_config(folder / "config.json") else None
+    if holds("modules.json") and (holds("config_sentence_transformers.json") or (folder / "1_Pooling").is_dir()):
+        return "a model of sentence-transformers"
+    if holds("config.pbtxt") and (folder / "1").is_dir():
+        return "a model of Triton's"
+    if holds("model.npz") and any(folder.glob("*.yml")):
+        return "a model of Marian's"
+    return None
+
+
+RUN_FOLDERS = ("checkpoints", "model")
+
+
+def _is_model_config(path: Path) -> bool:
+    try:
+        values = read_json(path)
+    except UserError:
+        return True  # damaged, beside weights
+    return isinstance(values, dict) and not CONFIG_KEYS.isdisjoint(values)
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Return whether `path` is `folder` or in it, by whichever names and links."""
+    if not folder.exists():
+        return False
+    path = Path(os.path.realpath(path))
+    return any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
+
+
+def _check_unread(out: Path, source: Path, kind: Kind) -> None:
+    """Raise `UserError` if `source` is read and writing `out` would change it."""
+    if kind.folder:
+        if is_within(source, out) or is_within(source, previous(out)):
+            inside = "is" if out.exists() and source.samefile(out) else "holds"
+            what = "folder" if source.is_dir() else "file"
+            lost = ", whose files would be lost" if source.is_dir() else ", which would be lost"
+            raise UserError(f"{out}: {inside} the {what} that is read{lost}; choose another folder")
+    elif out.exists() and any(out.samefile(file) for file in _files(source)):
+        raise UserError(f"{out}: is read as well: choose another output")
+    if source.is_dir() and is_within(out, source):
+        raise UserError(f"{out}: would lie inside {source}, which is read; choose a place outside of it")
+
+
+def _files(source: Path) -> Iterator[Path]:
+    """Yield the files of what is read, with the data beside a graph."""
+    if source.is_dir():
+        yield from (file for file in source.rglob("*") if file.is_file())
+        return
+    yield source
+    if (data := source.with_name(f"{source.name}_data")).is_file():
+        yield data
+
+
+def _check_parent(out: Path) -> None:
+    """Raise `UserError` where no file can be made."""
+    parent = next(folder for folder in Path(os.path.realpath(out)).parents if folder.exists())
+    if not parent.is_dir():
+        raise UserError(f"{out}: could not be written ({parent} is a file); choose another name")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{out}: could not be written ({parent} is read-only); choose another place")
+
+
+def _is_free(out: Path) -> bool:
+    """Return whether nothing is lost there: no file, an empty one, no folder, or an empty one."""
+    if not out.exists():
+        return True
+    return not any(out.iterdir()) if out.is_dir() else out.stat().st_size == 0
+
+
+def _recognised(out: Path, kind: Kind) -> bool:
+    try:
+        return kind.ours(out)
+    except (OSError, ValueError, UserError):
+        return False
+
+
+def beginning(path: Path, size: int = BEGINNING) -> bytes:
+    """Return the first bytes of a regular file; b"" for anything else."""
+    with suppress(OSError):
+        if stat.S_ISREG(path.stat().st_mode):
+            with path.open("rb") as file:
+                return file.read(size)
+    return b""
+
+
+# Other people's text: it begins as a document of a format of its own, not as sentences.
+_DOCUMENT = re.compile(rb"\s*(\{|\[\s*[\[{\"]|<[!?a-zA-Z]|#!|%PDF|%!PS)")
+
+
+def holds_lines(path: Path) -> bool:
+    """Return whether a file is plain text, as `translate` writes it: UTF-8 without control bytes, and no JSON, HTML,
+    XML or program."""
+    return _is_text(data := beginning(path)) and _DOCUMENT.match(data) is None
+
+
+def holds_json_lines(*keys: str) -> Callable[[Path], bool]:
+    """Return what recognises a file of JSON lines: objects that begin with the first of these keys and have them
+    all."""
+
+    def ours(path: Path) -> bool:
+        line = beginning(path).partition(b"\n")[0]
+        if not line.startswith(f'{{"{keys[0]}": '.encode()):
+            return False
+        return len(line) == BEGINNING or json.loads(line).keys() >= {*keys}
+
+    return ours
+
+
+def holds_object(*keys: str) -> Callable[[Path], bool]:
+    """Return what recognises a JSON file: an object that has at least these keys."""
+
+    def ours(path: Path) -> bool:
+        values = read_json(path)
+        return isinstance(values, dict) and values.keys() >= {*keys}
+
+    return ours
+
+
+def page_kind(command: str) -> Kind:
+    """The kind of a page that a command writes: the page names the command (`page.page`)."""
+    mark = generator(command).encode()
+    return Kind(f"page of {command}", lambda path: mark in beginning(path, 1000))
+
+
+def _is_text(data: bytes) -> bool:
+    if re.search(rb"[\0-\x08\x0e-\x1a]", data):
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return len(data) == BEGINNING and error.start >= len(data) - 3  # a character cut in two
+    return True
