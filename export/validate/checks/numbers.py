@@ -90,7 +90,8 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
     if place["module"].endswith("norm"):
         return {"Pow": (2.0,), "Add": (config.norm_epsilon,)}.get(node.op_type, ())
     if place["module"] in ATTENTION:
-        return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,)}.get(node.op_type, ())
+        hidden = (0.0, HIDDEN, half.HIDDEN)  # of the weights that cpu computes beside its operator
+        return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,), "Where": hidden}.get(node.op_type, ())
     if node.op_type in ("Where", "Clip") and place["module"] == "positions":
         return 0.0, HIDDEN, half.HIDDEN, coreml.HIDDEN
     return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def test_what_a_file_can_t_do_is_said(checkpoint: Path, file: Path, tmp_path: Pa
         opened.embedder().vectors([[2, 3]])
     with pytest.raises(UserError, match="gives vectors of texts, no translations: it is for embed"):
         SearchModel(file)
-    with pytest.raises(UserError, match="takes text alone, and the server batches ids"):
+    with pytest.raises(UserError, match="takes text only, and the server batches ids"):
         warmed(opened)
     with pytest.raises(UserError, match="text 1 holds a lone surrogate"):
         opened.embed("\ud800")
@@ -173,6 +174,7 @@ def test_what_a_file_can_t_do_is_said(checkpoint: Path, file: Path, tmp_path: Pa
 
 def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
     def refused(reason: str, text: str | None = None, embedding: TextEmbedding | None = None) -> None:
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
         write_bert(tmp_path / "model", text, embedding)
         with pytest.raises(UserError, match=reason):
             export_search(tmp_path / "model", tmp_path / "a.onnx", text=True)
