@@ -255,12 +255,14 @@ def written_by_another_process(out: Path, folder: bool) -> None:
     (out / "theirs" if folder else out).write_text("theirs")
 
 
-@pytest.mark.parametrize("name", [*LINES, *FOLDERS])
-@pytest.mark.parametrize("forced", [False, True])
+RACES = [(name, False) for name in (*LINES, *FOLDERS)]
+RACES += [(name, True) for name in ("translate", "shortlist", "average", "export --search")]
+"""By --force one of each kind of rename."""
+
+
+@pytest.mark.parametrize(("name", "forced"), RACES)
 def test_of_two_writers_the_second_is_refused(call, tree, made, tmp_path, monkeypatch, name, forced):
     """Another process writes OUT after the command has found that it may: at the last rename it is refused."""
-    if forced and name not in ("translate", "shortlist", "average", "export --search"):
-        pytest.skip("the same renames as of those")
     out = tmp_path / ("out.onnx" if "search" in name else "out")
     if name in LINES:
         arguments = filled(LINES[name], tree, out)
