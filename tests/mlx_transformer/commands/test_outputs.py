@@ -19,7 +19,7 @@ from command_line import both_models, caller, refused
 
 from export import export_onnx, export_search
 from mlx_transformer import OnnxTransformer, export, load
-from mlx_transformer.commands.app import ALL, command_of
+from mlx_transformer.commands.app import ALL, command_of, function_of
 from mlx_transformer.commands.settings import with_settings
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core import outputs
@@ -51,7 +51,7 @@ def parameters(command: str) -> dict[str, Any]:
 
 def paths(command: str) -> Iterator[str]:
     """The names of those that are paths."""
-    for each in inspect.signature(with_settings(ALL[command])).parameters.values():
+    for each in inspect.signature(with_settings(function_of(command))).parameters.values():
         kind = get_args(each.annotation)[0] if get_origin(each.annotation) is Annotated else each.annotation
         if Path in (kind, *get_args(kind)):
             yield each.name
