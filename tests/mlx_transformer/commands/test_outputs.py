@@ -19,7 +19,7 @@ from command_line import both_models, caller, refused
 
 from export import export_onnx, export_search
 from mlx_transformer import OnnxTransformer, export, load
-from mlx_transformer.commands.app import ALL, command_of
+from mlx_transformer.commands.app import ALL, command_of, function_of
 from mlx_transformer.commands.settings import with_settings
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core import outputs
@@ -51,7 +51,7 @@ def parameters(command: str) -> dict[str, Any]:
 
 def paths(command: str) -> Iterator[str]:
     """The names of those that are paths."""
-    for each in inspect.signature(with_settings(ALL[command])).parameters.values():
+    for each in inspect.signature(with_settings(function_of(command))).parameters.values():
         kind = get_args(each.annotation)[0] if get_origin(each.annotation) is Annotated else each.annotation
         if Path in (kind, *get_args(kind)):
             yield each.name
@@ -255,12 +255,14 @@ def written_by_another_process(out: Path, folder: bool) -> None:
     (out / "theirs" if folder else out).write_text("theirs")
 
 
-@pytest.mark.parametrize("name", [*LINES, *FOLDERS])
-@pytest.mark.parametrize("forced", [False, True])
+RACES = [(name, False) for name in (*LINES, *FOLDERS)]
+RACES += [(name, True) for name in ("translate", "shortlist", "average", "export --search")]
+"""By --force one of each kind of rename."""
+
+
+@pytest.mark.parametrize(("name", "forced"), RACES)
 def test_of_two_writers_the_second_is_refused(call, tree, made, tmp_path, monkeypatch, name, forced):
     """Another process writes OUT after the command has found that it may: at the last rename it is refused."""
-    if forced and name not in ("translate", "shortlist", "average", "export --search"):
-        pytest.skip("the same renames as of those")
     out = tmp_path / ("out.onnx" if "search" in name else "out")
     if name in LINES:
         arguments = filled(LINES[name], tree, out)
