@@ -13,13 +13,14 @@ import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
 from export.graph.built import built_once
-from export.interface import DECODER_MERGED, ENCODER, Request
+from export.interface import DECODER_MERGED, ENCODER, GRAPHS, Ports, Request
 from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
 from .coreml import graphs as coreml_graphs
+from .coreml.rows import split_outputs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .portable import graphs
@@ -85,6 +86,11 @@ class Target:
         target = self.for_model(request.config)
         build = target.builders[request.config.architecture][name]
         return built_once((target.name, name, repr(request)), lambda: build(request).model())
+
+    def ports(self, name: str, request: Request) -> Ports:
+        """Return the inputs and outputs of that graph as its file has them, where fixed shapes split long outputs."""
+        ports = GRAPHS[name](request)
+        return ports._replace(outputs=tuple(split_outputs(ports.outputs))) if self.fixed_shape else ports
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
         """Return the fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets

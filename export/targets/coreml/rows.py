@@ -15,12 +15,13 @@ Shapes: B rows, L positions, D width, V rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from export.graph.edit import Nodes
+from export.interface import Port
 from export.nn.marks import extent
 from export.precision.late_weights import SLICE, derived, late_initializer
 
@@ -41,6 +42,17 @@ def split_rows(model: ir.Model) -> None:
     for output in list(model.graph.outputs):
         if output.name == "logits" and extent(output, -1) > LIMIT:
             _classify(model.graph, output)
+
+
+def split_outputs(outputs: Iterable[Port]) -> Iterator[Port]:
+    """Yield the outputs that a graph has once `split_rows` has changed it."""
+    for port in outputs:
+        length = port.axes[-1] if port.name == "logits" else 0
+        if isinstance(length, int) and length > LIMIT:
+            for k, rows in enumerate(_slices(length)):
+                yield port._replace(name=part_name(port.name, k), axes=(*port.axes[:-1], rows.stop - rows.start))
+        else:
+            yield port
 
 
 def _look_up(model: ir.Model, node: ir.Node) -> None:
@@ -125,7 +137,7 @@ def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
     """Return the parts of a long initializer along its first axis, as initializers: made once, for all their
     readers."""
     length, rest = extent(value, 0), list(value.shape or [])[1:]
-    slices = [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
+    slices = _slices(length)
     late, known = derived(value, lambda w: [w[rows] for rows in slices], "rows"), value.const_value
     parts = []
     for k, rows in enumerate(slices):
@@ -140,6 +152,10 @@ def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
             graph.initializers[name] = part
         parts.append(graph.initializers[name])
     return parts
+
+
+def _slices(length: int) -> list[slice]:
+    return [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
 
 
 def _is_long(value: ir.Value | None) -> bool:

@@ -72,7 +72,8 @@ def _closest(engine: SearchEngine) -> ir.Model:
     got, best, fewest = ir.load(path), None, 0
     plan = recorded_file(engine.checkpoint, engine.model.metadata, path)
     generation, _ = settings_beside(plan, path.stem, text)
-    for target in (target for target in TARGETS.values() if target.search):
+    searching = [target for target in TARGETS.values() if target.search]
+    for target in searching:
         model = one_file_graph(replace(plan, target=target), generation, text)
         promise(model, plan.checkpoint)
         place_constants(model)

@@ -40,6 +40,8 @@ LOWERED = re.compile(r"_node_\d+/")
 """In the names of nodes that a lower precision has put in the place of one."""
 OF_SEARCH = "phases/"
 """Begins the names of a search's nodes."""
+OF_VECTOR = f"{SENTENCE_EMBEDDING}."
+"""Begins the names of the weights that make a text's vector, which may be a single number."""
 ATTENTION = ("self_attention", "cross_attention")
 OWN_KEY = 4 * HIDDEN
 """The bias that hides a key in a search, where a row's own is still seen among those that `HIDDEN` hides."""
@@ -58,7 +60,7 @@ def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> 
         allowed = _allowed(node, config)
         if not allowed and not _is_judged(node, searches, parameters):
             continue
-        for name in (each for each in node.input if each not in parameters):
+        for name in (each for each in node.input if each not in parameters and not each.startswith(OF_VECTOR)):
             array = _single(constants.get(name), folder)
             if array is not None:
                 with np.errstate(over="ignore"):  # float16 has no -1e9

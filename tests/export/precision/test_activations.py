@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import onnx
@@ -83,8 +84,9 @@ def test_float32_activations_keep_to_float32s_budget(name, target, tmp_path):
             assert {tokens.search for tokens in report.tokens} >= {"greedy", "sampling", "beam 4"}
 
 
-def test_int8_activations_keep_their_own_budget(tmp_path):
-    """And wouldn't keep to float32's: the two arithmetics are told apart by a factor of thousands."""
+def test_int8_activations_keep_their_own_budget(tmp_path, monkeypatch):
+    """And wouldn't keep to float32's: a record that says so is found by the graphs' nodes, and without them the two
+    arithmetics are told apart by a factor of thousands."""
     checkpoint = saved(tmp_path)
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8-weights")
     report = judged(checkpoint, folder, "int8-weights", searches=False)
@@ -94,6 +96,11 @@ def test_int8_activations_keep_their_own_budget(tmp_path):
     values = json.loads((folder / ONNX_CONFIG).read_text(encoding="utf-8"))
     values["precisions"]["int8-weights"]["activations"] = "float32"
     (folder / ONNX_CONFIG).write_text(json.dumps(values))
+    report = judged(checkpoint, folder, "int8-weights", searches=False)
+    assert report.exit_code == 1
+    assert report.files.misleading
+    assert "activations" in " ".join(report.files.problems)
+    monkeypatch.setattr(sys.modules[compare.__module__], "_package_files", lambda opened, onnx: None)
     report = judged(checkpoint, folder, "int8-weights", searches=False)
     assert not report.equal
     assert max(point.worst.rms_ratio for point in report.points if point.tap == "logits") > 1000

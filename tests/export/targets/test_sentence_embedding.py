@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -139,8 +140,9 @@ def test_another_head_than_the_checkpoint_s_is_found(kind: Kind, tmp_path: Path)
     moved = {f"{kind}.bias": own.weights[f"{kind}.bias"] + np.float32(0.001)}
     report = compared_with(replace(own, weights={**own.weights, **moved}), "wrong")
     assert {point.tap for point in report.points if not point.passed} == {TEXT_OUTPUTS[kind]}
-    with pytest.raises(UserError, match=r"its embedding\.json has nothing, by which the graphs' token_weights could"):
-        compared_with(MADE["mean"], "bare")
+    files = compared_with(MADE["mean"], "bare").files
+    assert files.misleading
+    assert f"mlx_transformer.json: {SENTENCE_EMBEDDING}.{kind} is " in "; ".join(files.problems)
 
 
 LEFT_TO_THE_HOST: dict[str, tuple[TextEmbedding, dict[str, Any]]] = {
@@ -178,11 +180,22 @@ def test_a_graph_s_vector_is_used_only_if_it_is_the_one_asked_for(tmp_path: Path
 
 
 def test_a_checkpoint_that_says_nothing_of_vectors_can_t_judge_them(tmp_path: Path) -> None:
-    _, folder = written(MADE["mean"], tmp_path)
+    """Of the same weights it is another export's; of others it is no such model at all."""
+    _, folder = written(MADE["three heads"], tmp_path)
     config = alone("paper", "encoder")
-    checkpoint = save_checkpoint(tmp_path / "bare", config, random_weights(config, 3))
-    with pytest.raises(UserError, match=r"has no embedding\.json, by which the graphs' sentence_embedding"):
-        compare(checkpoint, folder, ["onnxruntime"], seed=5)
+    same = save_checkpoint(tmp_path / "same", config, random_weights(config, 3))
+    report = compare(same, folder, ["onnxruntime"], seed=5)
+    assert report.exit_code == 1
+    assert report.files is not None
+    assert report.files.misleading
+    assert f"mlx_transformer.json: {SENTENCE_EMBEDDING} is " in "; ".join(report.files.problems)
+    for embedding, said in ((None, "has no embedding.json"), (MADE["mean"], "its embedding.json has nothing")):
+        told: dict[str, Any] = {}
+        if embedding is not None:
+            told = {"texts": embedding.texts(), "tensors": embedding.tensors()}
+        other = save_checkpoint(tmp_path / said, config, random_weights(config, 4), **told)
+        with pytest.raises(UserError, match=f"{re.escape(said)}, by which the graphs' "):
+            compare(other, folder, ["onnxruntime"], seed=5)
 
 
 def test_what_a_folder_says_is_read_as_it_was_written() -> None:
