@@ -23,7 +23,7 @@ from mlx_transformer.system.fields import field_docs
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
     """The rows that a model adds: what `Positions` makes of zeros."""
     config = TransformerConfig(vocab_size=8, d_model=d_model, heads=1, positions=kind)
-    return np.array(Positions(config, causal=False)(mx.zeros((1, length, d_model)), positions_of(length)).x)[0]
+    return np.array(Positions(config, "encoder")(mx.zeros((1, length, d_model)), positions_of(length)).x)[0]
 
 
 def test_interleaved_sinusoids() -> None:
@@ -197,7 +197,7 @@ def test_a_model_reads_further_than_the_first_table() -> None:
 def test_positions_are_added_to_scaled_embeddings() -> None:
     # YOUR CAT IS A LOVELY CAT: first feature of the word CAT, and of positions 1 and 5.
     config = TransformerConfig(vocab_size=8, d_model=1, heads=1, positions="learned", max_positions=6)
-    added = Positions(config, causal=False)
+    added = Positions(config, "encoder")
     added.weight = mx.array([[0.0], [1664.068], [0.0], [0.0], [0.0], [1281.458]])
     cat = mx.full((1, 6, 1), 171.411)
     sums = added(cat, positions_of(6)).x
@@ -242,7 +242,7 @@ def test_relative_positions_know_no_place() -> None:
     """The same words moved by three places attend to each other as before; in the other order they don't."""
     config = TransformerConfig(vocab_size=8, d_model=16, heads=2, positions="relative")
     mx.random.seed(0)
-    positions = Positions(config, causal=False)
+    positions = Positions(config, "encoder")
     near, far = (positions(mx.zeros((1, n, 16)), positions_of(n)).masks[0] for n in (4, 7))
     assert isinstance(near, mx.array)
     assert isinstance(far, mx.array)

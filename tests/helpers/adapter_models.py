@@ -29,7 +29,7 @@ def made(base, kind="lora", targets=None, size=0.1, **options):
 
 def kept(folder: Path, kind: str, scheme: Scheme, alpha: float = 5.0, **changes) -> Path:
     """FOLDER/kept, of which FOLDER/base, FOLDER/integers and FOLDER/adapter are the parts."""
-    save_checkpoint(folder / "base", wide(**changes), random_weights(wide(**changes), 3))
+    save_checkpoint(folder / "base", wide(**changes), random_weights(wide(**changes), 3), force=True)
     quantize_checkpoint(folder / "base", folder / "integers", scheme)
     made(folder / "integers", kind, alpha=alpha).write(folder / "adapter")
     keep_adapter(folder / "integers", folder / "adapter", folder / "kept")

@@ -36,8 +36,8 @@ def both_models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     tokenizer = Tokenizer.train(["one two three. four five six! seven " * 3], vocab_size=280)
     model = ending_model(tokenizer, d_model=16, heads=1, d_ff=16)
-    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer.to_json())
-    export_onnx(folder / "model", folder / "onnx")
+    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer.to_json(), force=True)
+    export_onnx(folder / "model", folder / "onnx", force=True)
     return folder
 
 

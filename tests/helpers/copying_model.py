@@ -35,9 +35,9 @@ def write_copying_model(folder: Path, heads: int = 2, layers: int = 2, onnx: boo
         tie_embeddings="none",
         norm="rmsnorm",  # which scales all tokens and positions alike
     )
-    save_checkpoint(folder / "model", config, copying_weights(config), tokenizer.to_json())
+    save_checkpoint(folder / "model", config, copying_weights(config), tokenizer.to_json(), force=True)
     if onnx:
-        export_onnx(folder / "model", folder / "onnx")
+        export_onnx(folder / "model", folder / "onnx", force=True)
     return folder
 
 

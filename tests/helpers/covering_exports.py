@@ -151,7 +151,7 @@ def _write(
     folder: Path, config: TransformerConfig, seed: int, tokenizer: str | None, weights: int | str | None
 ) -> Path:
     """A checkpoint that any revision reads which knows the fields that are not as by default."""
-    out = save_checkpoint(folder / "model", config, random_weights(config, seed), tokenizer)
+    out = save_checkpoint(folder / "model", config, random_weights(config, seed), tokenizer, force=True)
     if weights is not None:
         out = folder / "quantized"
         quantize_checkpoint(folder / "model", out, Scheme(32, weights if isinstance(weights, int) else 4))

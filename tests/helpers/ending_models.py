@@ -31,7 +31,7 @@ def made(folder: Path, tokenizer: str | None = None, **changes) -> tuple[Transfo
         bias = np.zeros(model.config.vocab_size, np.float32)
         bias[model.config.eos_id] = 2.0
         model.output_proj.bias = mx.array(bias)
-    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer)
+    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer, force=True)
     return model, folder / "model"
 
 

@@ -30,9 +30,9 @@ def write_explained(folder: Path, architecture: str, onnx: bool = True, seed: in
     config = TransformerConfig(
         **{"architecture": architecture, "vocab_size": tokenizer.vocab_size, **SIZES, **layers, **sizes}
     )
-    save_checkpoint(folder / "model", config, random_weights(config, seed), tokenizer.to_json())
+    save_checkpoint(folder / "model", config, random_weights(config, seed), tokenizer.to_json(), force=True)
     if onnx:
-        export_onnx(folder / "model", folder / "onnx")
+        export_onnx(folder / "model", folder / "onnx", force=True)
     return folder
 
 

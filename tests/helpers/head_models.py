@@ -22,4 +22,4 @@ def reranker(folder: Path) -> Path:
     opened = open_checkpoint(head_model("bert-classes", folder))
     weights = {name: array[:1] if name.startswith("output_proj.") else array for name, array in opened.tensors()}
     config = replace(opened.config, head=replace(opened.config.head, labels=("relevance",)))
-    return save_checkpoint(folder / "one", config, weights, opened.tokenizer_json())
+    return save_checkpoint(folder / "one", config, weights, opened.tokenizer_json(), force=True)

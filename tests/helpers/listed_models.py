@@ -19,7 +19,7 @@ def write_listed(model: TransformerConfig | dict[str, Any], place: Path) -> Path
     if isinstance(model, dict):
         import_marian(write_model(place / "marian", model, integers=True), place / "model")
     else:
-        save_checkpoint(place / "model", model, random_weights(model))
+        save_checkpoint(place / "model", model, random_weights(model), force=True)
     return place / "model"
 
 

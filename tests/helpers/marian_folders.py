@@ -18,7 +18,7 @@ PAPER = encoder_decoder("paper")
 def written(folder: Path, config: TransformerConfig = PAPER, **changes) -> Path:
     """folder/ours, a checkpoint of random weights, and folder/theirs, the Marian made of it; returns the latter."""
     weights = {**random_weights(config), **changes}
-    save_checkpoint(folder / "ours", config, weights)
+    save_checkpoint(folder / "ours", config, weights, force=True)
     return to_huggingface(folder / "ours", folder / "theirs")
 
 

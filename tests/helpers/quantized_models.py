@@ -34,7 +34,7 @@ def quantized_models(tmp_path_factory):
     def made(scheme: Scheme, **changes):
         plain = folder / "-".join(["plain", *map(str, changes.values())])
         if not plain.exists():
-            save_checkpoint(plain, wide(**changes), random_weights(wide(**changes)))
+            save_checkpoint(plain, wide(**changes), random_weights(wide(**changes)), force=True)
         out = folder / "-".join([str(scheme.bits), str(scheme.group_size), *map(str, changes.values())])
         if not out.exists():
             quantize_checkpoint(plain, out, scheme)

@@ -44,10 +44,11 @@ def write_model(
     text's vector; `texts`: further files of it; options: of `export_onnx`."""
     checkpoint = folder / "model"
     own = ({}, {}) if embedding is None else (embedding.texts(), embedding.tensors())
-    save_checkpoint(checkpoint, config, random_weights(config, seed), texts={**own[0], **texts}, tensors=own[1])
+    made = {**own[0], **texts}
+    save_checkpoint(checkpoint, config, random_weights(config, seed), texts=made, tensors=own[1], force=True)
     if scheme is not None:
         from mlx_transformer.convert.quantize import quantize_checkpoint  # not at the top: most models need no MLX
 
         quantize_checkpoint(checkpoint, folder / "quantised", scheme)
         checkpoint = folder / "quantised"
-    return checkpoint, export_onnx(checkpoint, folder / "onnx", **options)
+    return checkpoint, export_onnx(checkpoint, folder / "onnx", **options, force=True)

@@ -81,6 +81,6 @@ def write_text_model(folder: Path, max_positions: int = 60, **changes) -> Path:
     config = TransformerConfig(
         **{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": max_positions, **changes}
     )
-    save_checkpoint(folder / "model", config, random_weights(config), tokenizer.to_json())
-    export_onnx(folder / "model", folder / "onnx")
+    save_checkpoint(folder / "model", config, random_weights(config), tokenizer.to_json(), force=True)
+    export_onnx(folder / "model", folder / "onnx", force=True)
     return folder

@@ -36,7 +36,7 @@ def pair(folder: Path, settings: dict[str, Any] | None = None, text: str | None 
     sizes = {**SIZES, "vocab_size": known.vocab_size, "source_vocab_size": known.source.vocab_size}
     config = TransformerConfig(**{**sizes, "encoder_layers": 1, "decoder_layers": 1, **changes})
     texts = {"generation.json": json.dumps(settings)} if settings else {}
-    return save_checkpoint(folder / "model", config, random_weights(config), text, texts=texts)
+    return save_checkpoint(folder / "model", config, random_weights(config), text, texts=texts, force=True)
 
 
 def each(folder: Path) -> Path:
@@ -109,5 +109,5 @@ def write_package(name: str, folder: Path) -> tuple[Path, Path]:
     if name == "triton":
         return model, export_triton(model, folder / "triton", **options) / "1" / "model.onnx"
     if name in FILES:
-        return model, export_search(model, folder / "m.onnx", **options)
-    return model, export_onnx(model, folder / "onnx", **options)
+        return model, export_search(model, folder / "m.onnx", **options, force=True)
+    return model, export_onnx(model, folder / "onnx", **options, force=True)

@@ -47,7 +47,7 @@ def write_bert(folder: Path, text: str | None, embedding: TextEmbedding | None, 
     ids = {} if known is None else dict(pad_id=known.pad_id, bos_id=known.bos_id, eos_id=known.eos_id)
     config = bert(changes.pop("size", 9000 if known is None else known.vocab_size), **{**ids, **changes})
     made: dict[str, Any] = {} if embedding is None else dict(texts=embedding.texts(), tensors=embedding.tensors())
-    return save_checkpoint(folder, config, random_weights(config), text, **made)
+    return save_checkpoint(folder, config, random_weights(config), text, **made, force=True)
 
 
 def write_encoder(folder: Path) -> Path:
