@@ -96,8 +96,8 @@ def test_every_number_of_every_family_is_the_models(golden: Path, tmp_path: Path
     sizes = dict(vocab_size=tokenizer.vocab_size, source_vocab_size=tokenizer.vocab_size, pad_id=0, bos_id=1, eos_id=2)
     config = TransformerConfig.from_dict({**values, **sizes})
     weights = random_weights(config, 5)
-    save_checkpoint(tmp_path / "model", config, weights, tokenizer.to_json())
-    export_onnx(tmp_path / "model", tmp_path / "onnx")
+    save_checkpoint(tmp_path / "model", config, weights, tokenizer.to_json(), force=True)
+    export_onnx(tmp_path / "model", tmp_path / "onnx", force=True)
     for kind in ("model", "onnx"):
         page = tmp_path / f"{kind}.html"
         changes: dict[str, Any] = {"max_new_tokens": 4} if config.has_decoder else {}
@@ -174,7 +174,13 @@ def test_a_texts_vector_step_by_step(name: str, tmp_path: Path) -> None:
     opened = open_checkpoint(folder)
     weights = dict(opened.tensors())
     save_checkpoint(
-        folder, opened.config, weights, opened.tokenizer_json(), texts=embedding.texts(), tensors=embedding.tensors()
+        folder,
+        opened.config,
+        weights,
+        opened.tokenizer_json(),
+        texts=embedding.texts(),
+        tensors=embedding.tensors(),
+        force=True,
     )
     explain(folder, [TEXT], out=tmp_path / "page.html")
     walk, points = points_of(tmp_path / "page.html")

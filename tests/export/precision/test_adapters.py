@@ -54,7 +54,7 @@ def changed(path: Path, part: str, place: int = 5) -> str:
 def test_what_was_trained_is_what_is_proven(kind, target, changes, tmp_path):
     """Weights bit for bit, every tap, caches, tokens, and MLX's integers with the adapter beside them."""
     checkpoint = kept(tmp_path, kind, Scheme(32, 4), **changes)
-    package = export_onnx(checkpoint, tmp_path / "onnx", target=target, precision=BOTH)
+    package = export_onnx(checkpoint, tmp_path / "onnx", target=target, precision=BOTH, force=True)
     report = compare(checkpoint, package, seed=1, longest=10, threads=1)
     assert report.equal, report.failures()
     assert {r.runtime for r in report.points} >= {"mlx", "onnxruntime", "onnxruntime:cpu:all:packed"}
@@ -67,7 +67,7 @@ def test_the_integers_stay_integers(tmp_path):
     checkpoint = kept(tmp_path, "dora", Scheme(32, 4), **ENCODER)
     counts = []
     for name in ("integers", "kept"):
-        export_onnx(tmp_path / name, tmp_path / f"{name}-onnx", precision=BOTH)
+        export_onnx(tmp_path / name, tmp_path / f"{name}-onnx", precision=BOTH, force=True)
         graph = onnx.load(tmp_path / f"{name}-onnx" / "onnx" / "model_packed.onnx", load_external_data=False).graph
         counts.append(Counter(node.op_type for node in graph.node))
     added = counts[1] - counts[0]
@@ -96,7 +96,7 @@ def test_the_integers_stay_integers(tmp_path):
 def test_mistakes_are_found(precision, part, name, tmp_path):
     """In one number, and by the matrix that it belongs to."""
     checkpoint = kept(tmp_path, "dora", Scheme(32, 4), **DECODER)
-    package = export_onnx(checkpoint, tmp_path / "onnx", precision=precision)
+    package = export_onnx(checkpoint, tmp_path / "onnx", precision=precision, force=True)
     graph = package / "onnx" / ("model.onnx" if precision == "float32" else "model_packed.onnx")
     changed(graph, part, 0)
     report = compare(checkpoint, package, ["onnxruntime"], seed=1, longest=6, threads=1, searches=False)
@@ -127,7 +127,7 @@ def test_only_ties_of_float32_may_fall_otherwise(tmp_path):
 
 def test_one_file_with_the_search_inside(tmp_path):
     checkpoint = kept(tmp_path, "lora", Scheme(32, 4))
-    file = export_search(checkpoint, tmp_path / "packed.onnx", precision="packed")
+    file = export_search(checkpoint, tmp_path / "packed.onnx", precision="packed", force=True)
     report = compare(checkpoint, file, ["onnxruntime"], seed=1, longest=6, threads=1)
     assert report.equal, report.failures()
 
@@ -135,8 +135,8 @@ def test_one_file_with_the_search_inside(tmp_path):
 def test_another_adapter_is_another_model(tmp_path, capsys):
     """Not replaced without being asked, and shown by `info`."""
     checkpoint = kept(tmp_path, "lora", Scheme(32, 4), **ENCODER)
-    package = export_onnx(checkpoint, tmp_path / "onnx")
-    export_onnx(checkpoint, package)
+    package = export_onnx(checkpoint, tmp_path / "onnx", force=True)
+    export_onnx(checkpoint, package, force=True)
     main(["info", str(package)])
     assert "lora of rank 3, alpha 5: 6 linear maps, 6 of them beside integers" in " ".join(
         capsys.readouterr().out.replace("│", " ").split()

@@ -30,7 +30,7 @@ model = pytest.fixture(scope="module")(quantized_models)
 def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path):
     """What ONNX Runtime computes under a parameter's name, folded or operator by operator, is `mx.dequantize`'s."""
     checkpoint = open_checkpoint(model(scheme, **ENCODER))
-    export_onnx(checkpoint.folder, tmp_path / "onnx")
+    export_onnx(checkpoint.folder, tmp_path / "onnx", force=True)
     expected = dense_weights(Transformer.load(checkpoint.folder))
     graph = onnx.load(tmp_path / "onnx" / "onnx" / "model.onnx")
     made = {output for node in graph.graph.node for output in node.output}
@@ -54,7 +54,7 @@ def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path
 def test_packed_operators_read_the_same_matrices(scheme, model, tmp_path):
     """With float32 activations (accuracy_level 1 in place of 4) only the rounding of sums is left between the two."""
     folder = model(scheme, **ENCODER)
-    export_onnx(folder, tmp_path / "onnx", precision="packed")
+    export_onnx(folder, tmp_path / "onnx", precision="packed", force=True)
     path = tmp_path / "onnx" / "onnx" / "model_packed.onnx"
     graph = onnx.load(path)
     products = [node for node in graph.graph.node if node.op_type == "MatMulNBits"]
@@ -72,7 +72,7 @@ def test_packed_operators_read_the_same_matrices(scheme, model, tmp_path):
 
 
 def test_packed_logits_are_near_with_int8_activations(model, tmp_path):
-    export_onnx(model(Scheme(64, 4)), tmp_path / "onnx", precision=["float32", "packed"])
+    export_onnx(model(Scheme(64, 4)), tmp_path / "onnx", precision=["float32", "packed"], force=True)
     ids = np.array([[5, 6, 7, 39, 2]])
     runners = [OnnxTransformer(tmp_path / "onnx", precision=p) for p in ("float32", "packed")]
     exact, near = (runner.graphs.encode({"source_ids": ids}, np.ones_like(ids)) for runner in runners)
@@ -85,13 +85,15 @@ def test_groups_without_whole_zero_points_keep_the_exact_form(tmp_path):
     weights = random_weights(config)
     one_sign, half = "decoder.layers.0.self_attention.key_proj.weight", "encoder.layers.0.feed_forward.up_proj.weight"
     weights[one_sign] = np.abs(weights[one_sign]) + 5
-    save_checkpoint(tmp_path / "plain", config, weights)
-    quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(64, 8))
+    save_checkpoint(tmp_path / "plain", config, weights, force=True)
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(64, 8), force=True)
     stored = dict(open_checkpoint(tmp_path / "q").stored())
     biases = half.replace(".weight", ".biases")
     stored[biases] = stored[biases] * np.float32(1.001)
-    save_checkpoint(tmp_path / "q", config, stored, quantization=open_checkpoint(tmp_path / "q").quantization)
-    export_onnx(tmp_path / "q", tmp_path / "onnx", precision="packed")
+    save_checkpoint(
+        tmp_path / "q", config, stored, quantization=open_checkpoint(tmp_path / "q").quantization, force=True
+    )
+    export_onnx(tmp_path / "q", tmp_path / "onnx", precision="packed", force=True)
     made = set()
     for path in (tmp_path / "onnx" / "onnx").glob("*.onnx"):
         graph = onnx.load(path, load_external_data=False).graph
@@ -102,14 +104,14 @@ def test_groups_without_whole_zero_points_keep_the_exact_form(tmp_path):
 def test_runtimes_agree_on_a_quantised_model(model, tmp_path):
     """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference."""
     folder = model(Scheme(32, 5))
-    export_onnx(folder, tmp_path / "onnx")
+    export_onnx(folder, tmp_path / "onnx", force=True)
     report = compare(folder, tmp_path / "onnx", seed=3, longest=12)
     assert report.equal, report
     assert {w.runtime for w in report.weights} == set(unasked())
     assert all(not w.problems for w in report.weights)
     other = dict(open_checkpoint(folder).stored())
     other["embedding.scales"] = other["embedding.scales"] * np.float32(1 + 2e-7)
-    save_checkpoint(tmp_path / "other", wide(), other, quantization=open_checkpoint(folder).quantization)
+    save_checkpoint(tmp_path / "other", wide(), other, quantization=open_checkpoint(folder).quantization, force=True)
     assert not compare(tmp_path / "other", tmp_path / "onnx", ["onnxruntime"], seed=3, longest=4).equal
 
 
@@ -126,8 +128,8 @@ def test_integers_are_not_rounded_again(model):
 @pytest.mark.parametrize("bits", BITS)
 def test_the_package_is_as_small_as_the_checkpoint(bits, tmp_path):
     config = wide(vocab_size=2000, max_positions=8)
-    save_checkpoint(tmp_path / "plain", config, random_weights(config))
-    quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(64, bits))
-    export_onnx(tmp_path / "q", tmp_path / "onnx")
+    save_checkpoint(tmp_path / "plain", config, random_weights(config), force=True)
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(64, bits), force=True)
+    export_onnx(tmp_path / "q", tmp_path / "onnx", force=True)
     stored = (tmp_path / "q" / WEIGHTS).stat().st_size
     assert (tmp_path / "onnx" / "onnx" / "model.onnx_data").stat().st_size < 1.05 * stored
