@@ -36,8 +36,10 @@ import forks  # noqa: E402
 import in_a_row  # noqa: E402
 import kills  # noqa: E402
 import long_text  # noqa: E402
+import own_inputs  # noqa: E402
 import places  # noqa: E402
 import side_by_side  # noqa: E402
+import two_writers  # noqa: E402
 from commands import WRITERS, Case, Verdict  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -66,7 +68,10 @@ def of_places(base: Path, folder: Path, count: int | None, seed: int) -> list[Ca
 
 CLASSES: dict[str, Cases] = {
     "kills": kills.cases,
+    "distil": kills.distilling,
     "places": of_places,
+    "inputs": own_inputs.cases,
+    "writers": two_writers.cases,
     "cuts": damaged.cuts,
     "flips": damaged.flips,
     "text": long_text.cases,
