@@ -89,12 +89,17 @@ def cases(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
     return _spread(runs, sizes, seed)
 
 
-def distilling(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
-    """A student of a teacher that copies, by the command that goes on when it is given again."""
+def write_teacher(folder: Path) -> tuple[Path, str]:
+    """A teacher that copies, and the command, but for its OUT, by which a student learns from it."""
     teacher, source, recipe = write_copying_model(folder, onnx=False) / "model", folder / "source", folder / "student"
     source.write_text("".join(f"{a} {b} {c}\n" for a in NUMBERS for b in NUMBERS[:4] for c in NUMBERS[:2]), "utf-8")
     recipe.with_suffix(".toml").write_text(DISTILLED, "utf-8")
-    given = f"distil {teacher} --source {source} --recipe {recipe}.toml --beam 1 --out "
+    return teacher, f"distil {teacher} --source {source} --recipe {recipe}.toml --beam 1 --out "
+
+
+def distilling(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
+    """A student, by the command that goes on when it is given again."""
+    teacher, given = write_teacher(folder)
     read, whole = contents(teacher), folder / "whole"
     ended = call(given + str(whole), folder / "process")
     if ended.status:

@@ -20,7 +20,13 @@ RUNS = ("runs", "checkpoints")
 MODELS = {"import": "theirs", "to-marian": "student", "shortlist": "student", "embed": "vectors", "classify": "classes"}
 MODELS |= {"tag": "token-classes", "answer": "spans", "rerank": "ranks", "fill": "encoder", "web": "page"}
 MODELS |= {"explain": "onnx", "claims": "onnx"}
-OTHERS = {"onnx": "onnx", "original": "theirs", "assets": "node_modules", "adapter": "adapted", "b": "onnx"}
+OTHERS = {
+    "onnx": "onnx",
+    "original": "theirs",
+    "assets": "node_modules/onnxruntime-web",
+    "adapter": "adapted",
+    "b": "onnx",
+}
 OTHERS["shortlist"] = "shortlist.bin"
 MODELS_OF = {"shortlist": "student", "similarity": "vectors", "labelled": "classes"}
 """Models that read such an input."""
@@ -55,9 +61,7 @@ def _kind(command: str, name: str) -> str:
         return kind
     if name in TEXTS:
         return "pairs.tsv" if name in ("pairs", "similarity", "labelled") else "in.txt"
-    return (
-        "run" if name in RUNS else "in.txt" if name == "shortlist" else OTHERS.get(name, MODELS.get(command, "model"))
-    )
+    return "run" if name in RUNS else OTHERS.get(name, MODELS.get(command, "model"))
 
 
 def _targets(read: Path, keeps: bool) -> Iterator[str]:
