@@ -31,7 +31,7 @@ help:
 	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'
 	@echo 'make test-arm64     a part of the tests on an ARM processor, emulated (Debian: apt install qemu-user-static)'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
-	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
+	@echo 'make faults         kills, a full disk, cut files, flipped bits, two writers, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, sentence-transformers, transformers.js and others against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
 	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s'

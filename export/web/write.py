@@ -67,13 +67,15 @@ def write_site(
     if not paths:
         raise UserError("a site needs a model: an exported folder, or one file with the search")
     listed_file = None if settings.shortlist is None else Path(settings.shortlist)
-    output = claim(out, SITE_FOLDER, settings.force, *paths, listed_file)
+    assets = None if settings.assets is None else Path(settings.assets)
+    copied = assets if assets is None or assets.is_file() else find_package(assets)  # the site may lie beside it
+    output = claim(out, SITE_FOLDER, settings.force, *paths, listed_file, copied)
     site_models = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(site_models)
     listed = _shortlist(site_models[0], settings.shortlist)
     heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
     looked = None if inside is None else inside(site_models, heading)
-    package = find_package(None if settings.assets is None else Path(settings.assets), log)
+    package = find_package(assets, log)
     webgpu = any(model.webgpu for model in site_models)
     with replace_folder(output) as folder:
         _copy_page(folder)

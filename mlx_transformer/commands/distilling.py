@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,16 +81,35 @@ def distil(
     }
     data = {name: None if path is None else str(path) for name, path in text.items()}
     recipe = load_recipe(s.recipe, {"data": data, "training": {"epochs": s.epochs, "minutes": s.minutes}})
-    begun = _check_out(out, teacher, recipe)
+    _check_out(out, teacher, recipe)
     _check_student(recipe, s.recipe)
     for _ in line_blocks(source):  # translating would replace bytes that are no text, and training refuse them
         pass
     if s.valid_source is not None and s.valid_target is not None:
         read_parallel(s.valid_source, s.valid_target)  # what is wrong with them is said before hours go into it
-    _begin(out, begun, {"teacher": fingerprint(teacher), "source": sha256(source), "beam": s.beam})
-    _translate(teacher, source, out / TRANSLATIONS, s)
-    _train(recipe, out)
-    _write(out, source)
+    with _locked(out):
+        begun = _check_out(out, teacher, recipe)  # another process may have begun there meanwhile
+        _begin(out, begun, {"teacher": fingerprint(teacher), "source": sha256(source), "beam": s.beam})
+        _translate(teacher, source, out / TRANSLATIONS, s)
+        _train(recipe, out)
+        _write(out, source)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Make the folder, and let no other `distil` write there meanwhile. (A run locks its folder itself.)"""
+    from mlx_transformer.system.locks import alone
+
+    def busy(folder: Path) -> UserError:
+        return UserError(f"{folder}: another process is distilling into this folder; wait for it or stop it")
+
+    with ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(out / "distil", out, busy))
+        except OSError as error:
+            raise UserError(f"{out}: cannot be written ({error}); choose another --out") from error
+        yield
 
 
 def _check_student(recipe: Recipe, name: str) -> None:
@@ -139,7 +159,6 @@ def _begin(out: Path, begun: bool, facts: Mapping[str, Any]) -> None:
         if changed := [name for name, value in facts.items() if before.get(name) != value]:
             raise UserError(f"{out}: was begun with another {' and '.join(changed)}; choose another --out")
         return
-    out.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
 
 

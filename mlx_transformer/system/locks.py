@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,13 +44,18 @@ def open_locked(path: Path) -> int | None:
         os.close(handle)  # between the two steps who had the lock has removed the file, or given it another name
 
 
+def written_meanwhile(path: Path) -> UserError:
+    return UserError(f"{path}: another process has written it meanwhile; choose another name, or --force to replace it")
+
+
 @contextmanager
-def alone(file: Path, named: Path) -> Iterator[None]:
-    """Let no other process into such a block for the same file or folder. `UserError` if one is; it says `named`."""
+def alone(file: Path, named: Path, refusal: Callable[[Path], UserError] = written_meanwhile) -> Iterator[None]:
+    """Let no other process into such a block for the same file or folder. If one is in it, raise what `refusal` makes
+    of `named`."""
     place = file.with_name(f".{file.name}.lock")
     handle = open_locked(place)
     if handle is None:
-        raise written_meanwhile(named)
+        raise refusal(named)
     try:
         yield
     finally:
@@ -59,7 +64,3 @@ def alone(file: Path, named: Path) -> Iterator[None]:
         os.close(handle)
         if sys.platform == "win32":
             place.unlink(missing_ok=True)
-
-
-def written_meanwhile(path: Path) -> UserError:
-    return UserError(f"{path}: another process has written it meanwhile; choose another name, or --force to replace it")

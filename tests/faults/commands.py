@@ -148,6 +148,8 @@ def _timeless(path: Path) -> bytes:
         return b"a whole report"
     if path.name in ("origin.json", "marian.json"):  # the way to the original: from each place another
         return re.sub(rb'"place": "[^"]*"', b"", data)
+    if path.name == "run.json":  # of distil: its text lies in the run
+        data = data.replace(str(path.parent).encode(), b".")
     if path.name in ("metrics.jsonl", "training.json"):
         measured = rb"seconds|tokens_per_second|peak_memory_mb|cache_memory_mb|compilations"
         data = re.sub(rb'"(%s)": [0-9.e+-]+' % measured, b"", data)

@@ -1,11 +1,13 @@
-"""Faults of the machine: kills, a full disk, cut files, flipped bits, long texts, many threads. A table, and exit 1 if
-anything is lost, left half, taken for whole, or told with a traceback.
+"""Faults of the machine and slips of its user: kills, a full disk, cut files, flipped bits, outputs that are inputs,
+two writers of one place, long texts, many threads. A table, and exit 1 if anything is lost, left half, taken for whole,
+or told with a traceback.
 
     make faults ARGS="--count 50"      ARGS="--only kills --seed 7"      ARGS="--repeat 'places: train: kill at 61'"
 
---count: at most so many of each class, spread over all that there are: kills, places, cuts, flips, thousands of lines,
-requests. Without it all of them: 200 kills, every place, every byte, 1,000 flips, a million lines, 10,000 requests in
-threads, 20,000 in a row to a server.
+--count: at most so many of each class, spread over all that there are: kills, places, outputs, rounds, cuts, flips,
+thousands of lines, requests. Without it all of them: 200 kills of `train` and as many of `distil`, every place, every
+output, 30 rounds of each command, every byte, 1,000 flips, a million lines, 10,000 requests in threads, 20,000 in a row
+to a server.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ import forks  # noqa: E402
 import in_a_row  # noqa: E402
 import kills  # noqa: E402
 import long_text  # noqa: E402
+import own_inputs  # noqa: E402
 import places  # noqa: E402
 import side_by_side  # noqa: E402
+import two_writers  # noqa: E402
 from commands import WRITERS, Case, Verdict  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -66,7 +70,10 @@ def of_places(base: Path, folder: Path, count: int | None, seed: int) -> list[Ca
 
 CLASSES: dict[str, Cases] = {
     "kills": kills.cases,
+    "distil": kills.distilling,
     "places": of_places,
+    "inputs": own_inputs.cases,
+    "writers": two_writers.cases,
     "cuts": damaged.cuts,
     "flips": damaged.flips,
     "text": long_text.cases,

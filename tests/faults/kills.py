@@ -1,17 +1,20 @@
-"""Training runs of every kind, interrupted at random moments (KILL, TERM, INT) and resumed until they are done: no
-checkpoint is lost, and in the end curve and weights are bit for bit those of a run that nobody interrupted."""
+"""Training runs of every kind, `distil` among them, interrupted at random moments (KILL, TERM, INT) and resumed until
+they are done: no checkpoint is lost, and in the end curve and weights are bit for bit those of a run that nobody
+interrupted."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from commands import Case, Verdict, begin, call, complaint, contents, finished
+from copying_model import write_copying_model
 from forks import Child
 from tiny_run import write_recipe
 
@@ -27,6 +30,25 @@ BEFORE = "KeyboardInterrupt"
 
 TRAINING = {"checkpoint_seconds": 0, "valid_every": 7}
 """A checkpoint after each step, the last two kept, so that a process does hardly anything but save and prune."""
+NUMBERS = "one two three four five six seven eight nine ten".split()
+DISTILLED = """
+[data]
+vocab_model = "unigram"
+vocab_size = 300
+batch_tokens = 200
+[model]
+preset = "student"
+d_model = 64
+heads = 2
+d_ff = 64
+encoder_layers = 1
+decoder_layers = 1
+[training]
+steps = 6
+valid_sentences = 0
+checkpoint_seconds = 0
+log_every = 1
+"""
 OTHERS = "[training]\ncheckpoint_seconds = 0\nlog_every = 1\nvalid_every = 7\n"
 
 
@@ -62,7 +84,37 @@ def cases(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
         ended = call(f"train {recipe} --out {whole} --steps {STEPS}", folder / "process")
         if ended.status:
             raise SystemExit(f"{kind}: {ended.error}")
-        runs[kind] = partial(killed, recipe=recipe, whole=contents(whole), longest=ended.seconds)
+        given = partial(training, recipe=recipe)
+        runs[kind] = partial(killed, given=given, whole=contents(whole), longest=ended.seconds)
+    return _spread(runs, sizes, seed)
+
+
+def write_teacher(folder: Path) -> tuple[Path, str]:
+    """A teacher that copies, and the command, but for its OUT, by which a student learns from it."""
+    teacher, source, recipe = write_copying_model(folder, onnx=False) / "model", folder / "source", folder / "student"
+    source.write_text("".join(f"{a} {b} {c}\n" for a in NUMBERS for b in NUMBERS[:4] for c in NUMBERS[:2]), "utf-8")
+    recipe.with_suffix(".toml").write_text(DISTILLED, "utf-8")
+    return teacher, f"distil {teacher} --source {source} --recipe {recipe}.toml --beam 1 --out "
+
+
+def distilling(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
+    """A student, by the command that goes on when it is given again."""
+    teacher, given = write_teacher(folder)
+    read, whole = contents(teacher), folder / "whole"
+    ended = call(given + str(whole), folder / "process")
+    if ended.status:
+        raise SystemExit(f"distil: {ended.error}")
+    run = partial(killed, given=lambda out: f"{given}{out}", whole=contents(whole), longest=ended.seconds)
+
+    def tried(place: Path, kills: int, seed: str) -> Verdict:
+        verdict = run(place, kills=kills, seed=seed)
+        return verdict if contents(teacher) == read else Verdict("lost", "the teacher has changed", kills)
+
+    left = KILLS if count is None else count
+    return _spread({"distil": tried}, [min(IN_ONE, left - begun) for begun in range(0, left, IN_ONE)], seed)
+
+
+def _spread(runs: Mapping[str, Callable[..., Verdict]], sizes: list[int], seed: int) -> list[Case]:
     found = []
     for i, kills in enumerate(sizes):
         kind = list(runs)[i % len(runs)]
@@ -70,13 +122,19 @@ def cases(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
     return found
 
 
-def killed(folder: Path, recipe: Path, whole: dict[str, str], longest: float, kills: int, seed: str) -> Verdict:
-    """longest: seconds that a whole run takes."""
+def training(run: Path, recipe: Path) -> str:
+    return f"train --resume {run}" if (run / "run.json").exists() else f"train {recipe} --out {run} --steps {STEPS}"
+
+
+def killed(
+    folder: Path, given: Callable[[Path], str], whole: dict[str, str], longest: float, kills: int, seed: str
+) -> Verdict:
+    """given: the command that makes a run there, or goes on with it. longest: seconds that a whole run takes."""
     random, done, runs = Random(seed), 0, 0
     while done < kills:
         run = folder / f"run-{runs}"
         runs += 1
-        fault, killed_here = _one_run(folder, run, recipe, random, longest, kills - done)
+        fault, killed_here = _one_run(folder, run, given, random, longest, kills - done)
         done += killed_here
         if not fault and contents(run) != whole:
             found = contents(run)
@@ -86,13 +144,13 @@ def killed(folder: Path, recipe: Path, whole: dict[str, str], longest: float, ki
     return Verdict("none lost", "", done)
 
 
-def _one_run(folder: Path, run: Path, recipe: Path, random: Random, longest: float, most: int) -> tuple[str, int]:
+def _one_run(
+    folder: Path, run: Path, given: Callable[[Path], str], random: Random, longest: float, most: int
+) -> tuple[str, int]:
     """What is wrong, and how often it was killed before it was done."""
     kills = 0
     while True:
-        resumed = (run / "run.json").exists()
-        given = f"train --resume {run}" if resumed else f"train {recipe} --out {run} --steps {STEPS}"
-        child = begin(given, folder / "process")
+        child = begin(given(run), folder / "process")
         sent = random.choice(SIGNALS)
         known = _wait(child, run, random.uniform(0, longest) if kills < most else None, sent)
         ended = finished(child)

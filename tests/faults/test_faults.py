@@ -34,7 +34,7 @@ def test_nothing_is_lost_in_a_short_slice():
     assert ", 0 faults, " in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["class", "of", "tried", "faults", "seconds", "ended"]
-    assert {row[0] for row in rows[1:] if row} >= {"kills", "places", "cuts", "flips", "text", "threads", "requests"}
+    assert {row[0] for row in rows[1:] if row} >= {*faults.CLASSES}
     kills = [row[2:4] + row[5:] for row in rows[1:] if row and row[0] == "kills"]
     assert kills == [["1", "0", "none", "lost"]] * 3
 

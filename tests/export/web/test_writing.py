@@ -149,6 +149,10 @@ def test_nothing_of_another_kind_is_replaced(made, tmp_path):
     assert [path.name for path in out.iterdir()] == ["letter.txt"]
     with pytest.raises(UserError, match="holds the folder that is read"):
         written(made, made, force=True)
+    package = next((made / "node_modules").rglob("package.json")).parent
+    with pytest.raises(UserError, match="lie inside"):
+        written(made, package / "site")
+    assert not (package / "site").exists()
 
 
 def test_another_site_is_replaced_by_force_alone(made, tmp_path):

@@ -13,6 +13,7 @@ from mlx_transformer import cli
 from mlx_transformer.commands import distilling, models
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.families.marian_files.items import read_bin
+from mlx_transformer.system.locks import alone
 
 WORDS = "one two three four five six seven eight nine ten".split()
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[:2]]
@@ -144,6 +145,20 @@ def test_a_source_that_is_no_text_is_one_line(folder: Path, tmp_path: Path, capf
     assert said.count("\n") == 1
     assert f"{source}, line 1, byte 4: not UTF-8" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_distil_into_one_folder(folder: Path, tmp_path: Path, capsys) -> None:
+    """The second is refused, and writes nothing."""
+    out = tmp_path / "run"
+    out.mkdir()
+    with alone(out / "distil", out):
+        before = list(out.iterdir())
+        assert main("distil", folder / "model", *flags(folder, out)) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert f"{out}: another process is distilling" in said
+        assert list(out.iterdir()) == before
+    assert list(out.iterdir()) == []
 
 
 def test_the_recipe_is_one_that_marian_has() -> None:

@@ -1,26 +1,23 @@
 """No command writes over what it reads, into a model or a run, or over anything else without --force.
 
-The commands, their outputs and their inputs are taken from the command line itself: a parameter that is a path and
-isn't among `READ` is taken for an output, so that a new command is tried without anybody thinking of it.
+The commands, their outputs and their inputs are taken from the command line itself (`outputs.py`), so that a new
+command is tried without anybody thinking of it.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 import pytest
 from command_line import both_models, caller, refused
+from outputs import OUTPUTS, REASONS, command_line, parameters
 
 from export import export_onnx, export_search
 from mlx_transformer import OnnxTransformer, export, load
-from mlx_transformer.commands.app import ALL, command_of, function_of
-from mlx_transformer.commands.settings import with_settings
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core import outputs
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -29,35 +26,8 @@ from mlx_transformer.generation.files import translate_stream
 from mlx_transformer.system import durable
 from mlx_transformer.system.errors import UserError
 
-READ = set(
-    "model checkpoint source reference base adapter checkpoints input onnx runs a b folder models teacher".split()
-)
-READ |= set("calibrate shortlist gate_source gate_reference assets original web api_key_file".split())
-READ |= set("pairs similarity labelled valid_source valid_target hostfile path".split())
-"""Parameters that are paths of something that is read."""
-TEXTS = ("source", "reference", "input")
-SEVERAL = ("checkpoints", "runs", "models")
-WORDS = {"texts": ["A man."], "recipe": ["quickstart"], "repository": ["org/name"]}
-
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
-
-
-@functools.cache
-def parameters(command: str) -> dict[str, Any]:
-    """The parameters of a command by their names, as the parser has them."""
-    return {each.name: each for each in command_of("mlx-transformer").commands[command].params if each.name}
-
-
-def paths(command: str) -> Iterator[str]:
-    """The names of those that are paths."""
-    for each in inspect.signature(with_settings(function_of(command))).parameters.values():
-        kind = get_args(each.annotation)[0] if get_origin(each.annotation) is Annotated else each.annotation
-        if Path in (kind, *get_args(kind)):
-            yield each.name
-
-
-OUTPUTS = [(command, name) for command in ALL for name in paths(command) if name not in READ]
 
 
 def test_the_outputs_are_those():
@@ -92,41 +62,11 @@ def state(place: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (each.st_ino, each.st_size, each.st_mtime_ns) for name, each in status.items()}
 
 
-def command_line(command: str, output: str, target: Path, tree: Path, model: Path) -> list[Any]:
-    """A call with what the command demands, whose output is `target`."""
-    arguments: list[Any] = [command]
-    for name, parameter in parameters(command).items():
-        values: list[Any] = []
-        if name == output:
-            values = [target]
-        elif name in WORDS and (parameter.required or name == "texts"):
-            values = WORDS[name]
-        elif name in TEXTS and (parameter.required or command == "evaluate"):
-            values = [tree / "text"]
-        elif parameter.required or name in ("model", "models"):
-            assert name in READ, f"{command}: say here what {name} may be"
-            values = [tree / "run"] * 2 if name == "checkpoints" else [tree / "run"] if name == "runs" else [model]
-        if values and parameter.opts[0].startswith("-"):
-            arguments += [parameter.opts[0], *values]
-        else:
-            arguments += values
-    return arguments
-
-
 TARGETS = [
     *("run/notes.txt", "run/metrics.jsonl", "run/model/model.safetensors", "run", "run/model", "run/model/deeper/new"),
     *("onnx", "onnx/onnx/encoder_model.onnx", "onnx/onnx/new", "onnx/tokenizer.json", "one.onnx"),
     *("published/model.safetensors", "published/new", "link", "hard", "notes", "text", "notes/notes.txt/new"),
 ]
-REASONS = (
-    "is read",
-    "lie inside",
-    "is a file",
-    "is a folder",
-    "holds",
-    "the teacher",
-    "needs a folder",
-)
 OF_ITS_KIND = {"export": "onnx", "train": "run"}
 """What a command may replace by --force, for it made it and doesn't read it."""
 BESIDE_OTHERS = ("train", "distil")
@@ -144,7 +84,8 @@ def test_nothing_is_lost(call, tree, command, output):
             continue
         target, kind = tree / name, name.split("/")[0]
         read = kind if kind in ("onnx", "one.onnx", "published") and command not in OF_CHECKPOINTS else "run"
-        arguments = command_line(command, output, target, tree, tree / read)
+        places = {"text": tree / "text", "run": tree / "run", "model": tree / read}
+        arguments = command_line(command, {output: [target]}, places)
         is_read = arguments.count(target) > 1 or name != "text"
         forced = "force" in parameters(command) and is_read and OF_ITS_KIND.get(command) != name
         for force in ([], ["--force"]) if forced else ([],):
