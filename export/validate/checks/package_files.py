@@ -275,10 +275,10 @@ def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> It
             found, expected = [*map(_port, values)], [*map(_declared, declared)]
             for each in expected:
                 if each not in found:
-                    yield f"has no {kind} {each}, which {ONNX_CONFIG} says it has"
+                    yield f"has no {kind} {each}, which an export by {ONNX_CONFIG} has"
             for each in found:
                 if each not in expected:
-                    yield f"has the {kind} {each}, of which {ONNX_CONFIG} says nothing"
+                    yield f"has the {kind} {each}, which an export by {ONNX_CONFIG} doesn't have"
     if precision in IN_BLOCKS:
         outputs = plan.target.ports(name, plan.request).outputs
         vocabulary = plan.config.has_decoder or plan.config.head == VOCABULARY
