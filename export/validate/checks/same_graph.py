@@ -222,7 +222,9 @@ def _without_end(values: Iterable[ir.Value | None]) -> list[ir.Value | None]:
 
 
 def _port(value: ir.Value) -> str:
-    dims = "?" if value.shape is None else ", ".join(str(getattr(d, "value", d)) for d in value.shape)
+    dims = "?"
+    if value.shape is not None:
+        dims = ", ".join(str(dim.value if isinstance(dim, ir.SymbolicDim) else dim) for dim in value.shape)
     return f"{value.name} {value.dtype} ({dims})"
 
 

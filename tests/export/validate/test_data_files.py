@@ -229,7 +229,7 @@ def test_it_is_a_mismatch_with_a_line_of_its_own(exported: tuple[Path, Path], ch
     assert report.data_files[0].summary in _printed(report, capsys)
     lengthened(changed)
     options = dict(runtimes=["onnxruntime"], seed=1, threads=1, verify=False)
-    page = changed.parent / "report.html"
+    page = changed.parent.parent / "report.html"
     assert validate_command(exported[0], changed.parent, **options, html=page) == 1
     size = (changed / "model.onnx_data").stat().st_size
     line = f"model.onnx_data: bytes {size - 8:,} to {size - 1:,} (8) are read by no tensor"

@@ -155,9 +155,9 @@ def test_without_positions_an_encoder_is_equivariant_and_with_them_it_is_not() -
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     model = make(positions="rotary")
     q, k = RNG(10).standard_normal((2, 1, 4, 1, 4))
-    base = model.config.rotary_base
+    layer = model.config
     near = [
-        model._turn(q, np.array([[p]]), base) @ model._turn(k, np.array([[p + 3]]), base).swapaxes(-1, -2)
+        model._turn(q, np.array([[p]]), layer) @ model._turn(k, np.array([[p + 3]]), layer).swapaxes(-1, -2)
         for p in (0, 40)
     ]
     np.testing.assert_allclose(near[0], near[1], atol=1e-6)
