@@ -39,20 +39,24 @@ class Case:
 @dataclass(frozen=True)
 class Writer:
     """A command that writes OUT, "{o}"; "{b}" is the folder of `bases.make`. old: what OUT is before, nothing if empty.
-    beside: what else it writes."""
+    beside: what else it writes, each after OUT's name and with the same ending as what it is before."""
 
     name: str
     command: str
     old: str = ""
     out: str = "out"
     again: str = ""
-    """How it is given after it was interrupted, where there is something to go on with."""
+    """How it is given after it was interrupted, where that differs."""
     beside: tuple[str, ...] = ()
 
 
 WRITERS = (
     Writer("export", "export {b}/model {o} --force", "cpu"),
-    Writer("export, new", "export {b}/model {o} --target cpu --precision int8"),
+    Writer(
+        "export, new",
+        "export {b}/model {o} --target cpu --precision int8",
+        again="export {b}/model {o} --target cpu --precision int8 --force",
+    ),
     Writer("export --search", "export {b}/model {o} --search --force", "text.onnx", "out.onnx"),
     Writer("quantize", "quantize {b}/model {o} --group-size 32 --force", "alone"),
     Writer("import", "import {b}/theirs {o} --force", "alone"),
@@ -61,17 +65,24 @@ WRITERS = (
     Writer("to-marian", "to-marian {b}/student {o} --force", "of-marian"),
     Writer(
         "translate",
-        "translate {b}/model --input {b}/in.txt --output {o}",
+        "translate {b}/model --input {b}/in.txt --output {o} --force",
         "in.txt",
         "out.txt",
-        "translate {b}/model --input {b}/in.txt --output {o} --resume",
+        "translate {b}/model --input {b}/in.txt --output {o} --force --resume",
     ),
-    Writer("evaluate", "evaluate {b}/model --source {b}/in.txt --reference {b}/in.txt --output {o}", "in.txt", "o.txt"),
-    Writer("score", "score {b}/model --source {b}/in.txt --target {b}/in.txt --output {o}", "in.txt", "o.txt"),
+    Writer(
+        "evaluate",
+        "evaluate {b}/model --source {b}/in.txt --reference {b}/in.txt --output {o} --force",
+        "in.txt",
+        "o.txt",
+    ),
+    Writer(
+        "score", "score {b}/model --source {b}/in.txt --target {b}/in.txt --output {o} --force", "scores.txt", "o.txt"
+    ),
     Writer(
         "validate",
-        "validate {b}/model {b}/onnx --json {o} --html {o}.html --threads 1",
-        "in.txt",
+        "validate {b}/model {b}/onnx --json {o} --html {o}.html --threads 1 --force",
+        "report.json",
         "out.json",
         beside=("out.json.html",),
     ),

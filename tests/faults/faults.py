@@ -47,6 +47,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
+from mlx_transformer.page import generator  # noqa: E402
 from mlx_transformer.system.machine import usable_cores  # noqa: E402
 
 T = TypeVar("T")
@@ -226,7 +227,12 @@ def made(place: Path) -> Path:
     done = subprocess.run([sys.executable, str(bases.__file__), str(base)], capture_output=True)
     if done.returncode:
         raise SystemExit(f"bases.py: {done.stderr.decode(errors='replace')}")
-    (base / "clock.txt").write_text("0 0.0\n1 0.25\n2 1.625\n10 12.5\n", encoding="utf-8")
+    texts = {"clock.txt": "0 0.0\n1 0.25\n2 1.625\n10 12.5\n", "scores.txt": "-1.0000\told\n"}
+    # Earlier reports, which `commands.contents` doesn't take for new ones.
+    texts["report.json"] = f" {json.dumps(dict.fromkeys(('verdict', 'checkpoint', 'onnx', 'runtimes'), 'old'))}"
+    texts["report.json.html"] = generator("validate")
+    for name, text in texts.items():
+        (base / name).write_text(text, encoding="utf-8")
     return base
 
 

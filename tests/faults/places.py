@@ -83,7 +83,7 @@ class Places:
         place.mkdir()
         if self.writer.old:
             for name in (self.writer.out, *self.writer.beside):
-                copy(self.base / self.writer.old, place / name)
+                copy(self.base / f"{self.writer.old}{name.removeprefix(self.writer.out)}", place / name)
             config = place / self.writer.out / "config.json"
             if config.exists():
                 config.write_text(config.read_text(encoding="utf-8") + " ", encoding="utf-8")
