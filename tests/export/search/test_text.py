@@ -266,7 +266,7 @@ def test_on_the_command_line(model, tmp_path, capsys, main):
     main(["export", str(checkpoint), str(out), "--text", "--target", "cpu"])
     assert f"{out}: 0." in capsys.readouterr().out
     assert SearchModel(out).takes_text
-    main(["export", str(checkpoint), str(out), "--search"])
+    main(["export", str(checkpoint), str(out), "--search", "--force"])
     assert not SearchModel(out).takes_text
 
 

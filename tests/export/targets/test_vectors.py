@@ -116,7 +116,9 @@ def test_both_runtimes_encode_and_write_the_same(made) -> None:
     for options in ({}, {"beam": 4}, {"sample": True, "seed": 3}):
         expected = model.generate(inputs_embeds=rows, max_new_tokens=10, **options)
         assert onnx_model.generate(inputs_embeds=rows, max_new_tokens=10, **options) == expected
-    cpu = OnnxTransformer(export_onnx(made / "model", made / "cpu", target="cpu", inputs_embeds=True), threads=1)
+    cpu = OnnxTransformer(
+        export_onnx(made / "model", made / "cpu", target="cpu", inputs_embeds=True, force=True), threads=1
+    )
     assert cpu.generate(inputs_embeds=rows, max_new_tokens=10) == model.generate(inputs_embeds=rows, max_new_tokens=10)
     from export.validate.reference import Reference
 
