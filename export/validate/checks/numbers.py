@@ -56,8 +56,9 @@ def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> 
     searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
     settings = {entry.name for entry in graph.input}  # of a search, which have a default
     constants = {name: tensor for name, tensor in constants_of(graph).items() if name not in settings}
+    lengths = {float(axis.dim_value) for entry in graph.input for axis in entry.type.tensor_type.shape.dim[1:2]} - {0.0}
     for node in nodes:
-        allowed = _allowed(node, config)
+        allowed = _allowed(node, config, tuple(lengths))
         if not allowed and not _is_judged(node, searches, parameters):
             continue
         for name in (each for each in node.input if each not in parameters and not each.startswith(OF_VECTOR)):
@@ -74,8 +75,8 @@ def norm_parameters(graph: onnx.GraphProto, config: TransformerConfig) -> set[st
     return {t.name for t in initializers(graph) if t.name in table and t.name.endswith("norm.weight")}
 
 
-def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ...]:
-    """Return the numbers that a node may read; none for one of which nothing is known."""
+def _allowed(node: onnx.NodeProto, config: TransformerConfig, lengths: tuple[float, ...]) -> tuple[float, ...]:
+    """The numbers that a node may read; none for one of which nothing is known. lengths: of inputs of fixed shape."""
     if UNSCOPED.match(node.name):
         if node.op_type == "Where":
             return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
@@ -83,7 +84,7 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
             return (0.0, 1.0) if node.op_type == "Clip" else (1.0,)
         scales = _scales(config, None)
         factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, coreml.HIDDEN, *scales)
-        return factors if node.op_type == "Mul" else ()
+        return {"Mul": (*factors, *lengths), "Div": lengths}.get(node.op_type, ())  # a mean over a fixed length
     place = PLACE.match(node.name)
     if place is None:
         return ()

@@ -148,7 +148,9 @@ def test_an_adapter_is_kept_beside_integers(base, kind, tmp_path, capsys):
     assert all(later[name].tobytes() == weight.tobytes() for name, weight in merged.items())
     with pytest.raises(UserError, match="is quantised already"):
         quantize_checkpoint(kept, tmp_path / "twice", Scheme(128, 4))
-    flags = ["--source", "x", "--target", "y", "--steps", "1", "--out", str(tmp_path / "run")]
+    (tmp_path / "lines").write_text("a\n")
+    lines = str(tmp_path / "lines")
+    flags = ["--source", lines, "--target", lines, "--steps", "1", "--out", str(tmp_path / "run")]
     with pytest.raises(SystemExit, match="2"):
         main(["train", "--from", str(kept), "--adapter", "lora", *flags])
     assert "has an adapter beside its weights already; train another one of the checkpoint" in capsys.readouterr().err
