@@ -10,8 +10,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name
 from mlx_transformer.system.manifest import CARD, digest_of, sha256
 
-ONNX_CONFIG = "mlx_transformer.json"
-"""Our config inside an ONNX folder."""
+from .outputs import ONNX_CONFIG as ONNX_CONFIG
+
 HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")
 """The parts of a name that the Hub refuses that `HUB_NAME` fits."""

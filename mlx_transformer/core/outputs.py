@@ -26,8 +26,8 @@ from mlx_transformer.system.durable import Output, Target, previous, seen
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json
 
-from .folders import ONNX_CONFIG
-
+ONNX_CONFIG = "mlx_transformer.json"
+"""Our config in an ONNX folder."""
 BEGINNING = 1 << 16
 """Bytes of a file by which its kind is told."""
 CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}

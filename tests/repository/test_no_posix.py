@@ -16,7 +16,7 @@ def test_a_file_is_translated_to_a_file(text_folder: Path, tmp_path: Path) -> No
     lines, out = tmp_path / "lines.txt", tmp_path / "out.txt"
     lines.write_text("one two\nthree\n\nx\n", encoding="utf-8")
     command = ["translate", str(text_folder / "onnx"), "-i", str(lines), "-o", str(out)]
-    done = run(command, command, ["info", str(text_folder / "onnx")])
+    done = run(command, [*command, "--force"], ["info", str(text_folder / "onnx")])
     assert done.returncode == 0, done.stderr
     assert "decoder_model_merged" in done.stdout
     assert out.read_text(encoding="utf-8").splitlines() == translated(text_folder, lines)
