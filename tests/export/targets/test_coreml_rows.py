@@ -15,6 +15,7 @@ from random_models import random_weights, write_model
 from small_models import CHOICES
 
 from export import OnnxTransformer, export_onnx
+from export.graph.built import forget
 from export.targets.coreml import rows as splitting
 from export.targets.coreml.graphs import OPERATORS
 from export.targets.coreml.shape import joined, parts_of
@@ -34,7 +35,11 @@ KINDS = [
 
 @pytest.fixture
 def short(monkeypatch):
+    """Parts of 16 rows; graphs that other tests have built are of the whole."""
+    forget()
     monkeypatch.setattr(splitting, "LIMIT", 16)
+    yield
+    forget()
 
 
 def graphs_of(package: Path) -> list[onnx.ModelProto]:
