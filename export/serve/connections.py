@@ -359,7 +359,8 @@ class Bounds:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 connection.started = True
-                connection.unread = not complete and large
+                # A body too slow to wait for (408) may never come.
+                connection.unread = not complete and (large or message["status"] == 408)
                 if connection.unread or b"upgrade" in fields:
                     message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)

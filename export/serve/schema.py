@@ -34,7 +34,7 @@ class Form:
     """The form of a request's body. fields: JSON schema by name; example: a body, as JSON; other: a second form of
     the same path.
 
-    >>> Form({"text": TEXT}, ["text"], '{"text": "x"}').schema["required"]
+    >>> Form({"text": TEXT}, ["text"], '{"text": "x"}').schema.get("required")
     ['text']
     """
 
