@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 from small_packages import write_package
 
+from export.runtime.folder import precisions
 from export.validate import Report, compare
 from mlx_transformer.system.manifest import write_manifest
 
@@ -134,7 +135,9 @@ def run_file(mutation: FileMutation, place: Path) -> Report:
         file.write_bytes(edited if isinstance(edited, bytes) else json.dumps(edited).encode())
         if path.is_dir():
             write_manifest(path)
-    return compare(checkpoint, path, ["onnxruntime"], 11, threads=1, longest=8, searches=False)
+    held = precisions(path / "onnx") if path.is_dir() else []
+    runtime = f"onnxruntime:cpu:all:{held[0]}" if len(held) > 1 and "float32" not in held else "onnxruntime"
+    return compare(checkpoint, path, [runtime], 11, threads=1, longest=8, searches=False)
 
 
 def problem_of(mutation: FileMutation, report: Report) -> str:
