@@ -51,6 +51,16 @@ class OtherText:
     """For an encoder with a head: labelled text, as train --labelled takes it."""
 
 
+@dataclass(frozen=True)
+class ParallelFiles:
+    """The text that an encoder-decoder is scored on."""
+
+    source: Path | None = None
+    """Source sentences, one a line."""
+    reference: Path | None = None
+    """Their translations, line by line."""
+
+
 Out = Annotated[
     Path | None,
     Option("--out", "-o", help="The file to write; it appears whole or not at all.", show_default="stdout"),
@@ -94,8 +104,7 @@ def translate(
 def evaluate(
     model: Model,
     *,
-    source: Annotated[Path | None, Option(help="Source sentences, one a line.")] = None,
-    reference: Annotated[Path | None, Option(help="Their translations, line by line.")] = None,
+    files: Annotated[ParallelFiles, Shown("Text")],
     others: Annotated[OtherText, Shown("Decoders and encoders alone")],
     out: Annotated[
         Path | None,
@@ -108,6 +117,7 @@ def evaluate(
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
     perplexity of a text; of an encoder alone what its vectors find, or how often its labels are right."""
+    source, reference = files.source, files.reference
     if unread := [name for name, value in vars(others).items() if value is not None]:
         if source is not None or reference is not None or out is not None:
             raise UserError(f"--{unread[0]} is for one stack alone: leave out --source, --reference and --out")

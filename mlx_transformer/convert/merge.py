@@ -30,7 +30,7 @@ from mlx_transformer.generation.settings import SETTINGS, files_with_weights, re
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.manifest import write_manifest
+from mlx_transformer.system.manifest import CARD, write_manifest
 
 ROWS, LENGTH = 4, 16
 """Random sequences by which two models are compared, and their tokens."""
@@ -102,8 +102,8 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool
     together = replace(opened, adapter=change)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(output) as temporary:
-        named = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["copies"]
-        for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES, *named):
+        beside = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["texts"]
+        for name in (CONFIG, WEIGHTS, *NAMES, *(beside.keys() | {SETTINGS}) - {CARD}):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         change.save(temporary)

@@ -161,15 +161,14 @@ def save_checkpoint(
     *,
     force: bool = False,
     quantization: Quantization | None = None,
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str | Path] | None = None,
     tensors: Mapping[str, Tensors] | None = None,
-    copies: Mapping[str, Path] | None = None,
 ) -> Path:
     """Write a checkpoint folder durably and return its path.
 
     `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
-    words, scales and biases). `texts` and `tensors` are further files by name (the trainer's state), `copies` files
-    that are copied as they are. The text of README.md, if there is one, begins the model card (`card.begin_card`).
+    words, scales and biases). `texts` and `tensors` are further files by name (the trainer's state); a path in `texts`
+    is copied as it is. The text of README.md, if there is one, begins the model card (`card.begin_card`).
     `force`: replace an existing checkpoint of that name, once the new one is complete on disk. Raises `UserError` as
     of `claim`, and when the disk refuses; the old folder is then untouched.
     """
@@ -179,12 +178,13 @@ def save_checkpoint(
     described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
     with replace_folder(output) as temporary:
         written = {CONFIG: json.dumps(described, indent=2) + "\n", **(texts or {})}
-        begin = written.pop(CARD, "")
+        begin = str(written.pop(CARD, ""))
         written |= tokenizer_files(tokenizer_json) if tokenizer_json else {}
         for name, text in written.items():
-            (temporary / name).write_text(text, encoding="utf-8")
-        for name, path in (copies or {}).items():
-            shutil.copyfile(path, temporary / name)
+            if isinstance(text, Path):
+                shutil.copyfile(text, temporary / name)
+            else:
+                (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
             write_tensors(temporary / name, group)
         write_card(temporary, config, begin=begin, replaced=folder)

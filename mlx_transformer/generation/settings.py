@@ -104,7 +104,7 @@ def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict
 
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
     vectors = {} if folder is None else dict(embedding_files(folder))
-    return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}
+    return {"texts": {**texts, **named_files(settings, folder), **vectors}}
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:

@@ -121,8 +121,8 @@ class Transformer(nn.Transformer, TextVerbs):
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         own = files_with_weights(self.generation, self.place)
         if self.text_embedding is not None:
-            own["copies"] = {n: path for n, path in own["copies"].items() if n not in (EMBEDDING, DENSE)}
-            own["texts"] |= self.text_embedding.texts()
+            others = {name: text for name, text in own["texts"].items() if name not in (EMBEDDING, DENSE)}
+            own["texts"] = others | self.text_embedding.texts()
             own["tensors"] = self.text_embedding.tensors()
         return save_checkpoint(output, self.config, weights, text, quantization=quantization_of(self), **own)
 

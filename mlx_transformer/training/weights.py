@@ -52,7 +52,7 @@ class Weights:
         settings = {} if base is None else read_settings(base, model.config)
         embedding = model.text_embedding
         made = {} if embedding is None else embedding.texts()
-        self.files: dict[str, Any] = {"texts": settings_text(settings) | made, "copies": named_files(settings, base)}
+        self.files: dict[str, Any] = {"texts": {**settings_text(settings), **named_files(settings, base), **made}}
         self.files["tensors"] = {} if embedding is None else embedding.tensors()
 
     def tree(self) -> Any:

@@ -7,6 +7,7 @@ from imports import ROOT, imports_of, module_name, modules
 
 FAMILY = 80  # of one that describes published models: what is more is a rule of its own, in keys.py
 FACE = 60  # lines of an __init__ that only hands names on
+PARAMETERS = 8  # of a function: more of them are a settings object
 ONLY_MLX = {
     "inputs": "ids are checked on the host",
     "quantize": "a pass over graphs (export/precision)",
@@ -67,6 +68,18 @@ def test_no_module_imports_itself_by_a_detour():
         targets |= {target.rpartition(".")[0] for target in targets}
         graph[name] = {known[target] for target in targets & known.keys()} - {name}
     assert circles(graph) == []
+
+
+def test_no_function_has_many_parameters():
+    many = []
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len([each for each in arguments if each.arg not in ("self", "cls")])
+                if count > PARAMETERS:
+                    many.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {count}")
+    assert not many
 
 
 def test_a_family_is_a_short_file():

@@ -81,7 +81,7 @@ def import_marian(path: str | Path, out: Target, force: bool = False) -> list[st
         notes.append("no int8_scales.json (the file has no scales of activations, or not all)")
     copied = [*([files.model] if files.model.suffix == ".bin" else []), *files.others]
     copies = {file.name: file for file in copied}
-    save_checkpoint(output, original.config, weights, tokenizer, texts=texts, copies=copies)
+    save_checkpoint(output, original.config, weights, tokenizer, texts={**texts, **copies})
     return notes
 
 

@@ -38,7 +38,7 @@ from mlx_transformer.commands.settings import (
     TranslatingSettings,
     with_settings,
 )
-from mlx_transformer.commands.text import OtherText
+from mlx_transformer.commands.text import OtherText, ParallelFiles
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.presets import PRESETS
@@ -57,7 +57,7 @@ from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelO
 OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
-    *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText),
+    *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText, ParallelFiles),
     *(LineFiles, VectorFiles),
 )
 

@@ -110,7 +110,7 @@ def test_a_changed_model_isnt_written_from_the_old_file(tmp_path: Path) -> None:
         name: path for name, path in kept.items() if name not in ("config.json", "model.safetensors", "manifest.json")
     }
     copies = {name: path for name, path in copies.items() if name != "tokenizer.json"}
-    save_checkpoint(tmp_path / "new", opened.config, weights, opened.tokenizer_json(), copies=copies)
+    save_checkpoint(tmp_path / "new", opened.config, weights, opened.tokenizer_json(), texts=copies)
     to_marian(tmp_path / "new", tmp_path / "back")
     before, after = read_bin(model_file(folder)), read_bin(tmp_path / "back" / "model.test.intgemm.alphas.bin")
     assert [a.name for a, b in zip(before, after, strict=True) if not np.array_equal(a.stored(), b.stored())] == [
