@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from commands import Case, Verdict, begin, call, complaint, contents, finished
-from copying_model import write_copying_model
+from copying_model import LINES, STUDENT, write_copying_model
 from forks import Child
 from tiny_run import write_recipe
 
@@ -30,25 +30,7 @@ BEFORE = "KeyboardInterrupt"
 
 TRAINING = {"checkpoint_seconds": 0, "valid_every": 7}
 """A checkpoint after each step, the last two kept, so that a process does hardly anything but save and prune."""
-NUMBERS = "one two three four five six seven eight nine ten".split()
-DISTILLED = """
-[data]
-vocab_model = "unigram"
-vocab_size = 300
-batch_tokens = 200
-[model]
-preset = "student"
-d_model = 64
-heads = 2
-d_ff = 64
-encoder_layers = 1
-decoder_layers = 1
-[training]
-steps = 6
-valid_sentences = 0
-checkpoint_seconds = 0
-log_every = 1
-"""
+DISTILLED = STUDENT.replace("steps = 4", "steps = 6") + "checkpoint_seconds = 0\nlog_every = 1\n"
 OTHERS = "[training]\ncheckpoint_seconds = 0\nlog_every = 1\nvalid_every = 7\n"
 
 
@@ -92,7 +74,7 @@ def cases(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
 def write_teacher(folder: Path) -> tuple[Path, str]:
     """A teacher that copies, and the command, but for its OUT, by which a student learns from it."""
     teacher, source, recipe = write_copying_model(folder, onnx=False) / "model", folder / "source", folder / "student"
-    source.write_text("".join(f"{a} {b} {c}\n" for a in NUMBERS for b in NUMBERS[:4] for c in NUMBERS[:2]), "utf-8")
+    source.write_text("".join(f"{line}\n" for line in LINES), "utf-8")
     recipe.with_suffix(".toml").write_text(DISTILLED, "utf-8")
     return teacher, f"distil {teacher} --source {source} --recipe {recipe}.toml --beam 1 --out "
 

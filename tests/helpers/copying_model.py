@@ -17,6 +17,26 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer import Tokenizer
 
 TEXT = "one two three. four five six! seven eight nine ten"
+WORDS = "one two three four five six seven eight nine ten".split()
+LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[:2]]
+"""A text that the model copies."""
+STUDENT = """
+[data]
+vocab_model = "unigram"
+vocab_size = 300
+batch_tokens = 200
+[model]
+preset = "student"
+d_model = 64
+heads = 2
+d_ff = 64
+encoder_layers = 1
+decoder_layers = 1
+[training]
+steps = 4
+valid_sentences = 0
+"""
+"""The recipe of a student of the model, for `distil`."""
 WIDTH = 128
 SHARP = 400.0
 

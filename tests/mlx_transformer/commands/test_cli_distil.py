@@ -7,32 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from copying_model import write_copying_model
+from copying_model import LINES, STUDENT, write_copying_model
 
 from mlx_transformer import cli
 from mlx_transformer.commands import distilling, models
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.families.marian_files.items import read_bin
 from mlx_transformer.system.locks import alone
-
-WORDS = "one two three four five six seven eight nine ten".split()
-LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[:2]]
-RECIPE = """
-[data]
-vocab_model = "unigram"
-vocab_size = 300
-batch_tokens = 200
-[model]
-preset = "student"
-d_model = 64
-heads = 2
-d_ff = 64
-encoder_layers = 1
-decoder_layers = 1
-[training]
-steps = 4
-valid_sentences = 0
-"""
 
 
 def main(*arguments: object) -> int:
@@ -49,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_copying_model(tmp_path_factory.mktemp("distil"))
     for name, lines in {"source": LINES, "valid.source": LINES[:6], "valid.target": LINES[:6]}.items():
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "student.toml").write_text(RECIPE, encoding="utf-8")
+    (folder / "student.toml").write_text(STUDENT, encoding="utf-8")
     return folder
 
 
@@ -97,7 +78,7 @@ def test_more_epochs_make_another_student_of_the_same_translations(folder: Path,
     assert main("distil", folder / "model", *flags(folder, out)) == 0
     first = [item.data for item in read_bin(out / "marian" / "model.intgemm.alphas.bin")]
     recipe = folder / "longer.toml"
-    recipe.write_text(RECIPE.replace("steps = 4", "steps = 8"), encoding="utf-8")
+    recipe.write_text(STUDENT.replace("steps = 4", "steps = 8"), encoding="utf-8")
     assert main("distil", folder / "model", *flags(folder, out, recipe=recipe)) == 0
     assert f"{out / 'marian'}: written\n" in capsys.readouterr().out
     assert [item.data for item in read_bin(out / "marian" / "model.intgemm.alphas.bin")] != first
@@ -130,7 +111,7 @@ def test_a_student_that_marian_lacks_is_refused_before_anything_is_written(
     folder: Path, tmp_path: Path, capsys, change: tuple[str, str], message: str
 ) -> None:
     recipe = tmp_path / "own.toml"
-    recipe.write_text(RECIPE.replace(*change), encoding="utf-8")
+    recipe.write_text(STUDENT.replace(*change), encoding="utf-8")
     assert main("distil", folder / "onnx", *flags(folder, tmp_path / "run", recipe=recipe)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
