@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .payload import live, page_tokenizer
@@ -64,7 +65,7 @@ def shipped() -> list[dict[str, Any]]:
 
 def _opened(folder: Path, title: str, description: str, examples: list[dict[str, Any]]) -> dict[str, Any]:
     checkpoint = open_checkpoint(folder)
-    text = checkpoint.tokenizer_json()
+    text = checked_tokenizer(checkpoint)
     tokenizer = None if text is None else page_tokenizer(text)
     if tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer that a page runs; install the package again")

@@ -19,6 +19,7 @@ from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.shortlist import open_shortlist
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
@@ -69,7 +70,7 @@ class Plan:
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
         opened = opened.widened()
         check_scales(settings, precisions, opened.config.architecture)
-        tokenizer = opened.tokenizer_json()
+        tokenizer = checked_tokenizer(opened)
         _check_positions(opened)
         check_integers(opened, precisions)
         shape = target.shape_of(settings.fixed_shape, opened.config)

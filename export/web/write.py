@@ -125,7 +125,7 @@ def _shortlist(model: SiteModel, chosen: Path | str | None) -> Path | None:
 
 
 def _shares_ids(model: SiteModel) -> bool:
-    return shares_ids(model.config, Tokenizer(model.tokenizer))
+    return shares_ids(model.config, Tokenizer(model.tokenizer).separate)
 
 
 def _copy_page(folder: Path) -> None:

@@ -17,7 +17,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer, checked_tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.families.conversion import read_published
 from mlx_transformer.system.errors import FEW, UserError
@@ -85,7 +85,7 @@ def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
-    if (text := opened.tokenizer_json()) is not None:  # which says what is wrong with it
+    if (text := checked_tokenizer(opened)) is not None:  # which says what is wrong with it
         facts |= _vocabularies(Tokenizer(text))
     if opened.quantization:
         facts["quantised"] = described(opened.quantization, quantizable_shapes(opened.config))

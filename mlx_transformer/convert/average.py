@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.checkpoint import CHECKPOINT, Checkpoint, open_checkpoint, resolve, save_checkpoint
 from mlx_transformer.core.outputs import claim
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.generation.settings import files_with_weights, read_settings
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
@@ -41,7 +42,7 @@ def average_checkpoints(folders: Sequence[str | Path], out: Target, force: bool 
         raise UserError(f"{problem}: give two or more of one run")
     output = claim(out, CHECKPOINT, force, *(resolve(folder) for folder in folders))
     opened = [open_checkpoint(folder) for folder in folders]
-    texts = [checkpoint.tokenizer_json() for checkpoint in opened]
+    texts = [checked_tokenizer(checkpoint) for checkpoint in opened]
     for checkpoint, text in zip(opened, texts, strict=True):
         if text != texts[0]:
             raise UserError(f"{checkpoint.folder}: its tokenizer.json differs from that of {opened[0].folder}")

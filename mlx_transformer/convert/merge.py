@@ -25,6 +25,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.quantization import Packed, tensors_of
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.runtime.transformer import Transformer
@@ -70,7 +71,7 @@ def merge_adapter(
     checkpoint that is replaced. `UserError` if the adapter is damaged or belongs to other weights.
     """
     output, opened, delta = _opened(base, adapter, out, force)
-    text = opened.tokenizer_json()
+    text = checked_tokenizer(opened)
     merged = {name: delta.merged(name, weight) for name, weight in opened.tensors()}
     own = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)
     if not requantize:
@@ -98,7 +99,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool
     `out` and errors: as of `merge_adapter`; `UserError` too if nothing that the adapter changes is quantised.
     """
     output, opened, change = _opened(base, adapter, out, force)
-    opened.tokenizer_json()  # which says what is wrong with it
+    checked_tokenizer(opened)  # which says what is wrong with it
     together = replace(opened, adapter=change)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(output) as temporary:

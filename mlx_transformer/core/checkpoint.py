@@ -88,14 +88,8 @@ class Checkpoint:
         return tokenizer_path(self.folder)
 
     def tokenizer_json(self) -> str | None:
-        """Return the text of the tokenizer, if there is one; `UserError` if it is damaged or doesn't fit the model."""
-        if (path := self.tokenizer_path) is None:
-            return None
-        from .tokenizer import Tokenizer  # most who read weights need no text
-
-        text = read_tokenizer(path)
-        Tokenizer(text, str(path)).check_fits(self.config, str(self.folder))
-        return text
+        """Return the text of the tokenizer's file, None if there is none; `checked_tokenizer` also checks it."""
+        return None if (path := self.tokenizer_path) is None else read_tokenizer(path)
 
     @cached_property
     def _files(self) -> Mapping[str, Stored]:

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,6 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_bytes
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
 
 MAGIC = 0xF11A48D5013417F5
 HEADER = struct.Struct("<6Q")
@@ -60,10 +56,11 @@ class Shortlist:
         return np.flatnonzero(chosen)
 
 
-def shares_ids(config: TransformerConfig, tokenizer: Tokenizer | None) -> bool:
-    """Return whether a source token of a model is a target token too, so that a sentence may write its own."""
-    joint = config.one_embedding or tokenizer is None or not tokenizer.separate
-    return joint and config.source_vocab_size == config.vocab_size
+def shares_ids(config: TransformerConfig, separate: bool) -> bool:
+    """Return whether a source token of a model is a target token too, so that a sentence may write its own.
+
+    separate: the tokenizer has a vocabulary for each side (`Tokenizer.separate`)."""
+    return (config.one_embedding or not separate) and config.source_vocab_size == config.vocab_size
 
 
 def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:

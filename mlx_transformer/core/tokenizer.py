@@ -46,6 +46,7 @@ from .tokenizer_files import (
 if TYPE_CHECKING:
     from mlx_transformer.system.durable import Target
 
+    from .checkpoint import Checkpoint
     from .config import TransformerConfig
 
 PAD, BOS, EOS, UNK = range(4)
@@ -383,6 +384,17 @@ def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:
         raise UserError(f"{origin}: ids are not 0 to {len(vocabulary) - 1} without gaps; train a tokenizer anew")
     if backend.encode("a").ids[-1:] != [eos]:
         raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
+
+
+def checked_tokenizer(checkpoint: "Checkpoint") -> str | None:
+    """Return the tokenizer.json of a checkpoint, None if it has none.
+
+    Raises `UserError` if the file is damaged, or has more tokens than the model has rows.
+    """
+    text = checkpoint.tokenizer_json()
+    if text is not None:
+        Tokenizer(text, str(checkpoint.tokenizer_path)).check_fits(checkpoint.config, str(checkpoint.folder))
+    return text
 
 
 def unicode_texts(lines: Iterable[str]) -> Iterator[str]:

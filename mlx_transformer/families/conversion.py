@@ -26,6 +26,7 @@ from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import Target
@@ -167,7 +168,7 @@ def to_huggingface(checkpoint: str | Path, out: Target, family: str | None = Non
     """
     output = claim(out, HUGGING_FACE, force, resolve(checkpoint))
     opened = open_checkpoint(checkpoint)
-    tokenizer = opened.tokenizer_json()
+    tokenizer = checked_tokenizer(opened)
     if tokenizer is not None and side_texts(tokenizer) is not None:
         raise UserError(
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"

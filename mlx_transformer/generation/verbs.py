@@ -405,7 +405,7 @@ class TextVerbs:
             return None
         from mlx_transformer.core.shortlist import shares_ids
 
-        shared = shares_ids(self.config, self.tokenizer)
+        shared = shares_ids(self.config, self.tokenizer is not None and self.tokenizer.separate)
         return self.shortlist.candidates(ids, self.config.vocab_size, shared)
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:

@@ -25,7 +25,7 @@ from mlx_transformer.core.heads import Head
 from mlx_transformer.core.outputs import is_within
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
+from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer, checked_tokenizer
 from mlx_transformer.data.labelled import Labelled
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
@@ -199,7 +199,7 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
             f"{path}: architecture={config.architecture!r} doesn't learn {objective}: choose objective "
             f"{' or '.join(fitting)}, or another checkpoint"
         )
-    text = checkpoint.tokenizer_json()
+    text = checked_tokenizer(checkpoint)
     if text is None:
         raise UserError(f"{checkpoint.folder}: has no tokenizer.json, without which no text can be trained on")
     tokenizer = Tokenizer(text, str(path))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.text_embedding import read_embedding
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import quiet_progress
@@ -22,7 +23,7 @@ from mlx_transformer.system.progress import quiet_progress
 def check_teacher(folder: str) -> None:
     """Raise `UserError` unless the checkpoint is an encoder that says how a text's vector is made."""
     checkpoint = open_checkpoint(folder, verify=False)
-    if checkpoint.config.architecture != "encoder" or checkpoint.tokenizer_json() is None:
+    if checkpoint.config.architecture != "encoder" or checked_tokenizer(checkpoint) is None:
         raise UserError(f"teacher = {folder!r}: is no encoder with a vocabulary")
     if read_embedding(checkpoint.folder, checkpoint.config.d_model) is None:
         raise UserError(f"teacher = {folder!r}: doesn't say how a text's vector is made (embedding.json)")

@@ -29,8 +29,9 @@ def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> Candidates
         file = checkpoint.folder / own
     if file is None or str(file) == NO_SHORTLIST:
         return None
-    tokenizer = None if checkpoint.tokenizer_path is None else Tokenizer.load(checkpoint.tokenizer_path)
-    shortlist, shared = open_shortlist(file, c), shares_ids(c, tokenizer)
+    path = checkpoint.tokenizer_path
+    separate = path is not None and Tokenizer.load(path).separate
+    shortlist, shared = open_shortlist(file, c), shares_ids(c, separate)
     return lambda source: shortlist.candidates(source, c.vocab_size, shared).tolist()
 
 

@@ -21,6 +21,7 @@ from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.core.sentencepiece import sentencepiece_bytes
 from mlx_transformer.core.sentencepiece_tokenizer import sentencepiece_of
 from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
+from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
@@ -136,7 +137,7 @@ def _origin(folder: Path) -> dict[str, Any]:
 def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[bytes], tuple[int, int]]:
     """Return the bytes of one or two `.spm` files, the original ones where there are any, and how many rows each
     has."""
-    text = opened.tokenizer_json()
+    text = checked_tokenizer(opened)
     originals = [opened.folder / name for name in origin.get("vocabularies", [])]
     if origin and text is not None and originals and all(file.is_file() for file in originals):
         _, sizes, _ = read_options(parse_options(str(origin.get("options")), f"{opened.folder / ORIGIN}"))
