@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
@@ -19,12 +21,31 @@ COMPUTED = "/computed"
 
 
 def read_model(file: Path) -> onnx.ModelProto:
-    """Read a model without its data files; `UserError` for a file that holds none."""
+    """Read a model without its data files.
+
+    Raises `UserError` for a file that holds no model, or a tensor whose numbers don't fill its shape.
+    """
     data = read_protobuf(file)
     try:
-        return onnx.load_from_string(data)
+        model = onnx.load_from_string(data)
     except Exception as error:  # protobuf's DecodeError, which onnx does not export
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+    for name, tensor in constants_of(model.graph).items():
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and not _fills_its_shape(tensor):
+            raise UserError(f"{file}: the numbers of {name} don't fill its shape {list(tensor.dims)}; export it again")
+    return model
+
+
+def _fills_its_shape(tensor: onnx.TensorProto) -> bool:
+    try:
+        if tensor.HasField("raw_data"):
+            bits = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+            return len(tensor.raw_data) == -(-bits // 8)
+        if tensor.data_type == onnx.TensorProto.STRING:  # of bytes, which needn't be UTF-8
+            return len(tensor.string_data) == math.prod(tensor.dims)
+        return list(numpy_helper.to_array(tensor).shape) == list(tensor.dims)
+    except (ValueError, TypeError, KeyError):  # a type without numbers, or another number of them
+        return False
 
 
 def metadata_of(model: onnx.ModelProto) -> dict[str, str]:

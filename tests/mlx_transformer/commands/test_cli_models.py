@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 
+import onnx
 import pytest
 from combined import thinned
 from command_line import LINES, PROGRESS, TEXT, both_models, caller, refused
@@ -115,6 +116,12 @@ def test_one_file_with_the_search(call, made, tmp_path, inside):
     (tmp_path / "bad.onnx").write_text("x")
     refused(call("translate", tmp_path / "bad.onnx", "x"), "bad.onnx: ONNX Runtime can't open it")
     refused(call("info", tmp_path / "bad.onnx"), "bad.onnx: cannot be read as an ONNX model")
+    emptied = onnx.load(file)
+    tensor = next(tensor for tensor in emptied.graph.initializer if tensor.raw_data)
+    tensor.raw_data = tensor.raw_data[:-1]
+    onnx.save(emptied, tmp_path / "bad.onnx")
+    for command in (["info"], ["validate", made / "model"]):
+        refused(call(*command, tmp_path / "bad.onnx"), f"bad.onnx: the numbers of {tensor.name} don't fill its shape")
 
 
 @pytest.mark.parametrize("columns", [50, 80])
