@@ -30,7 +30,7 @@ DIST = ROOT / "dist"
 PLACE = ROOT / "build" / "dist"
 PACKAGES = ("mlx_transformer", "export")
 # Of a package's files; its reference pages stay behind.
-SUFFIXES = {".py", ".toml", ".json", ".html", ".css", ".js", ".svg", ".txt", ".safetensors"}
+SUFFIXES = {".py", ".toml", ".json", ".html", ".css", ".js", ".svg", ".txt", ".gz", ".safetensors"}
 EXTRAS = "[all]"
 SECONDS = 300  # for one command; the longest takes some 20
 

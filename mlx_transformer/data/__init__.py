@@ -1,1 +1,1 @@
-"""Parallel text, the built-in CLDR corpus and token batches. NumPy and `babel` only: no MLX, no ONNX."""
+"""Parallel text, the built-in corpora and token batches. NumPy only: no MLX, no ONNX."""

@@ -1,14 +1,23 @@
-"""The corpora that are built in, by their names: `cldr:SOURCE-TARGET`, and `sentences:en-de` or one side of it."""
+"""The corpora that are built in, by their names: `cldr:en-de` and others, `sentences:en-de` or one side of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from mlx_transformer.system.errors import UserError
 
-from . import sentences
+from . import cldr, sentences
+from .corpus import BuiltInCorpus
 from .documents import Documents
 
-if TYPE_CHECKING:
-    from .cldr import CldrCorpus
+NAMES = (*cldr.NAMES, *sentences.LANGUAGES)
+
+
+def check(name: str) -> None:
+    """Raise `UserError` for a corpus that there isn't."""
+    if name not in NAMES:
+        raise UserError(
+            f"corpus {name!r} is not built in: choose one of {', '.join(NAMES)}, or give files of your own "
+            "(source and target, pairs or text)"
+        )
 
 
 def is_of_sentences(name: str) -> bool:
@@ -20,18 +29,16 @@ def languages(name: str) -> list[str]:
     return name.partition(":")[2].split("-")
 
 
-def build(name: str, train_pairs: int = 60_000, seed: int = 1) -> CldrCorpus | sentences.SentenceCorpus:
-    """Build pairs. `train_pairs`: how many, where they are composed without end. `UserError` for an unknown name."""
-    if is_of_sentences(name):
-        sentences.sides(name)
-        return sentences.build(seed)
-    from . import cldr  # not at the top: it needs babel
-
-    return cldr.build(name, train_pairs=train_pairs, seed=seed)
+def build(name: str, train_pairs: int = 60_000, seed: int = 1) -> BuiltInCorpus:
+    """Return pairs; `train_pairs` is the number of those to train on, of a corpus cldr. `UserError` for an unknown name
+    and for more pairs than there are."""
+    check(name)
+    return sentences.build(seed) if is_of_sentences(name) else cldr.build(name, train_pairs, seed)
 
 
 def documents(name: str, seed: int = 1) -> tuple[Documents, Documents]:
-    """Build the text of one language, for training and for validation. `UserError` for a name of two."""
-    side, corpus = sentences.sides(name)[0], sentences.build(seed)
+    """Return the text of one language, for training and for validation. `UserError` for an unknown name."""
+    check(name)
+    side, corpus = sentences.LANGUAGES[name][0], sentences.build(seed)
     train, valid = ((text.source, text.target)[side] for text in (corpus.train, corpus.valid))
     return Documents(train, [""] * len(train)), Documents(valid, [""] * len(valid))

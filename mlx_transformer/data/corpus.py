@@ -4,7 +4,7 @@ Lines are those of `line_files`, and so are packed files (.gz, .zst).
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,21 @@ class ParallelText:
         outputs = [claim(path, TEXT, force) for path in (source, target)]
         for output, lines in zip(outputs, (self.source, self.target), strict=True):
             write_lines(output, lines)
+
+
+@dataclass(frozen=True)
+class BuiltInCorpus:
+    """`train`, `valid` and `held_out` share no sentence; each pair has its kind."""
+
+    train: ParallelText
+    valid: ParallelText
+    held_out: ParallelText
+
+    @classmethod
+    def of(cls, *parts: Sequence[Sequence[str]]) -> "BuiltInCorpus":
+        """Make a corpus of the rows (kind, source, target) of each part."""
+        columns = (tuple(map(list, zip(*rows, strict=True))) for rows in parts)
+        return cls(*(ParallelText(source, target, kinds) for kinds, source, target in columns))
 
 
 def training_mask(count: int, seed: int, name: str, noun: str = "pairs") -> np.ndarray:

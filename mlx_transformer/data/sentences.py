@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from random import Random
 
-from mlx_transformer.system.errors import UserError
-
-from .corpus import ParallelText
+from .corpus import BuiltInCorpus
 
 LANGUAGES = {"sentences:en-de": (0, 1), "sentences:en": (0,), "sentences:de": (1,)}
 """The sides of each kind of this corpus: both languages, or one alone."""
@@ -63,15 +61,6 @@ class Noun:
     gender: str
     german: str
     oblique: str
-
-
-@dataclass(frozen=True)
-class SentenceCorpus:
-    """`train`, `valid` and `held_out` have no sentence in common; each pair has its kind."""
-
-    train: ParallelText
-    valid: ParallelText
-    held_out: ParallelText
 
 
 def _nouns(text: str) -> list[Noun]:
@@ -229,33 +218,22 @@ PATTERNS: dict[str, tuple[Callable[[], Iterator[Phrase]], int]] = {
 """The function that makes all phrases of a kind, and how many of them there are in the corpus."""
 
 
-def build(seed: int = 1) -> SentenceCorpus:
+def build(seed: int = 1) -> BuiltInCorpus:
     """Draw the corpus: the same for the same seed on every platform. All of `NOTES` but `UNSEEN` are in `train`, and
     every phrase of a bank alone."""
-    pairs: list[tuple[str, Phrase]] = []
-    chosen_phrases: list[tuple[str, Phrase]] = []
+    pairs: list[tuple[str, str, str]] = []
+    chosen_phrases: list[tuple[str, str, str]] = []
     for kind, (pattern, count) in PATTERNS.items():
         phrases = [phrase for phrase in pattern() if phrase[0] != UNSEEN]
         always = [phrase for phrase in phrases if phrase[0] in NOTES or phrase[0].startswith(ALONE)]
         others = [phrase for phrase in phrases if phrase not in always]
-        chosen_phrases += [(kind, phrase) for phrase in always]
+        chosen_phrases += [(kind, *phrase) for phrase in always]
         drawn = Random(f"{seed}:{kind}").sample(others, count - len(always))
-        pairs += [(kind, phrase) for phrase in drawn]
+        pairs += [(kind, *phrase) for phrase in drawn]
     Random(f"{seed}:order").shuffle(pairs)
     held_out, valid, train = (
         pairs[:HELD_OUT],
         pairs[HELD_OUT : HELD_OUT + VALID],
         pairs[HELD_OUT + VALID :] + chosen_phrases,
     )
-    return SentenceCorpus(*map(_text, (train, valid, held_out)))
-
-
-def _text(pairs: list[tuple[str, Phrase]]) -> ParallelText:
-    return ParallelText([s for _, (s, _) in pairs], [t for _, (_, t) in pairs], [kind for kind, _ in pairs])
-
-
-def sides(name: str) -> tuple[int, ...]:
-    """Return which sides a kind of the corpus has: 0 English, 1 German. `UserError` for another."""
-    if name not in LANGUAGES:
-        raise UserError(f"corpus {name!r}: choose one of {', '.join(LANGUAGES)}")
-    return LANGUAGES[name]
+    return BuiltInCorpus.of(train, valid, held_out)

@@ -102,7 +102,6 @@ def _requirement(extra: str, origin: dict[str, Any]) -> str:
 EXTRA_OF = {
     "mlx": "train",
     "sacrebleu": "export",
-    "babel": "export",
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",

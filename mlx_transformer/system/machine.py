@@ -17,7 +17,7 @@ FEW = 1 << 24
 """Bytes that are never asked about: to ask takes a tenth of a millisecond, as long as a step of a small model."""
 PACKAGES = (
     "mlx-transformer mlx mlx-cpu mlx-metal mlx-cuda-13 scipy-openblas32 numpy onnx onnx-ir onnxscript onnxruntime "
-    "onnxruntime-gpu tokenizers safetensors sacrebleu babel"
+    "onnxruntime-gpu tokenizers safetensors sacrebleu"
 ).split()
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from mlx_transformer.data.built_in import is_of_sentences, languages
+from mlx_transformer.data.built_in import NAMES, check, is_of_sentences, languages
 from mlx_transformer.data.pair_files import language_pair
-from mlx_transformer.data.sentences import sides
 from mlx_transformer.system.errors import UserError
 
 from .options import CorpusOptions, DataOptions, TrainingOptions
@@ -112,7 +111,7 @@ def _translation_problems(d: DataOptions) -> Iterator[str]:
     if len({corpus.weight is None for corpus in d.corpora}) > 1:
         yield "data.corpora: give all tables a weight, or none"
     yield from _corpus_problems(d)
-    if d.corpus is not None and len(languages(d.corpus)) == 1:
+    if d.corpus in NAMES and len(languages(d.corpus)) == 1:
         yield f"corpus {d.corpus} has one language: translation learns two, as in sentences:en-de"
     yield from _valid_problems(d)
     if d.corpus is not None and (d.valid_source is not None or d.valid_pairs is not None):
@@ -130,13 +129,13 @@ def _valid_problems(d: DataOptions) -> Iterator[str]:
 
 
 def _corpus_problems(d: DataOptions) -> Iterator[str]:
-    if d.corpus is None or not is_of_sentences(d.corpus):
+    if d.corpus is None:
         return
     try:
-        sides(d.corpus)
+        check(d.corpus)
     except UserError as error:
         yield str(error)
-    if d.train_pairs != DataOptions.train_pairs:
+    if is_of_sentences(d.corpus) and d.train_pairs != DataOptions.train_pairs:
         yield f"corpus {d.corpus} has pairs enough for itself: leave out train_pairs"
 
 

@@ -78,8 +78,8 @@ class CorpusOptions(TextFiles):
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(TextFiles):
     corpus: str | None = None
-    """Built-in corpus, e.g. cldr:en-de or sentences:en-de. "cldr" has any two locales; "sentences:en" is a text. In its
-    place give source and target, pairs, text, or tables [[data.corpora]]."""
+    """Built-in corpus, e.g. cldr:en-de or sentences:en-de. "sentences:en" is a text. In its place give source and
+    target, pairs, text, or tables [[data.corpora]]."""
     valid_source: str | None = None
     """Source sentences for validation; unset: one pair in a hundred, at most 1000."""
     valid_target: str | None = None
@@ -108,7 +108,7 @@ class DataOptions(TextFiles):
     corpora: tuple[CorpusOptions, ...] = ()
     """Several corpora, each a table [[data.corpora]]."""
     train_pairs: Tokens = 60_000
-    """Pairs of a corpus cldr to compose."""
+    """Pairs of a corpus cldr to train on, chosen by the seed; at most 60000."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
     """Tokens of the vocabulary. It is made of the training text; separate ones have so many each."""
     vocab_model: VocabModel = "bpe"

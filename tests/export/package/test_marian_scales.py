@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +20,6 @@ from mlx_transformer.families.marian_files.options import parse_options
 from mlx_transformer.system.errors import UserError
 
 BIN = "model.intgemm.alphas.bin"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_once() -> Iterator[None]:
-    """The corpus, which each of a training, the scales and a comparison would build again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cldr, "build", cache(cldr.build))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import export.validate
 from mlx_transformer import cli
 from mlx_transformer.commands import quickstart
 from mlx_transformer.data import cldr
+from mlx_transformer.data.corpus import BuiltInCorpus
 from mlx_transformer.report.runs import read_run
 from mlx_transformer.training import options
 from mlx_transformer.training.console import Dashboard
@@ -48,7 +48,13 @@ def small(tmp_path_factory, monkeypatch):
     recipes = tmp_path_factory.mktemp("recipes")
     (recipes / "quickstart.toml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.setattr(options, "RECIPES", recipes)
-    monkeypatch.setattr(cldr, "build", functools.partial(cldr.build, held_out_per_kind=2, valid_per_kind=1))
+    build = cldr.build
+
+    def few(*arguments: object) -> BuiltInCorpus:
+        corpus = build(*arguments)
+        return BuiltInCorpus(corpus.train, *(part.select(list(range(20))) for part in (corpus.valid, corpus.held_out)))
+
+    monkeypatch.setattr(cldr, "build", few)
 
 
 @pytest.fixture
