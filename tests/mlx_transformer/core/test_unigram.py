@@ -16,7 +16,9 @@ from mlx_transformer.system.errors import UserError
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    text = cldr.build("cldr:en-de", train_pairs=600, seed=1).train
+    """Some 640 phrases without rare names, whose letters occur too seldom for long pieces."""
+    text = cldr.build("cldr:en-de", train_pairs=1000).train
+    text = text.select([i for i, kind in enumerate(text.kinds or []) if kind not in ("territory", "language")])
     return [*text.source, *text.target]
 
 
