@@ -177,14 +177,16 @@ def _instead(checkpoint: Checkpoint, readable: bool) -> str:
 
 
 def _corpus(file: Path) -> tuple[str, int, int] | None:
-    """Return the corpus of a run's record as `built_in.build` takes it: drawn otherwise, phrases that the run learned
-    from are held out."""
+    """Return the corpus of a run's record as `built_in.build` takes it; None for one that isn't built in (any more).
+
+    With another seed, phrases that the run learned from would be held out.
+    """
     try:
         recipe = read_json(file)["recipe"]
         corpus, count, seed = recipe["data"]["corpus"], recipe["data"]["train_pairs"], recipe["training"]["seed"]
     except (UserError, LookupError, TypeError):
         return None
-    return (corpus, count, seed) if isinstance(corpus, str) else None
+    return (corpus, count, seed) if corpus in built_in.NAMES else None
 
 
 def judge(

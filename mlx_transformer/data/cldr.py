@@ -26,6 +26,6 @@ def build(name: str = "cldr:en-de", train_pairs: int = 60_000, seed: int = 1) ->
         [line.split("\t") for line in part.split("\n")] for part in text.strip("\n").split("\n\n")
     )
     if not 1 <= train_pairs <= len(train):
-        raise UserError(f"train_pairs = {train_pairs}: corpus {name} has {len(train)} pairs to train on")
+        raise UserError(f"train_pairs = {train_pairs} must be 1 to {len(train)}, the training pairs of corpus {name}")
     Random(f"{seed}:order").shuffle(train)
     return BuiltInCorpus.of(train[:train_pairs], valid, held_out)

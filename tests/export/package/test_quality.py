@@ -158,6 +158,18 @@ def test_phrases_are_held_out_of_the_run_itself(checkpoint):
     assert set(built_in.build("sentences:en-de").held_out.source) & set(corpus.train.source)
 
 
+def test_a_corpus_that_is_not_built_in_any_more_is_not_judged_by(checkpoint):
+    run, said = checkpoint.parent / "run.json", []
+    recipe = {"data": {"corpus": "cldr:fr-ja", "train_pairs": 60_000}, "training": {"seed": 1}}
+    run.write_text(json.dumps({"recipe": recipe}), encoding="utf-8")
+    try:
+        text = quality.gate_text(open_checkpoint(checkpoint), ["int8"], None, None, log=said.append)
+    finally:
+        run.unlink()
+    assert text is None
+    assert said[0].startswith("int8: not judged; --gate-source FILE")
+
+
 def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):
     with pytest.raises(UserError, match="needs its source"):
         export_onnx(checkpoint, tmp_path / "onnx", precision="int8", gate_reference=text[1])

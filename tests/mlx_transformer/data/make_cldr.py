@@ -150,8 +150,8 @@ def join_list(items: list[str], style: str, locale: Locale) -> str:
         before, between, after = re.split(r"\{[01]\}", pattern(part))
         return f"{before}{first}{between}{second}{after}"
 
-    if len(items) <= 2:
-        return join("2", *items) if len(items) == 2 else "".join(items)
+    if len(items) == 2:
+        return join("2", *items)
     text = join("start", items[0], items[1])
     for item in items[2:-1]:
         text = join("middle", text, item)
@@ -159,7 +159,6 @@ def join_list(items: list[str], style: str, locale: Locale) -> str:
 
 
 def join_phrases(pair: Pair, phrases: Sequence[Phrase], style: str) -> Phrase:
-    """Join phrases to a list in both locales."""
     return pair.each(lambda items, x: join_list(list(items), style, x), list(zip(*phrases, strict=True)))
 
 
@@ -227,7 +226,7 @@ def numbers(pair: Pair) -> Draw:
         return pair.both(lambda x: format_scientific(value, locale=x, decimal_quantization=False))
 
     def render_compact(length: Length, value: Decimal) -> Phrase:
-        return pair.both(lambda x: format_compact(value, length, x))
+        return pair.both(lambda x: format_compact_decimal(value, format_type=length, locale=x, fraction_digits=6))
 
     lengths = Styles([("long", 1.0), ("short", 1.0)], render_compact, key=lambda v: v)
 
@@ -241,17 +240,6 @@ def _round_number(random: Random) -> Decimal:
     """Draw two or three digits and a power of ten, 1000 or more, so that no compact form has to round it."""
     digits = random.randint(10, 99) if random.random() < 0.7 else random.randint(100, 999)
     return Decimal(digits).scaleb(random.choice(COMPACT_POWERS) - (1 if digits < 100 else 2))
-
-
-def format_compact(value: Decimal, length: Length, locale: Locale) -> str:
-    """Write `value` in compact form, in the short one where the locale has no long one (an alias in CLDR's root).
-
-    Six fraction digits: a locale that counts by 10^4 or 10^5 needs more of them than one that counts by 10^3.
-    """
-    known: Length = length if length in locale.compact_decimal_formats else "short"
-    if known not in locale.compact_decimal_formats:
-        return ""
-    return format_compact_decimal(value, format_type=known, locale=locale, fraction_digits=6)
 
 
 def currencies_in_use() -> list[str]:
@@ -271,7 +259,7 @@ def money(pair: Pair) -> Draw:
     major = [code for code in MAJOR_CURRENCIES if code in codes]
 
     def code(random: Random) -> str:
-        return random.choice(major if major and random.random() < 0.6 else codes)
+        return random.choice(major if random.random() < 0.6 else codes)
 
     def symbol(random: Random) -> Phrase:
         currency, value = code(random), random_decimal(random, 6, 0) + Decimal(random.randrange(100)).scaleb(-2)
@@ -290,13 +278,11 @@ def money(pair: Pair) -> Draw:
             lambda x: format_currency(value, currency, locale=x, format_type="name", currency_digits=cents)
         )
 
-    def compact(random: Random) -> Phrase | None:
-        if any("short" not in x.compact_currency_formats for x in (pair.source, pair.target)):
-            return None
-        currency, value = random.choice(major or codes), _round_number(random)
+    def compact(random: Random) -> Phrase:
+        currency, value = random.choice(major), _round_number(random)
         return pair.both(lambda x: format_compact_currency(value, currency, locale=x, fraction_digits=6))
 
-    return lambda random: choose(random, [(symbol, 2.0), (name, 3.0), (compact, 1.0)]) if codes else None
+    return lambda random: choose(random, [(symbol, 2.0), (name, 3.0), (compact, 1.0)])
 
 
 def _distinct(pair: Pair, codes: list[str]) -> list[str]:
@@ -415,7 +401,7 @@ def measures(pair: Pair) -> Draw:
         if n != "narrow" and counted != per and available(pair, counted, n) and available(pair, per, n, "per")
     ]
     # One table for both, so that a rate never reads like a unit of another meaning.
-    share = 0.2 * sum(w for _, w in simple) / sum(w for _, w in rates) if rates and simple else 1.0
+    share = 0.2 * sum(w for _, w in simple) / sum(w for _, w in rates)
     styles = [*simple, *((style, w * share) for style, w in rates)]
     units = Styles(styles, render, key=lambda value: pair.both(lambda x: x.plural_form(value)))
 
@@ -529,7 +515,6 @@ def common_pattern(pair: Pair, skeleton: str) -> Phrase | None:
 
 
 def _skeletons(pair: Pair, weights: dict[str, float]) -> list[tuple[Phrase, float]]:
-    """Return the patterns of those skeletons that can be used."""
     styles = [(common_pattern(pair, skeleton), weight) for skeleton, weight in weights.items()]
     return [(patterns, weight) for patterns, weight in styles if patterns]
 
@@ -595,7 +580,7 @@ def intervals(pair: Pair) -> Draw:
         difference = random.choices(list(groups), totals)[0]
         return groups[difference].draw(random, _random_ends(random, difference))
 
-    return draw if groups else lambda random: None
+    return draw
 
 
 def _render_interval(locale: Locale, skeleton: str, difference: str, ends: tuple) -> str:
@@ -717,7 +702,7 @@ def languages(pair: Pair, names: Names) -> Draw:
     def listed(random: Random) -> Phrase | None:
         return join(random, _sample(random, names.languages, (2, 2, 2, 3)))
 
-    return lambda random: choose(random, [(listed, 2.0), (used_in, 1.0 if names.territories else 0.0)])
+    return lambda random: choose(random, [(listed, 2.0), (used_in, 1.0)])
 
 
 def lists(pair: Pair) -> Draw:
@@ -750,8 +735,7 @@ def lists(pair: Pair) -> Draw:
         values = [random_decimal(random, 3, 1) for _ in range(random.choice((2, 2, 3)))]
         return [pair.both(lambda x, v=value: format_measure(v, unit, "short", x)) for value in values]
 
-    if units:
-        sorts.append((amounts, 1.0))
+    sorts.append((amounts, 1.0))
     makers, weights = [make for make, _ in sorts], [weight for _, weight in sorts]
     return lambda random: join(random, random.choices(makers, weights)[0](random))
 
@@ -762,17 +746,9 @@ def _sample(random: Random, phrases: list[Phrase], sizes: tuple[int, ...]) -> li
 
 # How often a kind comes in training. Names have hundreds of entries to learn by heart, numbers a few rules.
 KIND_WEIGHTS = {
-    "date": 1.0,
-    "time": 0.7,
-    "interval": 1.0,
-    "relative": 0.7,
-    "number": 0.8,
-    "unit": 1.5,
-    "currency": 1.5,
-    "list": 0.8,
-    "territory": 1.7,
-    "language": 2.8,
-}
+    "date": 1.0, "time": 0.7, "interval": 1.0, "relative": 0.7, "number": 0.8, "unit": 1.5, "currency": 1.5,
+    "list": 0.8, "territory": 1.7, "language": 2.8,
+}  # fmt: skip
 NAME_SHARE = 3  # each name of a kind stands alone once in training, in at most a third of the kind's phrases
 MOST_MISSED_DRAWS = 300  # draws without a new phrase after which a kind counts as exhausted
 
