@@ -124,6 +124,17 @@ def test_every_module_imports_only_what_its_layer_may() -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_only_commands_that_write_a_page_import_the_teaching_pages() -> None:
+    """Alignments and shortlists, say, don't."""
+    users = {
+        module
+        for module, path in modules().items()
+        for entry in imports_of(path.read_text(encoding="utf-8"), module)
+        if under(entry.target, ("export.explain",)) and not under(module, ("export.explain",))
+    }
+    assert users == {f"mlx_transformer.commands.{name}" for name in ("exporting", "looking", "quickstart")}
+
+
 def test_every_room_has_its_place() -> None:
     for package, order in (("mlx_transformer", MLX_SIDE), ("export", ONNX_SIDE)):
         rooms = {room_of(name)[1] for name in modules() if name.startswith(package)} - {"", *JOINTS, "recipes"}

@@ -127,7 +127,7 @@ def test_the_matrix_from_python(target, tmp_path):
 def test_alignment_needs_no_engine_of_validate(target, call, tmp_path, monkeypatch):
     folder = write_copying_model(tmp_path, onnx=False)
     export_onnx(folder / "model", folder / "onnx", target=target, attention=True)
-    monkeypatch.setattr("export.explain.opening.cross_weights", None)
+    monkeypatch.setattr("export.validate.opening.cross_weights", None)
     status, out, said = call("translate", folder / "onnx", "--alignment", stdin="".join(f"{x}\n" for x in LINES))
     assert (status, said) == (0, "")
     assert out == "".join(f"{line}\t{links}\n" for line, links in zip(LINES, LINKS, strict=True))
