@@ -34,7 +34,7 @@ def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Val
 def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int) -> ir.Value:
     """Hide keys that are more than `window` positions away, and those that a mask (B, 1, 1, S) hides: distances from
     queries to keys (L, S) -> (B, 1, L, S). No sum is less than `HIDDEN`, which a query that sees nothing has of all."""
-    near = additive(op, op.LessOrEqual(op.Abs(distances), window))
+    near = op.Where(op.LessOrEqual(op.Abs(distances), window), 0.0, HIDDEN)
     return near if mask is None else op.Clip(op.Add(near, mask), HIDDEN)
 
 
