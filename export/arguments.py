@@ -22,7 +22,6 @@ class ExportArguments(TypedDict, total=False):
     calibrate: Path | str | None
     float32_layers: Sequence[str]
     least_neighbours: float | None
-    fixed_shape: str | None
     attention: bool
     attention_layer: int | None
     inputs_embeds: bool

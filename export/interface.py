@@ -44,10 +44,9 @@ ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 them."""
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and what of the classifier belongs to them."""
-ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
 SEARCH, TEXT_VECTORS = "search_model", "vector_model"
 """The one file of a translator, and of an encoder of texts."""
-CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
+CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
@@ -293,33 +292,6 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
     return keys_values("cross", "cross.{}", map(operator_shape, r.config.layers("decoder")), SENTENCES, LENGTH)
 
 
-def encoder_coreml(r: Request) -> Ports:
-    assert r.shape is not None
-    axes = r.shape.rows, r.shape.source
-    if r.config.has_decoder:
-        read = tuple(layer_by_layer(cross(r, "present.{}.encoder", *axes)))
-    else:
-        read = *head(r, *axes), *vector(r, *axes)
-    return Ports(source(r, *axes), (memory(r, *axes), *read))
-
-
-def decoder_coreml(r: Request) -> Ports:
-    assert r.shape is not None
-    rows, length, source_length = r.shape.rows, r.shape.target, r.shape.source
-    both = r.config.has_encoder
-    part = "{}.decoder" if both else "{}"
-    of_source = [cross(r, "past_key_values.{}.encoder", rows, source_length)] if both else []
-    mask = [Port("source_mask", "encoder_attention_mask", "int64", (rows, source_length))] if both else []
-    inputs = (
-        Port("target_ids", "input_ids", "int64", (rows, 1)),
-        Port("positions", "position_ids", "int64", (rows, 1)),
-        *layer_by_layer(cache(r, f"past_key_values.{part}", rows, length), *of_source),
-        *mask,
-    )
-    after = layer_by_layer(cache(r, f"present.{part}", rows, length))
-    return Ports(inputs, (logits(r, rows, 1), *after, *attention(r, rows, 1, source_length)))
-
-
 def search(r: Request) -> Ports:
     from export.search_inputs import SETTINGS, TEXT_SETTINGS  # no other graph has them
 
@@ -351,8 +323,6 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     DECODER_CPU: lambda r: decoder_cpu(r, r.config.vocab_size),
     ROWS_CPU: rows_cpu,
     LISTED_CPU: listed_cpu,
-    ENCODER_COREML: encoder_coreml,
-    DECODER_COREML: decoder_coreml,
     SEARCH: search,
     TEXT_VECTORS: vectors,
 }

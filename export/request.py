@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mlx_transformer.core.config import TransformerConfig
 
@@ -28,17 +28,6 @@ TEXT_OUTPUTS: dict[Kind, str] = {"dense": SENTENCE_EMBEDDING, "sparse": "token_w
 the first token too."""
 
 
-class Shape(Protocol):
-    """The extents of graphs of fixed shape: rows, and positions of the source and of the target."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def source(self) -> int: ...
-    @property
-    def target(self) -> int: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """The request that graphs are made for: a model, and what was asked of its package."""
@@ -48,8 +37,6 @@ class Request:
     """The encoder reads vectors in place of ids."""
     attention_layer: int | None = None
     """The layer whose cross-attention the decoders return; None: they return none."""
-    shape: Shape | None = None
-    """The extents of target coreml."""
     text: bool = False
     """The search takes and returns strings."""
     embedding: TextEmbedding | None = None
@@ -60,7 +47,7 @@ class Request:
     """The graph of an encoder alone has a row for each token: a fact of the target."""
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], config: TransformerConfig, shape: Shape | None = None) -> Request:
+    def read(cls, values: Mapping[str, Any], config: TransformerConfig) -> Request:
         """Read what mlx_transformer.json says of a folder's graphs. `ValueError` for a layer that isn't there."""
         layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
         if layer is not None and layer not in range(config.decoder_layers):
@@ -71,7 +58,7 @@ class Request:
         by_token = values.get(BY_TOKEN) is True
         fields = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
         fields |= {"dimensions": values.get(DIMENSIONS)}
-        return cls(config=config, shape=shape, **fields)
+        return cls(config=config, **fields)
 
     def written(self) -> dict[str, Any]:
         """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""

@@ -16,7 +16,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import ADVANCED, Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
-TargetName = Literal["portable", "cpu", "web", "cuda", "coreml"]
+TargetName = Literal["portable", "cpu", "web", "cuda"]
 """The rows of `targets/table.py`."""
 PrecisionName = Literal["float32", "float16", "bfloat16", "int8", "int8-weights", "int4", "packed"]
 ActivationsName = Literal["int8", "float32"]
@@ -48,8 +48,6 @@ class ExportSettings:
     least_neighbours: float | None = field(default=None, metadata=ADVANCED)
     """Share of each text's ten nearest neighbours on gate_source, such as 0.99, for which int8 leaves matrices of an
     encoder in float32, as few as it takes; unset: none."""
-    fixed_shape: str | None = field(default=None, metadata=ADVANCED)
-    """ROWSxSOURCExTARGET, such as 1x64x64, which target coreml needs."""
     attention: bool = False
     """Return from which source tokens each token was written, too."""
     attention_layer: int | None = field(default=None, metadata=ADVANCED)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from export.settings import ExplainSettings
+from export.validate.engines.registry import full_name
+from export.validate.opening import RUNTIMES, Opened, open_model
+from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.outputs import claim, page_kind
 from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.options import Options
@@ -26,7 +29,6 @@ from mlx_transformer.system.fields import changed
 from mlx_transformer.system.progress import quiet_progress
 
 from .content import content
-from .opening import open_model, open_other
 from .page import links_from, page
 from .payload import ROOM, walked
 from .sentence import CONTINUATION, read_sentence
@@ -53,11 +55,9 @@ def explain(
     if len(texts) not in (1, 2):
         count = f"{len(texts)} of them are given" if texts else "none is given"
         raise UserError(f"explain takes one sentence in quotes; {count}")
-    runtime, out, figures = s.runtime, s.out, s.figures
-    if s.precision is not None:
-        if runtime is not None:
-            raise UserError("--precision and --runtime exclude each other: name it as in onnxruntime:cpu:all:int8")
-        runtime = f"onnxruntime:cpu:all:{s.precision}"
+    out, figures = s.out, s.figures
+    if s.precision is not None and s.runtime is not None:
+        raise UserError("--precision and --runtime exclude each other: name it as in onnxruntime:cpu:all:int8")
     if s.translation is not None and chosen.get("beam", 1) > 1:
         raise UserError("--beam and --translation exclude each other: a given translation is not searched for")
     read = [Path(place) for place in (model, s.beside) if place is not None]
@@ -70,7 +70,7 @@ def explain(
         watch = stack.enter_context(quiet_progress("explain"))
         watch(0.0, "reading the model")
         folder = stack.enter_context(as_checkpoint(model))
-        models = [open_model(folder, runtime, s.threads, s.verify)]
+        models = [open_model(folder, s.runtime, s.threads, s.verify, s.precision)]
         config = models[0].config
         if s.beside is not None:
             other = str(stack.enter_context(as_checkpoint(s.beside)))
@@ -100,6 +100,21 @@ def explain(
 
             written.append(f"{figures}: {write_figures(figures, sentence, traces, data)} figures")
     return "; ".join(written)
+
+
+def open_other(text: str, first: Opened, threads: int | None, verify: bool) -> Opened:
+    """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
+    is_runtime = full_name(text).partition(":")[0] in RUNTIMES and not Path(text).exists()
+    folder, runtime = (first.folder, text) if is_runtime else (Path(text), None)
+    onnx = folder.is_dir() and is_onnx_folder(folder)
+    other = open_model(folder, runtime, threads if onnx else None, verify)
+    if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
+        raise UserError(f"{text}: has another vocabulary than {first.folder}; compare models of the same tokens")
+    for name in ("architecture", "encoder_layers", "decoder_layers", "decoder_self_attention", "heads", "d_model"):
+        ours, theirs = getattr(first.config, name), getattr(other.config, name)
+        if ours != theirs:
+            raise UserError(f"{text}: {name}={theirs!r}, {first.folder} has {ours!r}; maps of these can't be compared")
+    return other
 
 
 def _explain_shipped(s: ExplainSettings, options: Mapping[str, Any]) -> str:

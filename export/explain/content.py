@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.validate.opening import Opened
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import alignment_layer, words_of
 from mlx_transformer.system.errors import UserError
 
-from .opening import Opened
 from .sentence import ExplainedSentence
 from .trace import Trace, gives_words, most_likely, norms, probabilities, written_by
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from export.validate.findings import inner_names
+from export.validate.opening import Opened
 from export.web.models import facts_of
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.parameters import (
@@ -28,7 +29,6 @@ from mlx_transformer.generation.embed import prepared
 from mlx_transformer.system.errors import UserError
 
 from .content import in_base64, pieces, token_text
-from .opening import Opened
 from .sentence import ExplainedSentence
 
 T = TypeVar("T")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
+from export.validate.opening import Opened
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import TOKEN_TYPES
 from mlx_transformer.generation.arrays import Arrays
@@ -28,8 +29,6 @@ from mlx_transformer.generation.search import checked
 from mlx_transformer.generation.settings import Around
 from mlx_transformer.generation.steps import DEAD, Batch, run
 from mlx_transformer.system.errors import UserError
-
-from .opening import Opened
 
 CONTINUATION = 20
 """New tokens of a decoder alone, unless another number is asked for."""

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.findings import inner_names, tap_names
+from export.validate.opening import Opened
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
-from .opening import Opened
 from .sentence import ExplainedSentence
 
 Array = NDArray[np.float32]

@@ -31,11 +31,11 @@ def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Val
     return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
 
-def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int, hidden: float) -> ir.Value:
+def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int) -> ir.Value:
     """Hide keys that are more than `window` positions away, and those that a mask (B, 1, 1, S) hides: distances from
-    queries to keys (L, S) -> (B, 1, L, S). No sum is less than `hidden`, which a query that sees nothing has of all."""
-    near = op.Where(op.LessOrEqual(op.Abs(distances), window), 0.0, hidden)
-    return near if mask is None else op.Clip(op.Add(near, mask), hidden)
+    queries to keys (L, S) -> (B, 1, L, S). No sum is less than `HIDDEN`, which a query that sees nothing has of all."""
+    near = op.Where(op.LessOrEqual(op.Abs(distances), window), 0.0, HIDDEN)
+    return near if mask is None else op.Clip(op.Add(near, mask), HIDDEN)
 
 
 def pooling_weights(op: Op, tokens: ir.Value, pooling: str) -> ir.Value:

@@ -16,7 +16,7 @@ from onnxscript import nn
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, Stack, TransformerConfig
 from mlx_transformer.core.positions import distinct_rotations, relative_buckets, rotary_tables, sinusoids
 
-from .marks import HIDDEN, Role
+from .marks import Role
 from .masks import Mask, window_mask
 from .primitives import Op, Parameter, table
 
@@ -33,10 +33,7 @@ class PositionIds(NamedTuple):
     index: ir.Value
     """(B, L), B may be 1."""
     distances: ir.Value
-    """(L, S) or, where rows are at places of their own, (B, L, S): place of the key less that of the query, so those to
-    come are positive. Padding takes a place."""
-    hidden: float = HIDDEN
-    """The number that a window adds to the scores of keys that it hides."""
+    """(L, S): the key's place minus the query's, so keys to come are positive. Padding takes a place."""
 
 
 def positions_of(op: Op, length: ir.Value, tokens: ir.Value) -> PositionIds:
@@ -108,8 +105,7 @@ class Positions(nn.Module):
         """Return each layer's mask with what its window hides."""
         windows = [layer.window for layer in self.config.layers(self.stack)]
         masks = {
-            w: mask if w is None else window_mask(op, mask, position_ids.distances, w, position_ids.hidden)
-            for w in dict.fromkeys(windows)
+            w: mask if w is None else window_mask(op, mask, position_ids.distances, w) for w in dict.fromkeys(windows)
         }
         return [masks[w] for w in windows]
 
@@ -140,17 +136,13 @@ class RelativeTable(nn.Module):
         self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
 
     def forward(self, op: Op, rows: ir.Value) -> ir.Value:
-        """Return (L, S) or (B, L, S) -> (B, H, L, S)."""
+        """Return (L, S) -> (1, H, L, S)."""
         return relative_bias(op, self.weight, rows)
 
 
 def relative_bias(op: Op, weight: ir.Value, rows: ir.Value) -> ir.Value:
-    """Return numbers (B, H, L, S) of these rows of a table (B, L, S), or (L, S) where they are the same in the
-    batch."""
-    bias = op.Gather(weight, rows, axis=0)
-    if len(rows.shape or ()) == 3:
-        return op.Transpose(bias, perm=[0, 3, 1, 2])
-    return op.Unsqueeze(op.Transpose(bias, perm=[2, 0, 1]), [0])
+    """Return numbers (1, H, L, S) of these rows (L, S) of a table."""
+    return op.Unsqueeze(op.Transpose(op.Gather(weight, rows, axis=0), perm=[2, 0, 1]), [0])
 
 
 def plus_mask(op: Op, bias: ir.Value, mask: Mask) -> ir.Value:

@@ -63,7 +63,6 @@ def record(plan: Plan) -> dict[str, Any]:
         **_adapter(plan.checkpoint),
         "target": target.name,
         **({"graphs": instead} if instead else {}),
-        **({"fixed_shape": plan.fixed_shape} if plan.fixed_shape else {}),
         **plan.request.written(),
         **({} if plan.shortlist is None else {"shortlist": plan.shortlist}),
         "precisions": {

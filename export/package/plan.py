@@ -12,6 +12,7 @@ from export.precision.packed import check_integers
 from export.precision.table import check_activations, check_precisions
 from export.settings import ExportSettings
 from export.targets.attention import requested_layer
+from export.targets.sentence_embedding import in_graph
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
@@ -45,8 +46,6 @@ class Plan:
     activations: str
     int8_scales: Int8Scales
     """The fixed ones of int8, and what it leaves in float32; without an entry a product has a scale a token."""
-    fixed_shape: str | None
-    """The text that asks for the request's shape."""
     request: Request
     embedding: TextEmbedding | None
     """How an encoder's vector of a text is made, cut where that was asked for."""
@@ -65,7 +64,6 @@ class Plan:
         positions than a graph should hold."""
         target = target_of(settings.target)
         precisions = check_precisions(settings.precision)
-        target.check_precisions(precisions)
         activations = check_activations(settings.activations, precisions)
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
         opened = opened.widened()
@@ -73,10 +71,9 @@ class Plan:
         tokenizer = checked_tokenizer(opened)
         _check_positions(opened)
         check_integers(opened, precisions)
-        shape = target.shape_of(settings.fixed_shape, opened.config)
         layer = requested_layer(opened.config, settings.attention, settings.attention_layer)
-        if settings.inputs_embeds:
-            target.check_vectors(opened.config)
+        if settings.inputs_embeds and not opened.config.has_encoder:
+            raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
         target.for_model(opened.config)
         generation, named, shortlist = _generation(opened, settings.shortlist)
         embedding = _embedding(opened, settings.dimensions)
@@ -91,14 +88,12 @@ class Plan:
             precisions=tuple(precisions),
             activations=activations,
             int8_scales=BY_ROW.leaving(_float32_layers(settings), opened.config),
-            fixed_shape=settings.fixed_shape,
             request=Request(
                 config=opened.config,
-                shape=shape,
                 attention_layer=layer,
                 inputs_embeds=settings.inputs_embeds,
                 by_token=target.by_token and opened.config.architecture == "encoder",
-                embedding=target.embedding_of(opened.config, embedding),
+                embedding=in_graph(opened.config, embedding),
                 dimensions=settings.dimensions,
             ),
         )
@@ -138,7 +133,7 @@ class Plan:
         """Return the plan of a portable package that the quality gate reads logits from: float32, and what is
         judged."""
         precisions, request = ("float32", *self.judged), Request(config=self.config)
-        return replace(self, target=target_of("portable"), precisions=precisions, fixed_shape=None, request=request)
+        return replace(self, target=target_of("portable"), precisions=precisions, request=request)
 
 
 def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | None:

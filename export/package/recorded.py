@@ -40,7 +40,6 @@ def recorded_plan(opened: Checkpoint, folder: Path, values: Mapping[str, Any]) -
         target=values["target"],
         precision=list(precisions),
         activations=activations,
-        fixed_shape=values.get("fixed_shape"),
         attention_layer=values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None,
         inputs_embeds=values.get(INPUTS_EMBEDS) is True,
         dimensions=values.get(DIMENSIONS),

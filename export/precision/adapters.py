@@ -34,20 +34,19 @@ def delta_of(checkpoint: Checkpoint, name: str) -> WeightDelta | None:
     return checkpoint.adapter.delta(name) if quantised and checkpoint.adapter is not None else None
 
 
-def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str, part: slice) -> ir.Value:
-    """Return `w`, rows `part` of the parameter NAME in float32, with what an adapter adds, if one does."""
+def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str) -> ir.Value:
+    """Return `w`, the parameter NAME in float32, with what an adapter adds, if one does."""
     delta = delta_of(checkpoint, name)
     if delta is None:
         return w
 
     def arrays() -> list[NDArray]:
         gain = delta.gain(checkpoint.packed(name).dequantised())
-        parts = [delta.a, delta.b[part], np.array(delta.factor, np.float64)]
-        return parts if gain is None else [*parts, gain[part, None]]
+        parts = [delta.a, delta.b, np.array(delta.factor, np.float64)]
+        return parts if gain is None else [*parts, gain[:, None]]
 
-    rows = len(delta.b[part])
-    shapes = {A: delta.a.shape, B: (rows, delta.a.shape[0]), "factor": ()}
-    shapes |= {GAIN: (rows, 1)} if delta.magnitude is not None else {}
+    shapes = {A: delta.a.shape, B: delta.b.shape, "factor": ()}
+    shapes |= {GAIN: (len(delta.b), 1)} if delta.magnitude is not None else {}
     late = LateWeight((), arrays, f"{path}.adapter")
     values = []
     for i, (kind, shape) in enumerate(shapes.items()):

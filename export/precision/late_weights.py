@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 LATE = "late"
 """A key of an initializer's `meta`: (LateWeight, the index of its result)."""
 
-SLICE = "slice"
-"""A key of the `meta` of an initializer that is a slice of another: (name of that one, slice of its first axis)."""
-
 
 @dataclass(frozen=True)
 class LateWeight:

@@ -29,7 +29,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Scheme
 
 from .adapters import merged_on_load
-from .late_weights import SLICE, LateWeight, late_initializer
+from .late_weights import LateWeight, late_initializer
 
 PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How many bits of each value the stored parts hold: a byte must be a whole number of them."""
@@ -38,16 +38,13 @@ PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
     """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
     for value in list(model.graph.initializers.values()):
-        name, part = value.meta.get(SLICE, (str(value.name), slice(None)))
+        name = str(value.name)
         if name in checkpoint.quantization:
-            _replace(model, value, name, part, checkpoint.quantization[name], checkpoint)
+            _replace(model, value, name, checkpoint.quantization[name], checkpoint)
 
 
-def _replace(
-    model: ir.Model, parameter: ir.Value, whole: str, part: slice, scheme: Scheme, checkpoint: Checkpoint
-) -> None:
-    """Compute `parameter`, the rows `part` of the one called `whole`, from its integers."""
-    name = str(parameter.name)
+def _replace(model: ir.Model, parameter: ir.Value, name: str, scheme: Scheme, checkpoint: Checkpoint) -> None:
+    """Compute the parameter of this name from its integers."""
     del model.graph.initializers[name]
     rows, width = extent(parameter, 0), extent(parameter, 1)
     groups = width // scheme.group_size
@@ -55,8 +52,8 @@ def _replace(
     parts = PARTS[scheme.bits]
 
     def stored() -> Sequence[NDArray]:
-        packed = checkpoint.packed(whole)
-        return *planes(packed.integers()[part], parts), packed.scales[part], packed.biases[part]
+        packed = checkpoint.packed(name)
+        return *planes(packed.integers(), parts), packed.scales, packed.biases
 
     inputs = {f"{path}.q{bits}": ((rows, 1, width * bits // 8), ir.DataType.UINT8) for bits in parts}
     inputs |= {f"{path}.{part}": ((rows, groups, 1), ir.DataType.FLOAT) for part in ("scales", "biases")}
@@ -73,7 +70,7 @@ def _replace(
         q = add("BitwiseOr", q, add("BitShift", high, shift, direction="LEFT"))
     w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), biases)
     w = add("Reshape", w, add.constant([rows, width]))
-    w = merged_on_load(add, w, path, checkpoint, whole, part)
+    w = merged_on_load(add, w, path, checkpoint, name)
     w.name, w.shape, w.type = name, parameter.shape, parameter.type
     replace_all_uses_with(parameter, w)
     add.at_start()

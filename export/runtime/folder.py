@@ -7,20 +7,17 @@ decoder_with_past_model.onnx, or decoder_model_merged.onnx.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from export.interface import (
-    DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
     DECODER_MERGED,
     DECODER_NEXT,
     ENCODER,
-    ENCODER_COREML,
     ENCODER_CPU,
     GRAPHS,
     LISTED_CPU,
@@ -37,7 +34,6 @@ from export.precision.table import (
     check_activations,
     check_precisions,
 )
-from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
@@ -52,16 +48,11 @@ from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file
 if TYPE_CHECKING:
     from mlx_transformer.system.durable import Target
 
-FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
+FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL)
 """Each folder has one of these graphs in each of its precisions."""
 
 
-OLD_GRAPH_NAMES = {
-    ENCODER_CPU: "encoder_rows",
-    DECODER_CPU: "decoder_rows",
-    ENCODER_COREML: "encoder_fixed",
-    DECODER_COREML: "decoder_fixed",
-}
+OLD_GRAPH_NAMES = {ENCODER_CPU: "encoder_rows", DECODER_CPU: "decoder_rows"}
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
 READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, EMBEDDING, DENSE, *NAMES)
@@ -175,9 +166,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     present = files.keys()
-    if present & {ENCODER_COREML, DECODER_COREML}:
-        needed = [ENCODER_COREML] * config.has_encoder + [DECODER_COREML] * config.has_decoder
-    elif config.architecture != "encoder-decoder":
+    if config.architecture != "encoder-decoder":
         needed = [MODEL]
     elif present & {ENCODER_CPU, DECODER_CPU}:
         needed = [ENCODER_CPU, DECODER_CPU]
@@ -287,7 +276,8 @@ def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
         if file.is_file():
             values = read_json(file)
             try:
-                return _request(values), *_blocks(values, precision)
+                config = TransformerConfig.from_dict(values["config"])
+                return Request.read(values, config), *_blocks(values, precision)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
@@ -304,15 +294,6 @@ def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
     if activations not in ACTIVATIONS:
         raise ValueError(f"activations {activations!r} are none of {', '.join(ACTIVATIONS)}")
     return activations, entry.get("blocks") == STANDARD
-
-
-def _request(values: dict[str, Any]) -> Request:
-    """Return what mlx_transformer.json says of the graphs; a config of no more positions than they have."""
-    config, shape = TransformerConfig.from_dict(values["config"]), None
-    if values.get("fixed_shape") is not None:
-        shape = FixedShape.parse(values["fixed_shape"], config)
-        config = dataclasses.replace(config, max_positions=shape.positions)
-    return Request.read(values, config, shape)
 
 
 def _from_published(file: Path, values: Any) -> TransformerConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,19 +14,16 @@ from typing import Annotated, Any
 import onnxruntime as ort
 
 from export.interface import (
-    DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
     DECODER_NEXT,
     ENCODER,
-    ENCODER_COREML,
     ENCODER_CPU,
     LISTED_CPU,
     MODEL,
     ROWS_CPU,
 )
 from export.precision.table import ACTIVATIONS
-from export.targets.coreml import trial
 from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_value
@@ -103,10 +99,6 @@ VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 
 SHARES_FILES = VERSION >= (1, 31)
 """Whether this ONNX Runtime uses a data file in memory as it lies there. Earlier ones may copy it."""
-
-COREML_READS_FILES = VERSION >= (1, 26)
-"""Whether its provider for Core ML takes weights from data files. Earlier ones leave who reads them to the CPU, or end
-the process (microsoft/onnxruntime#28005, fixed by #28062)."""
 
 
 class _Here(threading.local):
@@ -204,11 +196,9 @@ def open_session(
 
     without: more of the optimiser's passes to leave out. weights: as of `Session`.
     """
-    names = check_providers(providers)
-    if trial.PROVIDER in names and not COREML_READS_FILES and any(Path(file).parent.glob("*.onnx_data")):
-        raise UserError(f"{file}: onnxruntime {ort.__version__} can't give Core ML a data file: install 1.26 or newer")
+    check_providers(providers)
     options = options or session_options()
-    named = chosen(options, trial.with_options(providers or [CPU]))
+    named = chosen(options, providers or [CPU])
     try:
         return Session(
             file,
@@ -239,16 +229,12 @@ def is_available(provider: str) -> bool:
 
 
 class Opener:
-    """Opens the graphs of one folder, with any number of threads an operator, as often as is wanted.
-
-    Those of target `coreml` on Core ML are tried out first (`targets/coreml/trial.py`)."""
+    """Opens the graphs of one folder, with any number of threads an operator, as often as is wanted."""
 
     def __init__(self, folder: OnnxFolder, providers: Sequence[Any] | None = None, verify: bool = True):
         """verify: hold the files against the folder's manifest."""
         self.folder, self.providers, self.verify = folder, providers, verify
-        names = check_providers(providers)
-        self.on_cpu = names == [CPU]
-        self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_COREML, DECODER_COREML})
+        self.on_cpu = check_providers(providers) == [CPU]
 
     def listed(self, threads: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession] | None:
         """Return the sessions of a search among given ids: the classifier's rows, and the decoder; None where they
@@ -262,30 +248,8 @@ class Opener:
         """Return {graph: its session}. `UserError` says which can't be loaded, and what is damaged."""
         if self.verify:
             self.folder.verify_graphs()
-        return self._tried(threads) if self.on_trial else self._all(threads)
-
-    def _tried(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """Return Core ML's sessions if they compute what the CPU's do; otherwise the CPU's, and a warning that says
-        why."""
-        if self.verify:
-            self.folder.verify_data()
-        on_cpu = Opener(self.folder, verify=False)
-        sessions: dict[str, Any] = {}
-        for name in self.folder.graphs:
-            try:
-                sessions[name] = self._open(name, threads, None)
-                plain: Any = on_cpu._open(name, threads, on_cpu.weights)
-                problem = trial.problem(self.folder.request, name, sessions[name], plain)
-            except Exception as error:  # onnxruntime's exceptions have no common base of their own
-                problem = f"{name}: {' '.join(str(error).split())[:300]}"
-            if problem:
-                print(f"{self.folder.path}: the CPU computes, not Core ML: {problem}", file=sys.stderr)
-                return on_cpu(threads)
-        return sessions
-
-    def _all(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """Open all sessions at the same time: each takes one core and releases Python's lock meanwhile. So does reading
-        the data once more for its digest, for which only the end waits."""
+        # All are opened at the same time: each takes one core and releases Python's lock meanwhile. So does reading the
+        # data once more for its digest, which only the end waits for.
         graphs, weights = self.folder.graphs, self.weights
         each = [partial(self._open, name, threads, weights) for name in graphs]
         work: list[Callable[[], Any]] = [partial(side_by_side, each, threads or usable_cores())]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU, Request
+from export.interface import DECODER_CPU, ENCODER_CPU, Request
 from export.precision.table import PRECISIONS
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.core.config import RELATIVE
@@ -68,11 +68,11 @@ class OnnxTransformer(TextVerbs):
         verify: bool = True,
         activations: ActivationsName | None = None,
     ):
-        """providers: ONNX Runtime's execution providers, default CPU; Core ML is tried out first. threads: see
-        `session_options`. precision: one of the folder's; default: float32, or the only one. verify: compare its files
-        with the digests in its manifest, if it has one. activations: "float32" or "int8", what weights in blocks are
-        multiplied with; default: what they were exported with. A package of standard operators exported with float32
-        runs with either, any other as it is."""
+        """providers: ONNX Runtime's execution providers, each a name or a pair (name, options); default: the CPU's.
+        threads: see `session_options`. precision: one of the folder's; default: float32, or the only one. verify:
+        compare its files with the digests in its manifest, if it has one. activations: "float32" or "int8", what
+        weights in blocks are multiplied with; default: what they were exported with. A package of standard operators
+        exported with float32 runs with either, any other as it is."""
         self.folder: OnnxFolder = open_folder(folder, precision).with_activations(activations)
         self.config, self.where = self.folder.config, str(self.folder.path)
         self._open = Opener(self.folder, providers, verify)
@@ -265,12 +265,7 @@ class OnnxTransformer(TextVerbs):
 
 def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> Any:
     """Return the graphs of one folder, by their names, as one model; of_cpu: arguments of `CpuModel` alone."""
-    # Each target's at the place, so that a folder imports what it runs with.
-    if {DECODER_COREML, ENCODER_COREML} & sessions.keys():
-        from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
-
-        return (CoreMLModel if DECODER_COREML in sessions else CoreMLEncoder)(request, sessions)
-    if ENCODER_CPU in sessions:
+    if ENCODER_CPU in sessions:  # imported here: a folder imports only what runs it
         from export.targets.cpu.runtime import CpuModel
 
         return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **of_cpu)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
-from export.targets.coreml.trial import with_options
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
@@ -51,7 +50,7 @@ def opened(path: Path, threads: int | None, providers: Sequence[str] | None, act
     options = session_options(threads or None, activations=activations)
     if find_spec(EXTENSIONS):
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-    arguments: dict[str, Any] = {"providers": with_options(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
+    arguments: dict[str, Any] = {"providers": providers or [CPU], "disabled_optimizers": SLOW_FUSIONS}
     try:
         return Session(path, options, **arguments)
     except Exception as error:  # onnxruntime's exceptions have no common base

@@ -152,8 +152,8 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
     if not target_of(settings.target).search:
         targets = ", ".join(name for name, entry in TARGETS.items() if entry.search)
         raise UserError(f"search in the graph: target {settings.target!r} has none; choose one of {targets}")
-    if len(check_precisions(settings.precision)) > 1 or settings.fixed_shape is not None:
-        raise UserError(f"{out}: search in the graph is one file: of one precision, and of no fixed shape")
+    if len(precisions := check_precisions(settings.precision)) > 1:
+        raise UserError(f"{out}: search in the graph is one file of one precision, not {', '.join(precisions)}")
     if settings.inputs_embeds:
         raise UserError(f"{out}: search in the graph is one file that reads ids: leave out inputs_embeds")
     if out.suffix != ".onnx" or out.is_dir():

@@ -1,15 +1,10 @@
 """The vector of a text, and what its tokens have, beside an encoder's output: `core/text_embedding.py` as operators,
-float32 in every precision.
-
-Not in graphs, but made of their other output by whoever runs them: what `Target.embedding_of` leaves out, and in
-target coreml the maximum, which isn't among its operators.
+float32 in every precision. What `in_graph` leaves out is made of the graph's other output by whoever runs it.
 
 Shapes: B rows, L positions, D model, P ways of pooling, W numbers of a vector.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -20,22 +15,31 @@ from export.nn.marks import extent
 from export.nn.masks import pooling_weights
 from export.nn.primitives import Op, full_precision, scope, table
 from export.request import SENTENCE_EMBEDDING, Request
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
 
 HIDDEN = -1e38
 """Added to the numbers of padding, where the largest is looked for."""
-Weights = Callable[[Op, ir.Value, str], ir.Value]
-"""How much each of a row's positions counts in one way of pooling: tokens (B, L) int64, 1 on tokens -> (B, 1, L)."""
-
-
 LANES = 16
 """Numbers in a register. Were a dense layer's width no multiple of it, a row's last numbers would be computed otherwise
 than those of the row after it, and a vector depend on its neighbours: zeros are computed behind the numbers of others,
 which all activations leave zero."""
 
 
+def in_graph(config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
+    """Return the part of a text's vector that a graph computes; None if it computes none.
+
+    Only encoders without a decoder do. A graph can't tell a prompt's tokens from a text's, so it leaves the vector to
+    the caller where the prompt isn't pooled.
+    """
+    if embedding is None or config.has_decoder or not embedding.prompt_counts:
+        return None
+    return embedding.arithmetic
+
+
 def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
-    """Return weights as `Weights` says, in every way but the maximum, wherever the padding is."""
+    """Weigh the positions of each row for one way of pooling, except "max": tokens (B, L), 1 on tokens and 0 on padding
+    anywhere -> (B, 1, L)."""
     if way in ("cls", "mean"):
         return pooling_weights(op, tokens, "first" if way == "cls" else "mean")
     if way == "last":
@@ -51,18 +55,16 @@ def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
         return op.Unsqueeze(share, [1])
 
 
-def vector_outputs(
-    op: Op, request: Request, memory: ir.Value, tokens: ir.Value, weights: Weights = row_weights
-) -> dict[str, ir.Value]:
+def vector_outputs(op: Op, request: Request, memory: ir.Value, tokens: ir.Value) -> dict[str, ir.Value]:
     """Return the outputs by value, none where none is asked for, of the last layer (B, L, D) and its tokens (B, L)."""
     if request.embedding is None:
         return {}
     with scope(op, SENTENCE_EMBEDDING, "TextEmbedding"):
-        e, outputs = request.embedding, {"vector": _vector(op, request.embedding, memory, tokens, weights)}
+        e, outputs = request.embedding, {"vector": _vector(op, request.embedding, memory, tokens)}
         if e.sparse:
             outputs["token_weights"] = _token_weights(op, e, memory, tokens)
         if e.multi:
-            first = weights(op, tokens, "cls")
+            first = row_weights(op, tokens, "cls")
             outputs["token_vectors"] = _token_vectors(op, e, memory, tokens, first)
         return outputs
 
@@ -82,9 +84,9 @@ def _token_vectors(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: i
         return op.Mul(_of_unit_length(op, x, 2, embedding.multi or 0), op.Unsqueeze(later, [2]))
 
 
-def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, weights: Weights) -> ir.Value:
+def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value) -> ir.Value:
     """Return (B, L, D) -> (B, W)."""
-    shares = {way: weights(op, tokens, way) for way in embedding.pooling if way != "max"}
+    shares = {way: row_weights(op, tokens, way) for way in embedding.pooling if way != "max"}
     with full_precision(op):
         parts = [
             _largest(op, memory, tokens) if way == "max" else op.MatMul(shares[way], memory)

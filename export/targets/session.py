@@ -12,8 +12,6 @@ from export.interface import SOURCE_NAMES, Port, Ports
 from mlx_transformer.core.inputs import INPUTS
 from mlx_transformer.system.errors import UserError
 
-from .coreml.shape import parts_of
-
 Values = dict[str, NDArray]
 """Arrays by what they are, as ports have it."""
 
@@ -36,12 +34,9 @@ class PortSession:
         self.options = options
         shapes = {entry.name: list(entry.shape) for entry in session.get_inputs()}
         names = [entry.name for entry in session.get_outputs()]
-        parts = {**{name: [name] for name in names}, **parts_of(names)}
-        there = ports.among(shapes, parts)
+        there = ports.among(shapes, names)
         self.inputs = {port.value: port for port in there.inputs}
         self.outputs = {port.value: port for port in there.outputs}
-        self.parts = {value: parts[port.name] for value, port in self.outputs.items()}
-        """The names of each output's parts; one, its own, where it isn't split."""
         self.shapes = {value: shapes[port.name] for value, port in self.inputs.items()}
         """The axes of each input as the graph has them."""
         self._names: dict[tuple[str, ...], list[str]] = {}
@@ -54,20 +49,14 @@ class PortSession:
         key = tuple(outputs)
         if key not in self._names:
             self.need(outputs=outputs)
-            self._names[key] = [name for value in outputs for name in self.parts[value]]
+            self._names[key] = [self.outputs[value].name for value in outputs]
         names = self._names[key]
         feeds = {port.name: values[value] for value, port in self.inputs.items() if value in values}
         arrays = self.session.run(names, feeds, *self.options)  # type: ignore[call-arg]
-        if len(names) == len(outputs):
-            arrays_by_name = dict(zip(outputs, arrays, strict=True))
-        else:
-            parts = iter(arrays)
-            arrays_by_name = {
-                value: np.concatenate([next(parts) for _ in self.parts[value]], axis=-1) for value in outputs
-            }
-        for value, array in arrays_by_name.items():
+        arrays_by_value = dict(zip(outputs, arrays, strict=True))
+        for value, array in arrays_by_value.items():
             self._check(self.outputs[value], array)
-        return arrays_by_name
+        return arrays_by_value
 
     def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
         """Raise `UserError` unless the graph has them."""

@@ -6,22 +6,18 @@ reason for each operator in which they differ is in README.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
 from export.graph.built import built_once
-from export.interface import DECODER_MERGED, ENCODER, GRAPHS, Ports, Request
-from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
+from export.interface import DECODER_MERGED, ENCODER, Request
+from export.precision.table import ONNXRUNTIME, Lowering
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
-from .coreml import graphs as coreml_graphs
-from .coreml.rows import split_outputs
-from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .portable import graphs
 
@@ -35,10 +31,9 @@ class Target:
 
     `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
-    `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
-    operators. `vectors`: encoders can read vectors in place of ids. `by_token`: encoders alone have a row a token.
-    `precisions`: those it takes. `provider`: the execution provider of ONNX Runtime that it is for, where the CPU's
-    doesn't run all of them. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
+    `search`: the one-file search can be made of its `lowering`'s operators. `by_token`: encoders without a decoder have
+    a row for each token. `provider`: the execution provider of ONNX Runtime that it is for, where the CPU's doesn't run
+    all its precisions. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
     """
 
     name: str
@@ -47,11 +42,8 @@ class Target:
     lowering: Lowering
     otherwise: str | None = None
     file_per_graph: bool = False
-    fixed_shape: bool = False
     search: bool = False
-    vectors: bool = True
     by_token: bool = False
-    precisions: tuple[str, ...] = tuple(PRECISIONS)
     provider: str | None = None
     tags: tuple[str, ...] = ()
 
@@ -86,44 +78,6 @@ class Target:
         target = self.for_model(request.config)
         build = target.builders[request.config.architecture][name]
         return built_once((target.name, name, repr(request)), lambda: build(request).model())
-
-    def ports(self, name: str, request: Request) -> Ports:
-        """Return the inputs and outputs of that graph as its file has them, where fixed shapes split long outputs."""
-        ports = GRAPHS[name](request)
-        return ports._replace(outputs=tuple(split_outputs(ports.outputs))) if self.fixed_shape else ports
-
-    def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
-        """Return the fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets
-        one."""
-        if not self.fixed_shape:
-            if text is not None:
-                takes = " or ".join(name for name, target in TARGETS.items() if target.fixed_shape)
-                raise UserError(f"fixed shape {text!r}: target {self.name} has dynamic shapes; only {takes} takes one")
-            return None
-        if text is None:
-            raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.expected(config)}")
-        return FixedShape.parse(text, config)
-
-    def embedding_of(self, config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
-        """Return what its graphs make of an encoder's output; None where whoever runs them does: see
-        `sentence_embedding.py`. A graph doesn't know which tokens are a prompt's, where those aren't pooled."""
-        if embedding is None or config.has_decoder or not embedding.prompt_counts:
-            return None
-        return None if self.fixed_shape and "max" in embedding.pooling else embedding.arithmetic
-
-    def check_vectors(self, config: TransformerConfig) -> None:
-        """Raise `UserError` unless an encoder of this target can read vectors in place of ids."""
-        if not config.has_encoder:
-            raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
-        if not self.vectors:
-            raise UserError(f"inputs_embeds: target {self.name} has encoders of ids alone; choose another target")
-
-    def check_precisions(self, names: Iterable[str]) -> None:
-        """Raise `UserError` for one that the target doesn't take."""
-        for name in names:
-            if name not in self.precisions:
-                supported = " and ".join(self.precisions)
-                raise UserError(f"precision {name}: target {self.name} takes {supported} alone; choose another target")
 
 
 _PORTABLE = graphs.BUILDERS
@@ -163,15 +117,6 @@ TARGETS: dict[str, Target] = {
             _PORTABLE,
             Lowering(computes_in=("float16", "bfloat16")),
             provider="CUDAExecutionProvider",
-        ),
-        Target(
-            "coreml",
-            "CoreML's execution provider: fixed shapes, and the arithmetic is its own choice",
-            coreml_graphs.BUILDERS,
-            Lowering(),
-            fixed_shape=True,
-            vectors=False,
-            precisions=("float32",),
         ),
     )
 }

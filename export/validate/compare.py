@@ -42,7 +42,7 @@ from .cases import Case, Extras, grid, reference_outputs, tokenised, weights_nam
 from .checks.agreement import CHOOSING, Agreement
 from .checks.candidates import candidates_of, logits_among
 from .checks.data_files import data_files
-from .checks.free_running import FAILED, CandidatesOf, TokenText, attempt, free_running, most_positions, token_text
+from .checks.free_running import FAILED, CandidatesOf, TokenText, attempt, free_running, token_text
 from .checks.gradients import Gradient, check_gradients
 from .checks.on_integers import on_its_integers
 from .checks.second_look import SecondLook
@@ -121,8 +121,8 @@ def compare(
             raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
         vectors = any(engine.capabilities.reads_vectors for engine in engines)
         texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
-        longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
-        cases = grid(opened.config, seed, texts, longest)
+        positions = opened.config.max_positions
+        cases = grid(opened.config, seed, texts, min(longest or positions, positions))
         cases = with_vectors(cases, opened.config, seed) if vectors else cases
         report = compare_engines(
             opened, engines, cases, watch, candidates_of(settings.shortlist, opened), searches=searches

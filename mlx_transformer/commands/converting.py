@@ -139,7 +139,7 @@ def write_shortlist(
     model: Path, out: Output, *, source: Path, reference: Path, first: int, best: int = 50, verify: bool = True
 ) -> None:
     """Count, write the shortlist, and say what is in it."""
-    from export.explain.opening import cross_weights, open_model
+    from export.validate.opening import cross_weights, open_model
     from mlx_transformer.core.shortlist import shortlist_bytes
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.shortlists import built_shortlist
@@ -148,7 +148,7 @@ def write_shortlist(
 
     text = read_parallel(source, reference)
     opened = open_model(model, verify=verify)
-    weights = cross_weights(model, verify=False)
+    weights = cross_weights(opened)
     with quiet_progress("shortlist") as report:
         built, skipped = built_shortlist(
             *(opened.config, opened.tokenizer, weights, text),

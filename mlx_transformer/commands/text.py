@@ -92,9 +92,10 @@ def translate(
     if settings.alignment and not opened.shows_attention:
         if model.is_file():
             raise UserError(f"{model}: returns no attention; export it with --search --attention")
-        from export.explain.opening import cross_weights
+        from export.validate import opening
 
-        weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
+        shown = opening.open_model(model, None, runtime.threads, runtime.verify, runtime.precision)
+        weights = opening.cross_weights(shown)
     options = chosen(search, SEARCH)
     translate_stream(
         opened, input, output, settings, text=text or (), cross_weights=weights, model_facts=model_facts, **options

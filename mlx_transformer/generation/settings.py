@@ -71,8 +71,7 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
-    """Return those of a model's folder, {} where it has none; `UserError` for a damaged file. A model of fewer
-    positions, in a graph of fixed shape, has shorter outputs."""
+    """Return those of a model's folder, {} where it has none; `UserError` for a damaged file."""
     path = folder / SETTINGS
     return within(checked_settings(read_json(path), config, str(path)), config) if path.exists() else {}
 

@@ -96,7 +96,10 @@ class Translator:
             raise UserError("alignments count the words of the text, before which a task_prefix stands: leave one out")
         if aligned is True:
             if not self.shows_attention:
-                raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
+                raise UserError(
+                    "alignments need the weights of cross-attention: export the model with --attention, or run"
+                    " translate --alignment"
+                )
             hypotheses = self.search(rows, attention=True, **options)
         elif scored or self.generate is None or options.get("n_best", 1) != 1:
             hypotheses = self.search(rows, **options)

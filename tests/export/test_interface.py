@@ -19,13 +19,12 @@ from export.targets.table import TARGETS
 from mlx_transformer.generation.options import Options
 
 DTYPES = {"FLOAT": "float32"}
-SHAPES = {"encoder-decoder": "2x7x9", "encoder": "2x7", "decoder": "2x9"}
 NAMES = ("paper", "modern", "odd widths", "two vocabularies")
 REQUESTS = {name: Request(config=config) for name, config in configs().items() if name.startswith(NAMES)}
 PAPER = encoder_decoder("paper")
-FULL = Request(config=PAPER, attention_layer=0, shape=TARGETS["coreml"].shape_of("1x8x8", PAPER))
+FULL = Request(config=PAPER, attention_layer=0)
 """With all that can be asked of graphs of ids."""
-GRAPHS_OF_THEIR_OWN = ("portable", "cpu", "coreml")
+GRAPHS_OF_THEIR_OWN = ("portable", "cpu")
 
 
 def ports_of(values: list[ir.Value]) -> list[tuple[str, str, tuple[str | int, ...]]]:
@@ -46,21 +45,19 @@ def declared(ports: tuple[Port, ...]) -> list[tuple[str, str, tuple[str | int, .
     return [(port.name, port.dtype, port.axes) for port in ports]
 
 
-def asked(request: Request, target: str) -> Iterator[Request]:
-    """The request for such a target, plain and with each thing that can be asked of it."""
-    chosen, config = TARGETS[target], request.config
-    shape = chosen.shape_of(SHAPES[config.architecture] if chosen.fixed_shape else None, config)
-    request = replace(request, shape=shape)
+def asked(request: Request) -> Iterator[Request]:
+    """The request, plain and with each thing that can be asked of it."""
+    config = request.config
     yield request
     if config.architecture == "encoder-decoder":
         yield replace(request, attention_layer=0)
-    if config.has_encoder and chosen.vectors:
+    if config.has_encoder:
         yield replace(request, inputs_embeds=True)
 
 
 @pytest.mark.parametrize(("name", "target"), combined(REQUESTS, GRAPHS_OF_THEIR_OWN))
 def test_graphs_take_and_return_what_is_declared(name: str, target: str) -> None:
-    for request in asked(REQUESTS[name], target):
+    for request in asked(REQUESTS[name]):
         for graph in TARGETS[target].graph_names(request.config):
             built = TARGETS[target].build(graph, request).graph
             ports = GRAPHS[graph](request)
@@ -97,7 +94,6 @@ def test_settings_are_those_of_the_host() -> None:
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_no_value_or_name_stands_for_two(graph: str) -> None:
     request = Request(config=encoder_decoder("paper"), attention_layer=0)
-    request = replace(request, shape=TARGETS["coreml"].shape_of("1x8x8", request.config))
     for ports in (GRAPHS[graph](request).inputs, GRAPHS[graph](request).outputs):
         assert len({port.value for port in ports}) == len({port.name for port in ports}) == len(ports)
 
@@ -116,7 +112,7 @@ def test_what_a_folder_says_is_read_as_it_was_written() -> None:
 
 def test_every_cross_decoder_can_return_attention() -> None:
     config = encoder_decoder("paper")
-    request = Request(config=config, attention_layer=1, shape=TARGETS["coreml"].shape_of("1x8x8", config))
+    request = Request(config=config, attention_layer=1)
     showing = [name for name, ports in GRAPHS.items() if "attention" in ports(request).output_names]
     assert showing == [*CROSS_DECODERS, SEARCH]
 

@@ -21,7 +21,7 @@ def with_odd_values(random: Random, commands: Sequence[tuple[str, Sequence[str]]
     for _ in range(random.choice([1, 1, 2])):
         values = [*NUMBERS, *NUMBERS, *[text for text in TEXTS if "\0" not in text and text != "\ud800"]]
         value = str(random.choice([n for n in values if not (isinstance(n, int) and n > 10**300)]))
-        given += [f"--{random.choice(options)}", "x".join([value] * 3) if "coreml" in given else value]
+        given += [f"--{random.choice(options)}", value]
     draws = given[0] in ("translate", "generate") and {"--temperature", "--top-p", "--top-k"} & {*given}
     return [*given, *(["--sample"] if draws else [])]
 
@@ -38,8 +38,7 @@ def numbers(random: Random, folder: Path) -> Attempt:
             * 3,
             (f"translate {folder}/int8 --input {folder}/in.txt", ["precision", "threads", "beam"]),
             (f"train {folder}/recipe.toml --out {folder}/new --steps 1", train),
-            (f"export {folder}/model {folder}/new", ["target", "precision", "fixed-shape", "activations"]),
-            (f"export {folder}/model {folder}/new --target coreml", ["fixed-shape"]),
+            (f"export {folder}/model {folder}/new", ["target", "precision", "activations"]),
             (f"quantize {folder}/model {folder}/new", ["bits", "group-size"]),
             (f"validate {folder}/model {folder}/onnx", ["seed", "threads", "runtimes", "names"]),
             (f"quickstart --out {folder}/model", ["minutes", "seed"]),

@@ -48,7 +48,7 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 
 
 def make(folder: Path) -> None:
-    """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone
+    """FOLDER/model, onnx, cpu, int8, foreign (an ONNX folder without a description of ours), alone
     (a decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their exports,
     ranks (one class), vectors (with an embedding.json) and theirs, of-tokens (bge-m3's form, pickles of the
     heads that tokens have), tokens (imported from it) and theirs, page (target web, with attention), node_modules
@@ -73,7 +73,6 @@ def make(folder: Path) -> None:
     export_onnx(folder / "model", folder / "onnx")
     export_onnx(folder / "model", folder / "cpu", target="cpu")
     export_onnx(folder / "model", folder / "int8", precision=["float32", "int8", "int4"], target="cpu")
-    export_onnx(folder / "model", folder / "fixed", target="coreml", fixed_shape="2x12x12")
     export_search(folder / "model", folder / "ids.onnx")
     shutil.copytree(folder / "onnx", folder / "foreign", ignore=shutil.ignore_patterns("m*.json"))
     rotary = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "positions": "rotary"}

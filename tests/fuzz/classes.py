@@ -157,13 +157,6 @@ CLASSES = (
         "ONNX target cpu", ("cpu", "model", "in.txt"), on("cpu/onnx/*.onnx", graphs.in_graph), onnx_commands("cpu"), 15
     ),
     Class(
-        "ONNX of fixed shape",
-        ("fixed", "model", "in.txt"),
-        on("fixed/**/*.onnx", graphs.in_graph),
-        onnx_commands("fixed"),
-        6,
-    ),
-    Class(
         "ONNX made elsewhere",
         ("foreign", "model", "in.txt"),
         on("foreign/*.json", damage.in_json_file),

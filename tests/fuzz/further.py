@@ -99,7 +99,7 @@ def more_numbers(random: Random, folder: Path) -> Attempt:
         (f"fill {here}/encoder one<mask>", "top-k backend"),
         (f"fill {here}/encoder-onnx one<mask>", "top-k threads precision"),
         (f"score {here}/onnx --source {here}/in.txt --target {here}/in.txt", "threads precision overlong backend"),
-        (f"export {here}/model {here}/new --attention", "attention-layer target fixed-shape precision"),
+        (f"export {here}/model {here}/new --attention", "attention-layer target precision"),
         (f"train {here}/recipe.toml --out {here}/new --steps 1", "accumulate memory precision optimizer schedule"),
         (
             f"train --from {here}/model --pairs {here}/pairs.tsv --steps 1 --out {here}/new",

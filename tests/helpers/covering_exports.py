@@ -35,7 +35,6 @@ TOKENS = {"joint": 280, "source": 270}
 HOW: Factors = {
     "form": [
         *(dict(target=name) for name in ("portable", "cpu", "web", "cuda")),
-        dict(target="coreml", fixed_shape="2x7x9"),
         dict(target="cpu", external_threshold=0),
         dict(search=True, target="portable"),
         dict(search=True, target="cpu", external=True),
@@ -102,8 +101,7 @@ def accepted(values: Values) -> bool:
         (
             both or not (search or shown or tokenizer == "each"),
             not search or len(precisions) == 1,
-            values["target"] != "coreml" or precisions == ["float32"],
-            not vectors or (architecture != "decoder" and values["target"] != "coreml" and not search),
+            not vectors or (architecture != "decoder" and not search),
             not shown or "text" not in values,
             "text" not in values or tokenizer == "joint",
             tokenizer is None or "pad_id" not in values,
@@ -135,8 +133,6 @@ def write_exports(folder: Path, known: Mapping[str, list[Any]]) -> Iterator[Expo
             options |= {name: str(path) for name, path in gate.items()} | {"accept_loss": True}
         if options.pop("calibrate", False):
             options |= {"calibrate": str(gate["gate_source"]), "accept_loss": True}
-        if "fixed_shape" in options and config.architecture != "encoder-decoder":
-            options["fixed_shape"] = "2x7"
         function, file = ("export_search", "search.onnx") if search else ("export_onnx", "onnx")
         name = f"{i:03d}-{options['target']}-{config.architecture}-{_digest(checkpoint, options)}"
         yield Export(name, function, str(checkpoint), file, options)

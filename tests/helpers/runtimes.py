@@ -1,7 +1,7 @@
 """Which runtimes this machine has, for tests that run on all of them without being asked.
 
-The CPU always. Metal, CUDA, CoreML and other execution providers where they are; with REQUIRE_CUDA=1 (`make test-cuda`)
-those of CUDA whether they are there or not, so that a machine without them fails.
+The CPU always. Metal, CUDA and other execution providers where they are; with REQUIRE_CUDA=1 (`make test-cuda`) CUDA's
+whether they are there or not, so that a machine without them fails.
 """
 
 import os
@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-# In onnxruntime's wheels, but no device: one sends requests to a cloud.
-NO_DEVICE = {"CPUExecutionProvider", "AzureExecutionProvider"}
-NAMES = {"CUDAExecutionProvider": "cuda", "CoreMLExecutionProvider": "coreml"}
+# In onnxruntime's wheels, but not tested: Azure's sends requests to a cloud, Core ML's default format isn't float32.
+NOT_JUDGED = {"CPUExecutionProvider", "AzureExecutionProvider", "CoreMLExecutionProvider"}
+NAMES = {"CUDAExecutionProvider": "cuda"}
 
 ON_CPU = [
     "mlx:cpu",
@@ -44,7 +44,7 @@ def mlx_gpu() -> bool:
 def providers() -> list[str]:
     """Execution providers other than the CPU's that really load, by the names that `--runtimes` takes."""
     available = [
-        provider for provider in ort.get_available_providers() if provider not in NO_DEVICE and _loads(provider)
+        provider for provider in ort.get_available_providers() if provider not in NOT_JUDGED and _loads(provider)
     ]
     return [NAMES.get(provider, provider) for provider in available]
 

@@ -85,7 +85,7 @@ PACKAGES: dict[str, tuple[Callable[[Path], Path], Options]] = {
     "vectors, cut": (vectors, dict(dimensions=7)),
     "vectors, for cpu": (vectors, dict(target="cpu", inputs_embeds=True)),
     "classes": (lambda f: head_model("bert-classes", f), dict(precision=["float32", "float16"])),
-    "classes of tokens": (lambda f: head_model("bert-tokens", f), dict(target="coreml", fixed_shape="1x9")),
+    "classes of tokens": (lambda f: head_model("bert-tokens", f), dict(target="cpu")),
     "an imported student": (student, dict(precision=["float32", "int8"])),
     "a given shortlist": (student, listed),
     "no shortlist": (student, dict(shortlist="none", target="web")),

@@ -22,7 +22,7 @@ from mlx_transformer.core.quantization import BITS, Scheme
 from mlx_transformer.system.errors import UserError
 
 LEVELS = ("all", "extended", "basic", "none")
-TARGETS = ("portable", "cpu", "web", "cuda", "coreml")
+TARGETS = ("portable", "cpu", "web", "cuda")
 LOWER = [name for name in PRECISIONS if name != "float32"]
 GROUP = 32
 """Of a checkpoint quantised for precision packed: the only size that divides models this narrow."""
@@ -54,9 +54,6 @@ def random_config(rng: np.random.Generator) -> TransformerConfig:
 def random_options(config: TransformerConfig, rng: np.random.Generator) -> dict[str, Any]:
     """Of `export_onnx`: a target and what it takes."""
     target = str(rng.choice(TARGETS))
-    if target == "coreml":
-        lengths = rng.integers(2, config.max_positions, 2 if config.architecture == "encoder-decoder" else 1)
-        return {"target": target, "fixed_shape": "x".join(map(str, [rng.integers(1, 4), *lengths]))}
     # Sixteen bits are computed in on a GPU alone where the target is one.
     precision = str(rng.choice(LOWER)) if target != "cuda" and rng.integers(2) else "float32"
     if precision == "packed" and (config.d_model % GROUP or target == "web"):

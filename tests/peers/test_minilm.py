@@ -105,13 +105,6 @@ def test_each_target(checkpoint: Path, target: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(model.embed(minilm.LINES[i]), vectors[i])
 
 
-def test_graphs_of_fixed_shape_without_core_ml(checkpoint: Path, tmp_path: Path) -> None:
-    """Every eighth line, as each is computed at the longest one's length."""
-    some = slice(None, None, 8)
-    folder = export_onnx(checkpoint, tmp_path / "onnx", target="coreml", fixed_shape="8x256")
-    check_numbers(OnnxTransformer(folder).embed(minilm.LINES[some]), some)
-
-
 @pytest.fixture(scope="module")
 def one_file(checkpoint: Path) -> Path:
     return export_search(checkpoint, checkpoint.parent / "minilm.onnx", text=True)

@@ -90,11 +90,6 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
         return None, f"{FAILED}{' '.join(str(error).split())[:300]}"
 
 
-def most_positions(engines: Sequence[Engine], config: TransformerConfig) -> int:
-    """Return the length that all engines take: graphs of fixed shape may take less than their model."""
-    return min([config.max_positions, *(engine.capabilities.longest or config.max_positions for engine in engines)])
-
-
 def token_text(checkpoint: Checkpoint) -> TokenText:
     """Return what gives the text of tokens where the checkpoint has a tokenizer, otherwise their ids."""
     if checkpoint.tokenizer_path is None:
@@ -119,16 +114,15 @@ def free_running(
     c = reference.config
     if not c.has_decoder:
         return
-    sources, limit = sources_of(cases, engines, c)
+    sources, limit = sources_of(cases, c)
     for name, options in searches(c, limit, settings or {}, max(map(len, sources))).items():
         rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
         yield from _searched(reference, engines, rows, limits, words, name, options)
     shortest = sorted(sources, key=len)[:AT_BORDERS]
     for name, options in borders(c, limit).items():
         yield from _searched(reference, engines, shortest, limits, words, name, options)
-    if most_positions(engines, c) == c.max_positions:  # graphs of fixed shape have another limit
-        bare = Options(suppressed=(c.eos_id,))  # or an output might end before it
-        yield from _searched(reference, engines, shortest[:1], limits, words, WITHOUT_LIMIT, bare)
+    bare = Options(suppressed=(c.eos_id,))  # or an output might end before its limit
+    yield from _searched(reference, engines, shortest[:1], limits, words, WITHOUT_LIMIT, bare)
     able = engines if listed is not None else [engine for engine in engines if engine.capabilities.among]
     if not (c.has_encoder and able) or isinstance(sources[0], np.ndarray):
         return
@@ -147,13 +141,12 @@ def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
     return np.flatnonzero(chosen).tolist()
 
 
-def sources_of(cases: Sequence[Case], engines: Sequence[Engine], c: TransformerConfig) -> tuple[list[Any], int]:
+def sources_of(cases: Sequence[Case], c: TransformerConfig) -> tuple[list[Any], int]:
     """Return what is searched from, rows of the cases that have several, and how many tokens are written at most."""
-    room = most_positions(engines, c)
-    most = max(1, room // 2)
+    most = max(1, c.max_positions // 2)
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
-    return sources, min(MOST_NEW_TOKENS, room - longest + 1)
+    return sources, min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
 
 
 def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], longest: int) -> dict[str, Options]:

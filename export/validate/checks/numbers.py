@@ -29,7 +29,6 @@ from export.graph.protos import all_nodes, constants_of, initializers
 from export.nn.marks import HIDDEN
 from export.precision import half
 from export.request import SENTENCE_EMBEDDING
-from export.targets.coreml import shape as coreml
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.text_embedding import SMALLEST_NORM
@@ -56,9 +55,8 @@ def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> 
     searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
     settings = {entry.name for entry in graph.input}  # of a search, which have a default
     constants = {name: tensor for name, tensor in constants_of(graph).items() if name not in settings}
-    lengths = {float(axis.dim_value) for entry in graph.input for axis in entry.type.tensor_type.shape.dim[1:2]} - {0.0}
     for node in nodes:
-        allowed = _allowed(node, config, tuple(lengths))
+        allowed = _allowed(node, config)
         if not allowed and not _is_judged(node, searches, parameters):
             continue
         for name in (each for each in node.input if each not in parameters and not each.startswith(OF_VECTOR)):
@@ -75,16 +73,13 @@ def norm_parameters(graph: onnx.GraphProto, config: TransformerConfig) -> set[st
     return {t.name for t in initializers(graph) if t.name in table and t.name.endswith("norm.weight")}
 
 
-def _allowed(node: onnx.NodeProto, config: TransformerConfig, lengths: tuple[float, ...]) -> tuple[float, ...]:
-    """The numbers that a node may read; none for one of which nothing is known. lengths: of inputs of fixed shape."""
+def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ...]:
+    """Return the numbers that a node may read; () if no rule names it."""
     if UNSCOPED.match(node.name):
         if node.op_type == "Where":
             return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
-        if node.op_type in ("Max", "Sub", "Clip"):  # of counts; Clip of coreml's alone
-            return (0.0, 1.0) if node.op_type == "Clip" else (1.0,)
-        scales = _scales(config, None)
-        factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, coreml.HIDDEN, *scales)
-        return {"Mul": (*factors, *lengths), "Div": lengths}.get(node.op_type, ())  # a mean over a fixed length
+        factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, *_scales(config, None))
+        return {"Mul": factors, "Max": (1.0,)}.get(node.op_type, ())  # Max: of a count
     place = PLACE.match(node.name)
     if place is None:
         return ()
@@ -96,7 +91,7 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig, lengths: tuple[flo
         hidden = (0.0, HIDDEN, half.HIDDEN)  # of the weights that cpu computes beside its operator
         return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,), "Where": hidden}.get(node.op_type, ())
     if node.op_type in ("Where", "Clip") and place["module"] == "positions":
-        return 0.0, HIDDEN, half.HIDDEN, coreml.HIDDEN
+        return 0.0, HIDDEN, half.HIDDEN
     return ()
 
 

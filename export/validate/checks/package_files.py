@@ -22,7 +22,7 @@ import onnx
 from onnx import numpy_helper
 
 from export.graph.protos import all_nodes, metadata_of, read_model
-from export.interface import LISTED_CPU, ROWS_CPU, Port
+from export.interface import GRAPHS, LISTED_CPU, ROWS_CPU, Port
 from export.package.around import files_around, graphs_of, json_bytes, record
 from export.package.plan import SHORTLIST_FILE, Plan
 from export.package.recorded import recorded_plan, with_findings
@@ -269,7 +269,7 @@ def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
 def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> Iterator[str]:
     """Say what of the record doesn't fit a graph: its inputs and outputs, and what it does with blocks."""
     if precision == "float32" or name not in (ROWS_CPU, LISTED_CPU):
-        ports, weights = plan.target.ports(name, plan.request), {tensor.name for tensor in graph.initializer}
+        ports, weights = GRAPHS[name](plan.request), {tensor.name for tensor in graph.initializer}
         inputs = [value for value in graph.input if value.name not in weights]
         for kind, values, declared in (("input", inputs, ports.inputs), ("output", graph.output, ports.outputs)):
             found, expected = [*map(_port, values)], [*map(_declared, declared)]
@@ -280,7 +280,7 @@ def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> It
                 if each not in expected:
                     yield f"has the {kind} {each}, which an export by {ONNX_CONFIG} doesn't have"
     if precision in IN_BLOCKS:
-        outputs = plan.target.ports(name, plan.request).outputs
+        outputs = GRAPHS[name](plan.request).outputs
         vocabulary = plan.config.has_decoder or plan.config.head == VOCABULARY
         logits = any(port.value == "logits" for port in outputs)
         yield from _unlike_blocks(plan, precision, graph, vocabulary and logits)

@@ -23,18 +23,15 @@ import onnx
 
 from export.graph.protos import all_nodes, edges_of, inner_graphs, reached
 from export.interface import (
-    DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
     DECODER_MERGED,
     ENCODER,
-    ENCODER_COREML,
     ENCODER_CPU,
     MODEL,
 )
 from export.precision.adapters import A, B
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
-from export.targets.coreml.shape import part_of
 from export.validate.engines.onnx_engine import OnnxFiles
 from export.validate.engines.protocol import Engine
 from mlx_transformer.core.config import TransformerConfig
@@ -193,8 +190,8 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
         names = list(files)
     elif MODEL in files:
         names = [MODEL]
-    elif files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
-        names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in files]
+    elif ENCODER_CPU in files:
+        names = [ENCODER_CPU, DECODER_CPU]
     else:
         names = [ENCODER, DECODER_FIRST if DECODER_FIRST in files else DECODER_MERGED]
     total, used = np.zeros(2, int), set()
@@ -202,7 +199,7 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
         graph = onnx.load(files[name], load_external_data=False).graph
         nodes = [node for node in _network_nodes(graph) if AMONG_CANDIDATES not in f"/{node.name}"]
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
-        total[0] += _beside_others(nodes) - _further_parts(nodes) - _of_adapters(nodes)
+        total[0] += _beside_others(nodes) - _of_adapters(nodes)
         read = reached([output.name for output in graph.output], edges_of(graph))
         used |= read | {name.rpartition(".")[0] for name in read}  # embedding.weight.int8
     if searches:
@@ -253,14 +250,6 @@ def _beside_others(nodes: list[onnx.NodeProto]) -> int:
     """Count the products that are computed in another one, as their integers lie beside its own."""
     joined = {node.output[0]: len(node.input) - 1 for node in nodes if node.op_type == "Concat"}
     return sum(joined.get(node.input[1], 0) for node in nodes if node.op_type in QUANTISED)
-
-
-def _further_parts(nodes: list[onnx.NodeProto]) -> int:
-    """Count the products that belong to an earlier one: those with the second and later parts of a matrix split by
-    rows."""
-    turned = {node.output[0]: part_of(node.input[0]) for node in nodes if node.op_type == "Transpose"}
-    parts = [turned.get(node.input[1]) for node in nodes if node.op_type == "MatMul"]
-    return sum(part is not None and part[1] > 0 for part in parts)
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:

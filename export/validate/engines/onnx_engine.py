@@ -28,7 +28,6 @@ from export.precision.row_length import without_zeros
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.runtime.transformer import graphs_of
-from export.targets.coreml.shape import joined, parts_of
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
 from export.validate.cases import Case
@@ -142,7 +141,7 @@ class OnnxFiles(Engine):
                 for tensor in initializers(model.graph)
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
             }
-            tensors = without_zeros(joined(tensors, 0), table)
+            tensors = without_zeros(tensors, table)
             for name, stored in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
                 if self.precision == "float16" and stored.dtype == np.float32 and is_unbounded(name, self.config):
                     self._round_trips[path.name, name] = lambda array: array  # float16 would overflow
@@ -156,13 +155,11 @@ class OnnxFiles(Engine):
                 if self.checkpoint is not None:
                     self._round_trips[where, name] = round_trip_of(self.checkpoint, name)
                 yield where, name, array
-            computed = {output for node in model.graph.node for output in node.output}
-            for name, parts in ({name: [name] for name in computed} | parts_of(computed)).items():
-                if name in table:
-                    array = np.concatenate([self.open(path, constant_part(model, p)).run([p], {})[0] for p in parts])
-                    if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
-                        self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
-                    yield path.name, name, array
+            for name in (output for node in model.graph.node for output in node.output if output in table):
+                array = self.open(path, constant_part(model, name)).run([name], {})[0]
+                if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
+                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
+                yield path.name, name, array
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
         """Return what a file must hold of this parameter of the checkpoint."""

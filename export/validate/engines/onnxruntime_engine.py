@@ -22,7 +22,6 @@ from export.graph.protos import outputs_as_float32
 from export.precision.table import PRECISIONS
 from export.runtime.plugins import chosen, find_plugin, missing
 from export.runtime.sessions import SLOW_FUSIONS, open_session, session_options
-from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
@@ -33,8 +32,12 @@ from .protocol import Engine, Node, Placement, Unavailable
 
 Array = NDArray
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "coreml": "CoreMLExecutionProvider"}
-PROVIDERS |= {"webgpu": "WebGpuExecutionProvider", "mlx": "MLXExecutionProvider"}
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+    "mlx": "MLXExecutionProvider",
+}
 LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -168,7 +171,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         options = session_options(self.threads, 0, self.activations, self.int8_scales.may_overflow)
         options.graph_optimization_level = LEVELS[self.optimisation]
         tf32 = {"use_tf32": int(self.tf32)}
-        providers = with_options([(self.provider, tf32) if self.device == "cuda" else self.provider])
+        providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
         if model is None:
             options.enable_profiling = True
             self._profiles.mkdir(exist_ok=True)

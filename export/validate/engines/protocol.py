@@ -98,8 +98,6 @@ class Capabilities:
     """How its operations can be run one by one: as nodes of graphs or as modules. None: they can't."""
     reads_vectors: bool = False
     """Its encoder reads vectors in place of ids."""
-    longest: int | None = None
-    """The positions that its graphs take, where they are of fixed shape."""
     attention_layer: int | None = None
     """The layer whose cross-attention its graphs return; None: they return none."""
     gives_vectors: tuple[Kind, ...] = ()

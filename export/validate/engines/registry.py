@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from export.interface import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
+from export.interface import ENCODER_CPU
 from export.runtime.folder import has_graph, has_row_per_token
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
@@ -35,7 +35,7 @@ def _of_checkpoint(runtime: str, options: Sequence[str], checkpoint: Checkpoint 
 
 
 def _of_folder(folder: Path, runtime: str) -> Any:
-    """Return the engine class for the folder's graphs, which may be the target cpu's, or of fixed shape."""
+    """Return the engine class for the folder's graphs; those of target cpu have their own."""
     if has_graph(folder, ENCODER_CPU):
         from .cpu_engine import CpuEngine
 
@@ -44,11 +44,8 @@ def _of_folder(folder: Path, runtime: str) -> Any:
         from .cpu_engine import CpuEncoderEngine
 
         return CpuEncoderEngine
-    from .coreml_engine import fixed
-
     module, _, name = GRAPH_ENGINES[runtime].partition(":")
-    base = getattr(import_module(module, __package__), name)
-    return fixed(base) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else base
+    return getattr(import_module(module, __package__), name)
 
 
 def _source(checkpoint: Checkpoint | None, runtime: str) -> Checkpoint:

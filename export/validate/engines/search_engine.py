@@ -18,7 +18,6 @@ from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
 from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, int8_scales_of
 from export.search.runtime import SearchModel
-from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
@@ -68,7 +67,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
         if model is None:
             return self.model.session
         options = session_options(self.threads, activations=self.activations)
-        return open_changed(model, path, options, with_options([self.provider]))
+        return open_changed(model, path, options, [self.provider])
 
     def _hypotheses(
         self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None

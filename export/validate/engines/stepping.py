@@ -22,7 +22,7 @@ Array = NDArray
 
 
 class SteppingEngine(OnnxEngine):
-    """The common part of engines for the targets `cpu` and `coreml`; a subclass says how their graphs are run."""
+    """The part of target cpu's engines that does not depend on how its graphs are run."""
 
     def __init__(self, *args: Any, **named: Any):
         super().__init__(*args, **named)

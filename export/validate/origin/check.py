@@ -143,7 +143,7 @@ def _tokens(
 
 def _sources(origin: Origin, cases: Sequence[Case], engines: Sequence[Engine]) -> tuple[list[list[int]], int]:
     """Return what is searched from, in ids that the original has, and how many tokens are written at most."""
-    sources, limit = sources_of(cases, engines, origin.config)
+    sources, limit = sources_of(cases, origin.config)
     return [origin.fitted_row(row) for row in sources], limit
 
 

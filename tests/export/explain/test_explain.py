@@ -11,9 +11,9 @@ from copying_model import write_copying_model
 from explained_models import data_of, unpacked, write_explained
 
 from export.explain.command import explain
-from export.explain.opening import open_model
 from export.explain.sentence import read_sentence
 from export.explain.trace import KINDS, norms, probabilities, trace
+from export.validate.opening import open_model
 from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.generation.alignment import alignment_layer, pharaoh, word_links, words_of
 from mlx_transformer.generation.options import Options

@@ -22,11 +22,11 @@ from without_mlx import WITHOUT_MLX
 from export import export_search
 from export.explain.command import explain
 from export.explain.content import bits_for, content, packed, packed_difference
-from export.explain.opening import Opened
 from export.explain.page import page
 from export.explain.payload import ROOM, walked
 from export.explain.sentence import ExplainedSentence
 from export.explain.trace import KINDS, Trace
+from export.validate.opening import Opened
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes

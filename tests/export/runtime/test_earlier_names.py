@@ -1,4 +1,4 @@
-"""Folders of earlier versions, whose graphs of targets cpu and coreml have other names, open as they did."""
+"""Folders of earlier versions, whose graphs of target cpu have other names, open as they did."""
 
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from mlx_transformer.core.checkpoint import write_manifest
 from mlx_transformer.system.errors import UserError
 
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [10, 11, 12, 2]]
-OPTIONS = {"cpu": {"precision": ["float32", "int8"]}, "coreml": {"fixed_shape": "2x12x12"}}
 
 
 def renamed(folder: Path) -> list[str]:
@@ -28,19 +27,18 @@ def renamed(folder: Path) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("target", OPTIONS)
-def test_a_folder_of_an_earlier_version(target: str, tmp_path: Path) -> None:
-    checkpoint, folder = write_model(encoder_decoder("paper"), tmp_path, 1, target=target, **OPTIONS[target])
+def test_a_folder_of_an_earlier_version(tmp_path: Path) -> None:
+    made = {"target": "cpu", "precision": ["float32", "int8"]}
+    checkpoint, folder = write_model(encoder_decoder("paper"), tmp_path, 1, **made)
     known = precisions(folder)
     before = [OnnxTransformer(folder, threads=1, precision=p).search(ROWS, max_new_tokens=6) for p in known]
     files = renamed(folder)
-    earlier = {"cpu": ["decoder_rows", "encoder_rows"], "coreml": ["decoder_fixed", "encoder_fixed"]}[target]
-    assert [file for file in files if "_quantized" not in file] == [f"{name}.onnx" for name in earlier]
+    assert [file for file in files if "_quantized" not in file] == ["decoder_rows.onnx", "encoder_rows.onnx"]
     assert precisions(folder) == known
-    assert has_graph(folder, f"encoder_{target}")
+    assert has_graph(folder, "encoder_cpu")
     assert [OnnxTransformer(folder, threads=1, precision=p).search(ROWS, max_new_tokens=6) for p in known] == before
     assert compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=8, threads=1, searches=False).equal
 
-    (folder / "onnx" / f"{earlier[0]}.onnx").unlink()
-    with pytest.raises(UserError, match=f"decoder_{target}.onnx missing; export the model again"):
+    (folder / "onnx" / "decoder_rows.onnx").unlink()
+    with pytest.raises(UserError, match=r"decoder_cpu\.onnx missing; export the model again"):
         OnnxTransformer(folder)

@@ -108,10 +108,9 @@ def test_of_several_precisions_only_the_used_one_is_read(made, tmp_path, monkeyp
         OnnxTransformer(folder, precision="int8-weights")
 
 
-@pytest.mark.parametrize("target", ["cpu", "web", "coreml"])
+@pytest.mark.parametrize("target", ["cpu", "web"])
 def test_every_target(made, tmp_path, target):
-    shape = {"fixed_shape": "1x12x12"} if target == "coreml" else {}
-    folder = export_onnx(made / "model", tmp_path / "onnx", target=target, **shape)
+    folder = export_onnx(made / "model", tmp_path / "onnx", target=target)
     OnnxTransformer(folder)
     for file in sorted((folder / "onnx").glob("*.onnx_data")):
         before = file.read_bytes()

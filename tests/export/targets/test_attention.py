@@ -21,22 +21,20 @@ from export.validate.rule import Truth
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.system.errors import UserError
 
-SHAPE = {"coreml": "2x40x40"}
 LINES = ["one two three.", "", "four", "seven eight nine ten"]
 LINKS = ["0-0 1-1 2-2", "", "0-0", "0-0 1-1 2-2 3-3"]
-GRAPHS_OF_THEIR_OWN = ("portable", "cpu", "coreml")
+GRAPHS_OF_THEIR_OWN = ("portable", "cpu")
 WAYS = {
     "portable": {"plain", "cached", "cached, merged"},
     "web": {"plain", "cached, merged"},
     "cpu": {"plain"},
-    "coreml": {"plain"},
 }
 call = pytest.fixture(caller)
 
 
 def exported(folder, name="paper", target="portable", **options):
     config = encoder_decoder(name)
-    return write_model(config, folder, 3, target=target, fixed_shape=SHAPE.get(target), attention=True, **options)
+    return write_model(config, folder, 3, target=target, attention=True, **options)
 
 
 def judged(report):
@@ -68,23 +66,16 @@ def test_beside_mlx(tmp_path):
     assert [p.path for p in report.points if p.tap == CROSS_ATTENTION and p.runtime == "mlx"] == ["tapped"]
 
 
-@pytest.mark.parametrize(
-    ("target", "more"),
-    [
-        ("portable", {"ReduceMean": 1, "Concat": 1, "Reshape": 1}),
-        ("coreml", {"ReduceMean": 1, "Reshape": 1}),
-    ],
-)
-def test_what_the_network_computes_anyway_is_not_computed_again(target, more):
-    config, chosen = encoder_decoder("paper"), target_of(target)
-    shape = chosen.shape_of(SHAPE.get(target), config)
+def test_what_the_network_computes_anyway_is_not_computed_again():
+    config, chosen = encoder_decoder("paper"), target_of("portable")
+    more = Counter({"ReduceMean": 1, "Concat": 1, "Reshape": 1})
     for name in chosen.graph_names(config):
         without, with_it = (
-            chosen.build(name, Request(config=config, shape=shape, attention_layer=layer)).graph for layer in (None, 1)
+            chosen.build(name, Request(config=config, attention_layer=layer)).graph for layer in (None, 1)
         )
         nodes = [Counter(node.op_type for node in graph.all_nodes()) for graph in (without, with_it)]
         shown = name in CROSS_DECODERS
-        assert nodes[1] - nodes[0] == (Counter(more) if shown else Counter())
+        assert nodes[1] - nodes[0] == (more if shown else Counter())
         assert [x.name for x in with_it.outputs] == [*(x.name for x in without.outputs), *[CROSS_ATTENTION] * shown]
 
 
@@ -135,10 +126,8 @@ def test_the_matrix_from_python(target, tmp_path):
 @pytest.mark.parametrize("target", GRAPHS_OF_THEIR_OWN)
 def test_alignment_needs_no_engine_of_validate(target, call, tmp_path, monkeypatch):
     folder = write_copying_model(tmp_path, onnx=False)
-    export_onnx(
-        folder / "model", folder / "onnx", target=target, attention=True, fixed_shape=SHAPE.get(target) and "2x48x48"
-    )
-    monkeypatch.setattr("export.explain.opening.cross_weights", None)
+    export_onnx(folder / "model", folder / "onnx", target=target, attention=True)
+    monkeypatch.setattr("export.validate.opening.cross_weights", None)
     status, out, said = call("translate", folder / "onnx", "--alignment", stdin="".join(f"{x}\n" for x in LINES))
     assert (status, said) == (0, "")
     assert out == "".join(f"{line}\t{links}\n" for line, links in zip(LINES, LINKS, strict=True))
@@ -159,13 +148,7 @@ def test_who_has_no_source_is_refused(target, tmp_path):
     config = alone("paper", "decoder")
     checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config))
     with pytest.raises(UserError, match=r"^attention: architecture='decoder' has no source"):
-        export_onnx(
-            checkpoint,
-            tmp_path / "onnx",
-            target=target,
-            attention=True,
-            fixed_shape="1x8" if SHAPE.get(target) else None,
-        )
+        export_onnx(checkpoint, tmp_path / "onnx", target=target, attention=True)
     assert not (tmp_path / "onnx").exists()
 
 

@@ -145,7 +145,7 @@ def test_a_wrong_attribute(tmp_path):
     [
         ("evaluator", "was exported for target cpu, whose operators only onnxruntime has, not evaluator"),
         ("wasm", "not wasm"),
-        ("onnxruntime:coreml", "was exported for target cpu, onnxruntime:coreml can't run it"),
+        ("onnxruntime:cuda", "was exported for target cpu, onnxruntime:cuda can't run it"),
     ],
 )
 def test_other_runtimes(runtime, message, tmp_path, capsys):

@@ -1,8 +1,8 @@
 """Every option of the config in every target, against the reference, as it is exported without being asked for more.
 
 Targets with graphs of their own have files of their own, where pairs of options or lengths are varied too: portable
-(`test_all_configs.py`, beside MLX), cpu (`test_cpu_validate.py`), coreml (`test_coreml_validate.py`); the one file with
-the search inside is in `search/test_validate.py`.
+(`test_all_configs.py`, beside MLX) and cpu (`test_cpu_validate.py`); the one file with the search inside is in
+`search/test_validate.py`.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from small_models import CHOICES, encoder_decoder
 from export.targets.table import TARGETS
 from export.validate import compare
 
-ELSEWHERE = {"portable", "cpu", "coreml"}
+ELSEWHERE = {"portable", "cpu"}
 
 
 @pytest.mark.parametrize(

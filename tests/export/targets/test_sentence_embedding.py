@@ -66,7 +66,6 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "web": {"target": "web"},
     "sixteen bits": {"target": "cuda", "precision": "float16"},
     "int8": {"precision": "int8", "int8_scales": "token"},
-    "coreml": {"target": "coreml", "fixed_shape": "3x40"},
 }
 ROWS = [RNG.integers(3, 50, n).tolist() for n in (7, 1, 30, 4, 3, 12, 8, 2, 9)]
 
@@ -88,10 +87,7 @@ def vectors(model: OnnxTransformer, rows: list[list[int]], graph: bool = True) -
     return embedder.vectors(rows, of_text=False)
 
 
-@pytest.mark.parametrize(
-    ("made", "package"),
-    [each for each in combined(MADE, PACKAGES) if tuple(each.values) != ("all ways", "coreml")],
-)
+@pytest.mark.parametrize(("made", "package"), combined(MADE, PACKAGES))
 def test_it_is_the_reference_s_by_the_rule_in_whatever_company(made: str, package: str, tmp_path: Path) -> None:
     checkpoint, folder = written(MADE[made], tmp_path, **PACKAGES[package])
     given = [TEXT_OUTPUTS[kind] for kind in MADE[made].kinds]
@@ -145,16 +141,9 @@ def test_another_head_than_the_checkpoint_s_is_found(kind: Kind, tmp_path: Path)
     assert f"mlx_transformer.json: {SENTENCE_EMBEDDING}.{kind} is " in "; ".join(files.problems)
 
 
-LEFT_TO_THE_HOST: dict[str, tuple[TextEmbedding, dict[str, Any]]] = {
-    "a prompt that isn't pooled": (TextEmbedding(prompts={"query": "q: "}, prompt_counts=False), {}),
-    "the maximum in fixed shapes": (TextEmbedding(pooling=["max"]), PACKAGES["coreml"]),
-}
-
-
-@pytest.mark.parametrize("why", LEFT_TO_THE_HOST)
-def test_what_no_graph_can_make_is_made_of_its_output(why: str, tmp_path: Path) -> None:
-    embedding, options = LEFT_TO_THE_HOST[why]
-    _, folder = written(embedding, tmp_path, **options)
+def test_a_vector_without_its_prompt_is_made_of_the_graph_s_output(tmp_path: Path) -> None:
+    embedding = TextEmbedding(prompts={"query": "q: "}, prompt_counts=False)
+    _, folder = written(embedding, tmp_path)
     assert SENTENCE_EMBEDDING not in outputs(folder)
     model = OnnxTransformer(folder)
     assert model.graph_vectors is None
@@ -244,7 +233,7 @@ def test_a_folder_that_says_nonsense_of_vectors_is_damaged(told: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("made", "package", "width"),
     [
-        *(("mean", "portable", 5), ("mean", "cpu", 16), ("mean", "coreml", 16)),
+        *(("mean", "portable", 5), ("mean", "cpu", 16)),
         *(("dense", "portable", 16), ("dense", "cpu", 5), ("all ways", "web", 16)),
     ],
 )

@@ -11,7 +11,6 @@ from imports import modules
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx, export_search
-from export.precision.table import PRECISIONS
 from export.targets import table as targets_table
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import save_checkpoint
@@ -64,16 +63,15 @@ def test_a_target_with_nothing_in_its_place_refuses():
 
 def test_the_search_names_the_targets_that_have_one(tmp_path):
     without = [name for name, target in TARGETS.items() if not target.search]
-    assert without == ["web", "cuda", "coreml"]
+    assert without == ["web", "cuda"]
     for name in without:
         with pytest.raises(UserError, match=f"target '{name}' has none; choose one of portable, cpu$"):
             export_search(tmp_path / "model", tmp_path / "out.onnx", target=name)
 
 
-def test_every_row_knows_every_precision_and_data_file():
+def test_every_graph_of_a_row_has_a_data_file():
     configs = [encoder_decoder("paper"), alone("paper", "encoder"), alone("paper", "decoder")]
     for target in TARGETS.values():
-        assert set(target.precisions) <= PRECISIONS.keys()
         assert target.otherwise is None or target.otherwise in TARGETS
         for config in configs:
             owned = [name for names in target.data_files(config).values() for name in names]

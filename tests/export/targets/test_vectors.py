@@ -168,7 +168,6 @@ def test_an_encoder_alone_takes_them_too(tmp_path) -> None:
     ("config", "options", "said"),
     [
         (alone("paper", "decoder"), {}, "inputs_embeds: a decoder alone goes on from ids"),
-        (encoder_decoder("paper"), {"target": "coreml", "fixed_shape": "1x8x8"}, "target coreml has encoders of ids"),
         (
             encoder_decoder("paper"),
             {"precision": "int8", "gate_source": "lines.txt"},
@@ -181,13 +180,6 @@ def test_what_cannot_be_exported_says_why(config: TransformerConfig, options: di
     with pytest.raises(UserError, match=said):
         export_onnx(checkpoint, tmp_path / "onnx", inputs_embeds=True, **options)
     assert not (tmp_path / "onnx").exists()
-
-
-def test_coreml_takes_no_vectors(tmp_path) -> None:
-    checkpoint = saved(tmp_path, encoder_decoder("paper"))
-    out = export_onnx(checkpoint, tmp_path / "onnx", target="coreml", fixed_shape="1x8x8")
-    with pytest.raises(UserError, match="takes no inputs_embeds"):
-        OnnxTransformer(out, threads=1).generate(inputs_embeds=[np.zeros((2, 32))])
 
 
 def test_a_page_translates_text(text_folder, tmp_path) -> None:

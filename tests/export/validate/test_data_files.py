@@ -82,8 +82,7 @@ def set_place(key: str, change: Callable[[int], int]) -> Callable[[onnx.TensorPr
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_byte_of_an_export_is_read(target: str, tmp_path: Path) -> None:
-    options = {"fixed_shape": "1x8x8"} if target == "coreml" else {}
-    paths = write_model(encoder_decoder("modern"), tmp_path, 1, target=target, external_threshold=64, **options)
+    paths = write_model(encoder_decoder("modern"), tmp_path, 1, target=target, external_threshold=64)
     files = found(*paths)
     assert [file.file for file in files] == sorted(path.name for path in (paths[1] / "onnx").glob("*_data"))
     assert files

@@ -70,8 +70,7 @@ def test_the_order_of_a_batchs_rows_does_not_matter(runtime: str, exported: dict
 @pytest.mark.parametrize("target", thinned(TARGETS, 3))
 def test_every_target_is_what_mlx_computes(target: str, tmp_path: Path) -> None:
     """By what is judged without being asked: MLX on the CPU, on a GPU where there is one, and the exported files."""
-    fixed = {"fixed_shape": "2x24x24"} if target == "coreml" else {}
-    models = write_model(CONFIGS["modern"], tmp_path, 1, target=target, **fixed)
+    models = write_model(CONFIGS["modern"], tmp_path, 1, target=target)
     report = compare(*models, longest=20, threads=1)
     assert report.equal, (report.seed, report.failures())
     assert {r.name for r in report.runtimes} >= {"mlx", "onnxruntime"} | ({"mlx:gpu"} if runtimes.mlx_gpu() else set())

@@ -207,7 +207,6 @@ def set_json(file: Path, *path: Any, value: Any) -> None:
 def test_a_record_that_does_not_fit_its_graphs(made: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     """Each of these would be what another export writes, but for its graphs."""
     edits: list[tuple[str, tuple[Any, ...], Any, str]] = [
-        ("classes of tokens", ("fixed_shape",), "1x8", "onnx/encoder_coreml.onnx"),
         ("vectors, for cpu", ("inputs_embeds",), None, "onnx/model.onnx"),
         ("vectors, cut", ("sentence_embedding",), None, "mlx_transformer.json"),
         ("two vocabularies", ("cross_attention",), None, "onnx/decoder_cpu.onnx"),

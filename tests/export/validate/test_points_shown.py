@@ -18,7 +18,6 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 CONFIGS = {**configs(), "relative": TransformerConfig(**{**SIZES, "positions": "relative"})}
-FIXED = {"encoder-decoder": "2x16x16", "decoder": "2x16", "encoder": "2x16"}
 ALONE = ("modern, decoder", "paper, decoder", "modern, encoder", "odd widths, encoder")
 BOTH = ("paper", "modern", "odd widths", "untied", "relative")
 
@@ -63,12 +62,6 @@ def test_all_runtimes(name, runtime, tmp_path):
 @pytest.mark.parametrize("name", thinned(BOTH, 2))
 def test_target_cpu(name, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, "onnxruntime", target="cpu")
-
-
-@pytest.mark.parametrize("name", thinned(["modern", "modern, decoder", "modern, encoder"], 2))
-def test_fixed_shapes(name, tmp_path):
-    config = CONFIGS[name]
-    assert_shown(config, tmp_path, "onnxruntime", target="coreml", fixed_shape=FIXED[config.architecture])
 
 
 @pytest.mark.parametrize("target", thinned(["web", "cuda"], 2))

@@ -149,7 +149,7 @@ def test_the_command_exits_1_on_a_mismatch(exported: dict[str, tuple[Path, Path]
     [
         (["onnxruntime:cuda"], 3, "CUDAExecutionProvider is not available (there are: ")
         if "cuda" not in providers()
-        else (["onnxruntime:coreml"], 3, "CoreMLExecutionProvider is not available (there are: "),
+        else (["onnxruntime:mlx"], 3, "MLXExecutionProvider is not available (there are: "),
         (["onnxruntime:NoSuchProvider"], 3, "NoSuchProvider is not available"),
         (["onnx:cpu:most"], 2, "optimisation 'most' is not one of all, extended, basic, none"),
         (["torch"], 2, "unknown runtime 'torch': choose from mlx, onnxruntime, "),

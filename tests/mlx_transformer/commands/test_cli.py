@@ -49,7 +49,7 @@ def test_a_shell_completes_commands_and_choices(call, monkeypatch):
     done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["plain,train", "plain,translate"])
     assert completed("tra") == ["train", "translate"]
-    assert completed("export", "model", "out", "--target", "c") == ["cpu", "cuda", "coreml"]
+    assert completed("export", "model", "out", "--target", "c") == ["cpu", "cuda"]
     assert completed("train", "--optimizer", "ada") == ["adam", "adamw", "adafactor"]
     assert completed("translate", "model", "--precision", "int") == ["int8", "int8-weights", "int4"]
     assert "--length-penalty" in completed("translate", "model", "--len")

@@ -172,11 +172,10 @@ def test_optimums_folder_of_any_family_opens(
 def test_validate_finds_every_target_equal(
     name: str, target: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    shape = {"fixed_shape": "2x12x10"} if target == "coreml" else {}
     if target == "portable":
         folder = exported(name)
     else:
-        folder = export_onnx(imported / name, tmp_path / "onnx", target=target, **shape)
+        folder = export_onnx(imported / name, tmp_path / "onnx", target=target)
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
     report = compare(imported / name, folder, engines, 3, threads=1)
     assert report.equal, report.failures()

@@ -10,7 +10,7 @@ from command_line import caller, refused
 from copying_model import write_copying_model
 
 from export import OnnxTransformer, export_onnx, export_search
-from export.explain.opening import cross_weights
+from export.validate.opening import cross_weights, open_model
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import (
@@ -113,9 +113,9 @@ def test_batches_give_what_single_pairs_give(copying):
     translator = OnnxTransformer(copying / "onnx").translator
     sources = translator.tokenizer.encode_batch([line for line in LINES * 9 if line])
     targets = [row[:-1] for row in sources]
-    together = cross_weights(copying / "onnx")(sources, [*targets[:-1], []])
+    together = cross_weights(open_model(copying / "onnx"))(sources, [*targets[:-1], []])
     assert together[-1].shape == (0, len(sources[-1]))
-    alone = cross_weights(copying / "model")
+    alone = cross_weights(open_model(copying / "model"))
     for i in (0, 1, 2):
         [expected] = alone([sources[i]], [targets[i]])
         assert together[i].shape == (len(targets[i]), len(sources[i])) == expected.shape

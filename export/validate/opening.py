@@ -1,4 +1,4 @@
-"""The models that are explained: a folder with the runtime that runs it."""
+"""A model opened to look inside, with the engine that runs it: for alignments, and for pages about a sentence."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.runtime.folder import verify_export
-from export.validate.cases import Case
-from export.validate.engines import Engine, open_engine
-from export.validate.engines.mlx_engine import has_gpu
-from export.validate.engines.registry import full_name
-from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
@@ -27,6 +22,12 @@ from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, 
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
+
+from .cases import Case
+from .engines import Engine, open_engine
+from .engines.mlx_engine import has_gpu
+from .engines.registry import full_name
+from .reference import Reference
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")
 
@@ -76,12 +77,21 @@ class Opened:
         return ", ".join([*parts, *([computed] if computed != "float32" else [])])
 
 
-def open_model(folder: Path, runtime: str | None = None, threads: int | None = None, verify: bool = True) -> Opened:
+def open_model(
+    folder: Path,
+    runtime: str | None = None,
+    threads: int | None = None,
+    verify: bool = True,
+    precision: str | None = None,
+) -> Opened:
     """Open a checkpoint, run by MLX (without it by the NumPy reference), or an ONNX folder, run by ONNX Runtime.
 
-    runtime: another one, by its name in `validate --runtimes`. verify: compare files with their manifest's digests.
-    `UserError` for what is neither, has no tokenizer, or doesn't go with the runtime.
+    runtime: another one, by its name in `validate --runtimes`. precision: one of an ONNX folder's, in place of a
+    runtime. verify: compare files with their manifest's digests. `UserError` for what is neither, has no tokenizer, or
+    doesn't go with the runtime.
     """
+    if precision is not None:
+        runtime = f"onnxruntime:cpu:all:{precision}"
     if folder.is_file():
         raise UserError(f"{folder}: is a file, which shows nothing from within; give a checkpoint or an ONNX folder")
     onnx = is_onnx_folder(folder)
@@ -109,34 +119,15 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
     return Opened(folder, chosen, engine, config, tokenizer)
 
 
-def open_other(text: str, first: Opened, threads: int | None, verify: bool) -> Opened:
-    """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
-    is_runtime = full_name(text).partition(":")[0] in RUNTIMES and not Path(text).exists()
-    folder, runtime = (first.folder, text) if is_runtime else (Path(text), None)
-    onnx = folder.is_dir() and is_onnx_folder(folder)
-    other = open_model(folder, runtime, threads if onnx else None, verify)
-    if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
-        raise UserError(f"{text}: has another vocabulary than {first.folder}; compare models of the same tokens")
-    for name in ("architecture", "encoder_layers", "decoder_layers", "decoder_self_attention", "heads", "d_model"):
-        ours, theirs = getattr(first.config, name), getattr(other.config, name)
-        if ours != theirs:
-            raise UserError(f"{text}: {name}={theirs!r}, {first.folder} has {ours!r}; maps of these can't be compared")
-    return other
+def cross_weights(model: Opened) -> CrossWeights:
+    """Return a function that gives the cross-attention weights of pairs of texts, in the layer that `alignment_layer`
+    chooses; for models whose own search returns none.
 
-
-def cross_weights(
-    folder: Path, threads: int | None = None, precision: str | None = None, verify: bool = True
-) -> CrossWeights:
-    """Return cross-attention weights for pairs of texts, of the layer that `alignment_layer` chooses.
-
-    `translate --alignment` is made of them where the model's graphs don't return them: the model is opened for it.
-    `UserError` as `open_model`.
+    Raises `UserError` for a model that isn't an encoder-decoder.
     """
-    runtime = None if precision is None else f"onnxruntime:cpu:all:{precision}"
-    model = open_model(folder, runtime, threads, verify)
     if model.config.architecture != "encoder-decoder":
         kind = KINDS[model.config.architecture]
-        raise UserError(f"{folder}: is {kind}; what aligns source and target is an encoder with a decoder")
+        raise UserError(f"{model.folder}: is {kind}; what aligns source and target is an encoder with a decoder")
     name = f"decoder.layers.{alignment_layer(model.config)}.cross_attention.weights"
 
     def attention(source: NDArray, real: NDArray, read: NDArray) -> NDArray:

@@ -1,1 +1,0 @@
-"""Target `coreml`: graphs of fixed shape."""
