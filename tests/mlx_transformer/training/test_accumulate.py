@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from choices import both_choices, gpu_in_slow
 from mlx.utils import tree_flatten
-from tiny_step import BETAS, V, batch, model, run, step_with
+from tiny_step import BETAS, V, batch, classifier_of, model, run, step_with
 
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
@@ -73,7 +73,7 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
 
     def value_and_gradients():
         def loss(h, w, b):
-            return 3 * label_smoothed_loss(h, w, b, y, 0.1, 0)
+            return 3 * label_smoothed_loss(h, classifier_of(w, b), y, 0.1, 0)
 
         return mx.value_and_grad(loss, argnums=(0, 1, 2))(h, w, b)
 
@@ -81,9 +81,10 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
     monkeypatch.setattr(losses, "MAX_LOGITS", rows * V)
     in_chunks, their_gradients = value_and_gradients()
     assert in_chunks.item() == pytest.approx(loss.item(), rel=1e-6)
-    smoothed, plain = losses.losses(h, w, b, y, 0.1, 0)
+    classifier = classifier_of(w, b)
+    smoothed, plain = losses.losses(h, classifier, y, 0.1, 0)
     assert 3 * smoothed.item() == pytest.approx(loss.item(), rel=1e-6)
-    assert plain.item() == pytest.approx(label_smoothed_loss(h, w, b, y, 0.0, 0).item(), rel=1e-6)
+    assert plain.item() == pytest.approx(label_smoothed_loss(h, classifier, y, 0.0, 0).item(), rel=1e-6)
     for ours, expected in zip(their_gradients, gradients, strict=True):
         np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
 
@@ -97,7 +98,8 @@ def test_chunks_take_the_memory_of_one(monkeypatch):
     def peak():
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        mx.eval(mx.value_and_grad(lambda h: label_smoothed_loss(h, w, None, y, 0.1, 0))(h))
+        classifier = classifier_of(w)
+        mx.eval(mx.value_and_grad(lambda h: label_smoothed_loss(h, classifier, y, 0.1, 0))(h))
         return mx.get_peak_memory() - before
 
     whole = peak()
