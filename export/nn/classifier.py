@@ -1,6 +1,6 @@
 """From hidden states to logits (section 3.4): the one way that the network and a search among chosen ids both take.
 
-    hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after --> logits (..., C)
+    hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
 A new option of logits is a line in `before` or `after`, here and in the twin. What a search adds, such as bans, comes
 after all of it.
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from mlx_transformer.core.config import TransformerConfig
 
-from .primitives import Op
+from .primitives import Op, scope
 
 Product = Callable[[Op, ir.Value], ir.Value]
 """x W^T + b: (..., D) -> (..., C), with all rows of the matrix or with chosen ones (`rows.py`)."""
@@ -38,4 +38,8 @@ class Classifier:
 
     def after(self, op: Op, y: ir.Value) -> ir.Value:
         """Change each product (..., C) by itself."""
-        return y
+        cap = self.config.logit_cap
+        if cap is None:
+            return y
+        with scope(op, "logit_cap", "Cap"):
+            return op.Mul(op.Tanh(op.Div(y, cap)), cap)

@@ -1,7 +1,7 @@
 """From hidden states to logits (section 3.4): the one way that the network, a search among chosen ids and the training
 loss all take.
 
-    hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after --> logits (..., C)
+    hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
 A new option of logits is a line in `before` or `after`, here and in the twin. What a search adds, such as bans, comes
 after all of it.
@@ -45,7 +45,8 @@ class Classifier:
 
     def after(self, y: mx.array) -> mx.array:
         """Change each product (..., C) by itself. The loss takes the derivative of this function, whatever it is."""
-        return y
+        cap = self.config.logit_cap
+        return y if cap is None else cap * mx.tanh(y / cap)
 
     def among(self, ids: mx.array | slice) -> Classifier:
         """The same for chosen outputs (C,), whose rows are taken once; integers stay integers."""

@@ -5,6 +5,7 @@ rounds. So each of them is one of the few that the architecture has at its place
 
     Mul in an attention, or on its way there    1 / sqrt(d_k), or what the config says
     Mul of the embedding and of the logits      sqrt(d_model), the config's scale
+    Div and Mul of the logits' bound            the config's cap
     Where of a mask                             0, or what hides a key
     Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
     Max of a count, Clip of a vector's length   1, 1e-12
@@ -42,7 +43,7 @@ OF_SEARCH = "phases/"
 """Begins the names of a search's nodes."""
 OF_VECTOR = f"{SENTENCE_EMBEDDING}."
 """Begins the names of the weights that make a text's vector, which may be a single number."""
-ATTENTION = ("self_attention", "cross_attention")
+ATTENTION, CAP = ("self_attention", "cross_attention"), "logit_cap"
 OWN_KEY = 4 * HIDDEN
 """The bias that hides a key in a search, where a row's own is still seen among those that `HIDDEN` hides."""
 
@@ -92,6 +93,8 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig, lengths: tuple[flo
         return {"Clip": (SMALLEST_NORM,), "Max": (1.0,), "Sub": (1.0,)}.get(node.op_type, ())
     if place["module"].endswith("norm"):
         return {"Pow": (2.0,), "Add": (config.norm_epsilon,)}.get(node.op_type, ())
+    if place["module"] == CAP:
+        return dict.fromkeys(("Div", "Mul"), (config.logit_cap or 0.0,)).get(node.op_type, ())
     if place["module"] in ATTENTION:
         hidden = (0.0, HIDDEN, half.HIDDEN)  # of the weights that cpu computes beside its operator
         return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,), "Where": hidden}.get(node.op_type, ())
@@ -108,7 +111,7 @@ def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str])
     if node.op_type in ("Mul", "Div") and f"{SENTENCE_EMBEDDING}/" in node.name:
         return False
     place = PLACE.match(node.name)
-    of_network = place is not None and place["stack"] is not None
+    of_network = place is not None and (place["stack"] is not None or place["module"] == CAP)
     return of_network or not searches
 
 

@@ -64,8 +64,9 @@ def test_accumulated_steps_clip_and_skip_as_one_does():
     assert all(np.array_equal(np.array(after[name]), before[name]) for name in before if name != "embedding.weight")
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("rows", [1, 7, 39, 40])
-def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
+def test_the_loss_in_chunks_is_the_loss(rows, cap, monkeypatch):
     """Of 40 positions, some of them padding, in a vocabulary of 23."""
     rng = np.random.default_rng(rows)
     h, w, b = (mx.array(rng.standard_normal(shape), mx.float32) for shape in ((40, 8), (V, 8), (V,)))
@@ -73,7 +74,7 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
 
     def value_and_gradients():
         def loss(h, w, b):
-            return 3 * label_smoothed_loss(h, classifier_of(w, b), y, 0.1, 0)
+            return 3 * label_smoothed_loss(h, classifier_of(w, b, logit_cap=cap), y, 0.1, 0)
 
         return mx.value_and_grad(loss, argnums=(0, 1, 2))(h, w, b)
 
@@ -81,7 +82,7 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
     monkeypatch.setattr(losses, "MAX_LOGITS", rows * V)
     in_chunks, their_gradients = value_and_gradients()
     assert in_chunks.item() == pytest.approx(loss.item(), rel=1e-6)
-    classifier = classifier_of(w, b)
+    classifier = classifier_of(w, b, logit_cap=cap)
     smoothed, plain = losses.losses(h, classifier, y, 0.1, 0)
     assert 3 * smoothed.item() == pytest.approx(loss.item(), rel=1e-6)
     assert plain.item() == pytest.approx(label_smoothed_loss(h, classifier, y, 0.0, 0).item(), rel=1e-6)
@@ -90,7 +91,8 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_chunks_take_the_memory_of_one(monkeypatch):
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_chunks_take_the_memory_of_one(cap, monkeypatch):
     h, w = mx.random.normal((2000, 8)), mx.random.normal((500, 8))
     y = mx.ones((2000,), mx.int32)
     mx.eval(h, w, y)
@@ -98,7 +100,7 @@ def test_chunks_take_the_memory_of_one(monkeypatch):
     def peak():
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        classifier = classifier_of(w)
+        classifier = classifier_of(w, logit_cap=cap)
         mx.eval(mx.value_and_grad(lambda h: label_smoothed_loss(h, classifier, y, 0.1, 0))(h))
         return mx.get_peak_memory() - before
 
