@@ -9,7 +9,6 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import onnx_ir as ir
 from onnxscript import nn
@@ -19,6 +18,7 @@ from mlx_transformer.core.parameters import output_weight_name, source_embedding
 
 from .attention import Attention, MakeAttention
 from .cache import Cache
+from .classifier import Classifier, Product
 from .feedforward import ACTIVATIONS
 from .layers import Decoder, Encoder
 from .marks import Role
@@ -28,9 +28,6 @@ from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
 from .rows import Rows, take
 from .taps import Tap, no_tap, within
-
-Among = Callable[[Op, ir.Value], ir.Value]
-"""A function that gives the logits of chosen ids (..., C) of what the classifier reads (..., D)."""
 
 
 class Transformer(nn.Module):
@@ -87,9 +84,9 @@ class Transformer(nn.Module):
         position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
-    def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
-        """Return logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: those of
-        chosen ids alone, (B, L, C)."""
+    def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:
+        """Return logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: the
+        classifier's product for chosen ids, for their logits (B, L, C)."""
         x = self.embed_target(op, ids)
         position_ids = cache.position_ids(op, ids)
         mask = cache.self_mask(op, position_ids)
@@ -109,25 +106,28 @@ class Transformer(nn.Module):
         tap("head", x)
         return x
 
-    def logits(self, op: Op, hidden: ir.Value, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
-        """Return the classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
-        classifier, what it would read."""
-        hidden = self._scaled(op, hidden)
-        y = self.classified(op, hidden) if among is None else among(op, hidden)
+    def logits(self, op: Op, hidden: ir.Value, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:
+        """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with the product of chosen ids. An
+        encoder whose head has no classifier gives the hidden states."""
+        y = hidden
+        if self.config.head.classifies:
+            y = self.classifier(among)(op, hidden)
         tap("logits", y)
         return y
 
-    def classified(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """Return the logits (B, L, V) of what is scaled already (B, L, D)."""
-        if not self.config.head.classifies:
-            return hidden
+    def classifier(self, among: Product | None = None) -> Classifier:
+        """The way from hidden states to logits, of all ids or by the product of chosen ones."""
+        return Classifier(self.config, self.product if among is None else among)
+
+    def product(self, op: Op, x: ir.Value) -> ir.Value:
+        """x W^T + b: (B, L, D) -> (B, L, V), tied or not."""
         if self.config.own_classifier:
-            return self.output_proj(op, hidden)
-        y = self._output().as_linear(op, hidden)
+            return self.output_proj(op, x)
+        y = self._output().as_linear(op, x)
         return self.output_proj(op, y) if self.config.output_bias else y
 
     def output_rows(self, op: Op, ids: ir.Value) -> Rows:
-        """Return the part of the classifier that gives the logits of these ids (C,), taken once."""
+        """Take the classifier's rows of these ids (C,), once: the product for them."""
         weight = take(op, self.output_weight, ids)
         if not self.config.output_bias:
             return Rows(weight, None)
@@ -140,10 +140,6 @@ class Transformer(nn.Module):
     def output_weight(self) -> Parameter:
         """(V, D), tied or not."""
         return self._output().weight
-
-    def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
-        """Return (..., D), times logit_scale."""
-        return x if self.config.logit_scale is None else op.Mul(x, self.config.logit_scale)
 
     def embedded(
         self,

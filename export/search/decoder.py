@@ -129,7 +129,7 @@ class TreeDecoder:
     def logits(self, op: Op, places: ir.Value, cache: Cache) -> ir.Value:
         """Return those of the vocabulary's tokens, after tokens by their places among them."""
         ids = op.Gather(self.vocabulary.ids, places)
-        return self.model.step(op, ids, cache, among=self.vocabulary.among(self.model), tap=self.attention.tap)
+        return self.model.step(op, ids, cache, among=self.vocabulary.product(self.model), tap=self.attention.tap)
 
     def pairs(self, state: State) -> Iterator[KeyValues]:
         """Return each layer's keys and values of the past."""

@@ -11,7 +11,8 @@ from copy import copy
 
 import onnx_ir as ir
 
-from export.nn.model import Among, Transformer
+from export.nn.classifier import Product
+from export.nn.model import Transformer
 from export.nn.primitives import Op, size
 from export.nn.rows import Rows
 from mlx_transformer.core.config import TransformerConfig
@@ -117,21 +118,21 @@ class Vocabulary:
 
         return either(op, self.listed, f"{name}.of_ids", chosen, as_they_are(per_id), (per_id.dtype or REAL,))[0]
 
-    def among(self, model: Transformer) -> Among:
-        """Return what gives the logits (..., C) of what the classifier reads (..., D)."""
+    def product(self, model: Transformer) -> Product:
+        """The classifier's product for these tokens: (..., D) -> (..., C)."""
 
-        def logits(op: Op, hidden: ir.Value) -> ir.Value:
+        def product(op: Op, x: ir.Value) -> ir.Value:
             def of_rows(op: Op) -> list[ir.Value]:
                 if self.rows is not None:
-                    return [self.rows(op, hidden)]
-                return [op.Gather(model.classified(op, hidden), self.ids, axis=-1)]
+                    return [self.rows(op, x)]
+                return [op.Gather(model.product(op, x), self.ids, axis=-1)]
 
             def of_all(op: Op) -> list[ir.Value]:
-                return [model.classified(op, hidden)]
+                return [model.product(op, x)]
 
             return either(op, self.listed, "logits", of_rows, of_all, (REAL,))[0]
 
-        return logits
+        return product
 
     def masked(self, op: Op, logits: ir.Value) -> ir.Value:
         """Return logits (b, h, C), without those of tokens that are another sentence's."""

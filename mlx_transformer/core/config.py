@@ -57,7 +57,7 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """The fields that a summary shows of every model."""
-YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
+YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
@@ -172,6 +172,8 @@ class TransformerConfig:
     """Bias of the final classifier."""
     logit_scale: Scale | None = None
     """The factor of the classifier's input; unset: none. T5 has 1 / sqrt(d_model)."""
+    logit_cap: Scale | None = None
+    """The bound of logits, which become cap * tanh(logits / cap); unset: none. Gemma 2 has 30."""
 
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens; sinusoidal_halves: the paper's, all sines, then all cosines, as in

@@ -67,8 +67,9 @@ def relations(c: Any) -> list[str]:
         tied = c.tie_embeddings == "all"
         check(tied, f"tie_embeddings={c.tie_embeddings!r}: a head of kind {c.head.kind!r} multiplies by no embedding")
     if not c.head.classifies:
-        bare = not c.output_bias and c.logit_scale is None
-        check(bare, f"output_bias and logit_scale are of a classifier, which a head of kind {c.head.kind!r} lacks")
+        bare = not c.output_bias and c.logit_scale is None and c.logit_cap is None
+        names = "output_bias, logit_scale and logit_cap"
+        check(bare, f"{names} are of a classifier, which a head of kind {c.head.kind!r} lacks")
     only = f"token_types={c.token_types}: an encoder alone tells kinds of tokens apart, not {c.architecture!r}"
     check(not c.token_types or c.architecture == "encoder", only)
     if c.recurrent:

@@ -9,8 +9,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +27,7 @@ from mlx_transformer.system.errors import UserError
 
 from .attention import Attention, MakeAttention
 from .cache import Cache, empty_layers, mask_heads
+from .classifier import Classifier
 from .feedforward import ACTIVATIONS
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_input, padding_before
 from .layers import Decoder, Encoder
@@ -35,11 +35,7 @@ from .masks import Mask, causal_padding_mask, document_mask, padding_mask, pooli
 from .norms import make_norm
 from .parameters import initialise, stored_weights
 from .positions import positions_after, positions_in_documents, positions_of
-from .quantize import matrix, with_rows
 from .taps import Tap, no_tap, within
-
-Rows = Callable[[mx.array], mx.array]
-"""Some rows of the classifier: (..., D) -> the logits (..., C) of their ids."""
 
 
 class Transformer(nn.Module):
@@ -93,8 +89,8 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
     def hidden(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """Return what the classifier reads (B, T, D), or (B, D) where it reads a vector of each row; inputs as for
-        `__call__`. logits = hidden @ output_matrix().T + bias."""
+        """Hidden states, which the classifier reads: (B, T, D), or (B, D) where a head pools each row; inputs as for
+        `__call__`."""
         shapes = {
             "encoder-decoder": self._hidden_encoder_decoder,
             "encoder": self._hidden_encoder,
@@ -225,13 +221,13 @@ class Transformer(nn.Module):
         return Cache(empty_layers(c), cross, tokens, mask_heads(c), starts)
 
     def step(
-        self, ids: Ids, cache: Cache, *, last: bool = False, among: Rows | None = None, tap: Tap | None = None
+        self, ids: Ids, cache: Cache, *, last: bool = False, among: Classifier | None = None, tap: Tap | None = None
     ) -> mx.array:
         """Return logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole
         prompt.
 
         `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs. `among`:
-        those of chosen ids alone, (B, L, C).
+        the classifier of chosen ids, for their logits (B, L, C).
         """
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
@@ -256,37 +252,20 @@ class Transformer(nn.Module):
             tap("head", x)
         return x
 
-    def logits(self, hidden: mx.array, *, among: Rows | None = None, tap: Tap | None = None) -> mx.array:
-        """Return the classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
-        classifier, what it would read."""
-        hidden = self._scaled(hidden)
-        y = self.classified(hidden) if among is None else among(hidden)
+    def logits(self, hidden: mx.array, *, among: Classifier | None = None, tap: Tap | None = None) -> mx.array:
+        """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with a classifier of chosen ids. An
+        encoder whose head has no classifier gives the hidden states."""
+        y = hidden
+        if self.config.head.classifies:
+            y = (self.classifier() if among is None else among)(hidden)
         if tap is not None:
             tap("logits", y)
         return y
 
-    def classified(self, hidden: mx.array) -> mx.array:
-        """Return the logits (B, L, V) of what is scaled already (B, L, D)."""
-        if not self.config.head.classifies:
-            return hidden
-        if self.config.own_classifier:
-            return cast(nn.Linear, self._output())(hidden)
-        y = cast(nn.Embedding, self._output()).as_linear(hidden)
-        return y + self.output_proj.bias if self.config.output_bias else y
-
-    def output_rows(self, ids: mx.array) -> Rows:
-        """Return the part of the classifier that gives the logits of these ids (C,), taken once."""
-        layer: Any = with_rows(self._output(), ids)
-        if self.config.own_classifier:
-            return layer
-        if not self.config.output_bias:
-            return layer.as_linear
-        bias = self.output_proj.bias[ids]
-        return lambda hidden: layer.as_linear(hidden) + bias
-
-    def _scaled(self, x: mx.array) -> mx.array:
-        """Return (..., D), times logit_scale."""
-        return x if self.config.logit_scale is None else x * self.config.logit_scale
+    def classifier(self) -> Classifier:
+        """The way from hidden states to logits, with the parameters of now."""
+        bias = self.output_proj.bias if self.config.output_bias else None
+        return Classifier(self.config, self._output(), bias)
 
     def embed_source(self, ids: mx.array) -> mx.array:
         """Return (B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
@@ -298,14 +277,6 @@ class Transformer(nn.Module):
     def _embed(self, name: str, ids: mx.array) -> mx.array:
         x = self[name.removesuffix(".weight")](ids)
         return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
-
-    def output_matrix(self) -> mx.array:
-        """Return (V, D), tied or not, times logit_scale."""
-        return self._scaled(matrix(self._output()))
-
-    def output_bias(self) -> mx.array | None:
-        """Return (V,), or None."""
-        return self.output_proj.bias if self.config.output_bias else None
 
     def _output(self) -> nn.Embedding | nn.Linear:
         """Return the module whose weight is the output matrix; its name is `output_weight_name(config)`."""

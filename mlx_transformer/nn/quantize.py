@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -24,6 +24,7 @@ OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain"
 """The parts of a layer, quantised or with an adapter, that have a row for each output, or each entry of its table."""
 
 Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
+L = TypeVar("L", bound=nn.Module)
 
 
 def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
@@ -78,7 +79,7 @@ def put_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     model.update_modules(cast(Any, tree_unflatten(list(layers.items()))))
 
 
-def with_rows(layer: nn.Module, ids: mx.array) -> nn.Module:
+def with_rows(layer: L, ids: mx.array | slice) -> L:
     """Return the same linear map or embedding with the rows `ids` (C,) of its weight alone; integers stay integers."""
     chosen: Any = copy(layer)
     for name in OF_A_ROW:

@@ -18,7 +18,7 @@ from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn import Cache, Transformer
-from mlx_transformer.nn.model import Rows
+from mlx_transformer.nn.classifier import Classifier
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
@@ -70,9 +70,9 @@ class MlxArrays:
 class MlxModel(Model):
     """A network as `steps.Model`."""
 
-    def __init__(self, model: Transformer, rows: Rows | None = None):
-        """rows: that part of the classifier alone (`output_rows`)."""
-        self.model, self.config, self.rows = model, model.config, rows
+    def __init__(self, model: Transformer, classifier: Classifier | None = None):
+        """classifier: that of chosen ids; None: of all."""
+        self.model, self.config, self.classifier = model, model.config, classifier
         self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
         self.extends_positions = model.config.positions != "learned"
 
@@ -89,25 +89,25 @@ class MlxModel(Model):
             ids = mx.full((len(sources), 1), sources.start, mx.int32)
         else:
             cache, ids = self.model.start(prompt_mask=tokens), inputs[SOURCE_IDS.name]
-        logits = self.model.step(ids, cache, last=True, among=self.rows)[:, 0]
-        return MlxDecoder(self.model, cache, self.rows), logits
+        logits = self.model.step(ids, cache, last=True, among=self.classifier)[:, 0]
+        return MlxDecoder(self.model, cache, self.classifier), logits
 
     def among(self, candidates: Candidates) -> Among:
         """Return the model with the vocabulary of a batch, whose rows of the classifier are taken here."""
         from mlx_transformer.generation.candidates import Among  # few searches have any
 
-        rows = self.model.output_rows(mx.array(candidates.ids.astype(np.int32)))
-        return Among(MlxModel(self.model, rows), candidates, columns=False)
+        classifier = self.model.classifier().among(mx.array(candidates.ids.astype(np.int32)))
+        return Among(MlxModel(self.model, classifier), candidates, columns=False)
 
 
 class MlxDecoder:
     """One batch in decoding, as `steps.Decoder`."""
 
-    def __init__(self, model: Transformer, cache: Cache, rows: Rows | None):
-        self.model, self.cache, self.rows = model, cache, rows
+    def __init__(self, model: Transformer, cache: Cache, classifier: Classifier | None):
+        self.model, self.cache, self.classifier = model, cache, classifier
 
     def step(self, ids: mx.array) -> mx.array:
-        return self.model.step(ids[:, None], self.cache, among=self.rows)[:, 0]
+        return self.model.step(ids[:, None], self.cache, among=self.classifier)[:, 0]
 
     def repeat(self, times: int) -> None:
         self.cache.repeat(times)

@@ -69,6 +69,7 @@ class TrainArguments(TypedDict, total=False):
     feed_forward_bias: bool
     output_bias: bool
     logit_scale: float | None
+    logit_cap: float | None
     positions: Literal[
         "sinusoidal",
         "sinusoidal_halves",

@@ -35,8 +35,8 @@ class HeadStep(TrainStep):
         named: dict[str, Any] = {} if types is None else {"token_types": types}
         hidden, head = self.model.hidden(ids, mask, **named), self.model.config.head
         if targets.dtype == mx.int32 and head.kind != "spans":
-            weight, bias = self.model.output_matrix(), self.model.output_bias()
-            loss = label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, NOTHING, self.max_logits)
+            classifier = self.model.classifier()
+            loss = label_smoothed_loss(hidden, classifier, targets, self.smoothing, NOTHING, self.max_logits)
             return self._with(function, loss, lambda: mx.argmax(self.model.logits(hidden), -1), targets)
         logits = self.model.logits(hidden).astype(mx.float32)
         if head.kind == "spans":

@@ -22,7 +22,7 @@ from mlx_transformer.system.errors import UserError
 
 from .data import EncodedText
 from .group import Group
-from .loss import BYTES_PER_LOGIT, logits_within
+from .loss import BYTES_PER_LOGIT, bytes_per_logit, logits_within
 from .options import TrainingOptions
 from .recipe import Recipe
 from .setup import Start, model_and_step
@@ -42,11 +42,13 @@ class Need:
     per_token: float
     vocabulary: int
     chunk: int
-    """The logits of the loss's largest chunk."""
+    """The logits of the loss's largest chunk, if each takes `BYTES_PER_LOGIT`."""
+    per_logit: int
     least: int
 
     def __call__(self, tokens: float) -> float:
-        return self.fixed + self.per_token * tokens + BYTES_PER_LOGIT * min(self.chunk, tokens * self.vocabulary)
+        logits = min(BYTES_PER_LOGIT * self.chunk, self.per_logit * tokens * self.vocabulary)
+        return self.fixed + self.per_token * tokens + logits
 
     def parts(self, tokens: int, room: float, smallest: int) -> int:
         """Return the number of parts of which none takes more than `room` bytes; 0: they would be too small."""
@@ -111,4 +113,5 @@ def _measured(recipe: Recipe, start: Start, make: MakeBatches, checkpointing: bo
     low, high = peak(few), peak(many)
     per_token = max(1.0, (high - low) / (many.batch_tokens - few.batch_tokens))
     fixed = low - per_token * few.batch_tokens
-    return Need(fixed, per_token, start.config.vocab_size, logits_within(options.memory), least)
+    per_logit = bytes_per_logit(step.model.classifier().after)
+    return Need(fixed, per_token, start.config.vocab_size, logits_within(options.memory), per_logit, least)

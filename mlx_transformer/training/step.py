@@ -184,10 +184,10 @@ class TrainStep:
         return self._loss_by(losses, targets, picked, inputs)
 
     def _loss_by(self, function: Callable[..., Any], targets: mx.array, picked: Input, inputs: Sequence[Input]) -> Any:
-        weight, bias = self.zero_start.classifier(self.model.output_matrix(), self.model.output_bias())
+        classifier = self.zero_start.classifier(self.model.classifier())
         hidden = self.model.hidden(*inputs)
         hidden = hidden if picked is None else mx.take_along_axis(hidden, picked[..., None], axis=1)
-        return function(hidden, weight, bias, targets, self.smoothing, self.model.config.pad_id, self.max_logits)
+        return function(hidden, classifier, targets, self.smoothing, self.model.config.pad_id, self.max_logits)
 
     def _inputs(self, batch: TrainingBatch) -> list[Any]:
         return [None if array is None else mx.array(array) for array in batch.arrays(self.model.config.pad_id)]

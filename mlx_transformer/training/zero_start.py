@@ -13,6 +13,7 @@ import numpy as np
 
 from mlx_transformer.core.parameters import BARRED, target_embedding_name
 from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.classifier import Classifier
 from mlx_transformer.nn.parameters import named_parameters
 
 
@@ -32,10 +33,10 @@ class ZeroStart:
         if bias is not None:
             self._outputs = 1 + int(np.flatnonzero(np.array(bias.astype(mx.float32)) > BARRED)[-1])
 
-    def classifier(self, weight: mx.array, bias: mx.array | None) -> tuple[mx.array, mx.array | None]:
-        """Return (W, b) without the outputs at the end that the bias bars."""
-        outputs = self._outputs
-        return weight[:outputs], None if bias is None else bias[:outputs]
+    def classifier(self, classifier: Classifier) -> Classifier:
+        """The model's classifier without the outputs at the end that the bias bars."""
+        every = self._outputs == classifier.config.vocab_size
+        return classifier if every else classifier.among(slice(self._outputs))
 
     def masked(self, gradients: Any) -> Any:
         """Return the gradients, with zeros for the row."""

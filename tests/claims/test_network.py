@@ -119,7 +119,7 @@ def test_the_classifier_gives_word_probabilities() -> None:
     source, target = [[5, 6, 7, 2]], [[1, 9, 10]]
     logits = model(source, target)
     np.testing.assert_allclose(
-        np.array(logits), np.array(model.hidden(source, target) @ model.output_matrix().T), atol=1e-5
+        np.array(logits), np.array(model.hidden(source, target) @ model.embedding.weight.T), atol=1e-5
     )
     probabilities = mx.softmax(logits, axis=-1)
     assert probabilities.shape == (1, 3, 24)

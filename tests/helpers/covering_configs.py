@@ -38,6 +38,7 @@ BY_HAND: Factors = {
     "rotary base": [{}, dict(rotary_base=100.0)],
     "attention scale": [{}, dict(attention_scale=0.7)],
     "logit scale": [{}, dict(logit_scale=0.3)],
+    "logit cap": [{}, dict(logit_cap=1.5)],
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],
     "layers": [
         {},
@@ -87,12 +88,13 @@ def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None
 
 
 LABELS = ("a", "b", "c")
+BARE: dict[str, Any] = dict(output_bias=False, logit_scale=None, logit_cap=None)  # a head without a classifier
 HEADS: list[dict[str, Any]] = [
     {},
     {},
     dict(head=Head(activation="tanh", norm=True)),
-    dict(head=Head(kind="hidden"), output_bias=False, logit_scale=None, tie_embeddings="all"),
-    dict(head=Head(kind="pooled", activation="tanh"), output_bias=False, logit_scale=None, tie_embeddings="all"),
+    dict(head=Head(kind="hidden"), **BARE, tie_embeddings="all"),
+    dict(head=Head(kind="pooled", activation="tanh"), **BARE, tie_embeddings="all"),
     dict(head=Head(kind="classes", labels=LABELS, pooling="mean"), tie_embeddings="all"),
     dict(head=Head(kind="token-classes", labels=LABELS, activation="gelu"), tie_embeddings="all"),
     dict(head=Head(kind="spans"), tie_embeddings="all"),
@@ -138,6 +140,7 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
             rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
             attention_scale=draw(st.sampled_from([None, 0.3, 1.0])),
             logit_scale=draw(st.sampled_from([None, 0.2, 2.0])),
+            logit_cap=draw(st.sampled_from([None, 0.5, 30.0])),
             decoder=own if values["architecture"] == "encoder-decoder" else {},
             dropout=draw(st.sampled_from([0.0, 0.3])),
             attention_dropout=draw(st.sampled_from([0.0, 0.3])),

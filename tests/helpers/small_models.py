@@ -36,6 +36,7 @@ NAMED = {
         norm_placement="pre",
         attention_scale=0.5,
         logit_scale=0.5,
+        logit_cap=2.0,
         decoder={"heads": 2, "key_value_heads": 1, "d_k": 8, "d_v": 5, "d_ff": 40},
     ),
 }

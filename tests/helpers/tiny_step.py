@@ -1,11 +1,13 @@
-"""An optimizer step of a network of a few hundred parameters, and batches for it."""
+"""An optimizer step of a network of a few hundred parameters, batches for it, and a classifier of given arrays."""
 
 import mlx.core as mx
 import numpy as np
+from mlx import nn
 
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
+from mlx_transformer.nn.classifier import Classifier
 from mlx_transformer.training.optimizers import Optimizer
 from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.step import Arithmetic, TrainStep
@@ -31,6 +33,15 @@ def batch(rows=5, source=18, target=17, seed=0, ragged=True):
         ids[-1], out[-1] = 0, 0
     before = np.concatenate([np.ones((rows, 1), int), out[:, :-1]], axis=1)
     return Batch(*(x.astype(np.int32) for x in (ids, before, out)), tokens=int((out != 0).sum()))
+
+
+def classifier_of(weight, bias=None, **options):
+    """A tied classifier of these arrays, W (V, D) and b (V,), of which gradients may be taken."""
+    rows, width = weight.shape
+    layer = nn.Embedding(1, width)
+    layer.weight = weight
+    config = TransformerConfig(vocab_size=rows, d_model=width, heads=1, positions="none", **options)
+    return Classifier(config, layer, bias)
 
 
 def step_with(made, streams=None, clip_norm=0.0, kind=TrainStep, precision="float32", **options):

@@ -179,9 +179,9 @@ CHANGES: dict[str, Change] = {
     ),
     "the classifier another table": Change(
         27,
-        MODEL,
-        "y = cast(nn.Embedding, self._output()).as_linear(hidden)",
-        "y = cast(nn.Embedding, self._output()).as_linear(mx.roll(hidden, 1, axis=-1))",
+        NN + "classifier.py",
+        "cast(nn.Embedding, self.layer).as_linear(x)",
+        "cast(nn.Embedding, self.layer).as_linear(mx.roll(x, 1, axis=-1))",
     ),
     "the least likely word": Change(
         28, GREEDY, "token = xp.argmax(allowed, axis=1)", "token = xp.argmax(-allowed, axis=1)"

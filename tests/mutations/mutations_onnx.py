@@ -262,6 +262,18 @@ ONNX = {
     "logits not scaled": Mutation(
         constant(0.25, 1.0, "Mul"), model="scaled", tap="logits", culprit="classifier (every value times 4"
     ),
+    "logits not bounded": Mutation(
+        node("Tanh", "logit_cap/", become("Identity")), model="normed embedding", tap="logits",
+        culprit="classifier",
+    ),
+    "logits bounded by another number": Mutation(
+        constant(3.0, 3.1, "logit_cap/"), model="normed embedding", tap="logits", culprit="classifier",
+        attribute="decoder_model: logit_cap/",
+    ),
+    "the bound of logits a last bit off in the cached decoder alone, which no number tells": Mutation(
+        constant(3.0, float(np.nextafter(np.float32(3), np.float32(9))), "logit_cap/Div"), model="normed embedding",
+        files=PAST, attribute="decoder_with_past_model: logit_cap/Div",
+    ),
     "epsilon of the norm of the source's keys 1e-4 for 1e-5": Mutation(
         constant(1e-5, 1e-4, f"{d0}/cross_attention/key_norm"), model="normed heads", files="decoder_model",
         tap=f"{D0}.cross_attention", culprit="RMS norm of each head's keys",

@@ -24,9 +24,9 @@ const KNOWN = {
 const ANY = [
   'architecture', 'vocab_size', 'source_vocab_size', 'd_model', 'encoder_layers', 'decoder_layers', 'heads',
   'key_value_heads', 'd_k', 'd_v', 'd_ff', 'norm_epsilon', 'norm_bias', 'first_norm', 'gated', 'attention_bias',
-  'attention_scale', 'feed_forward_bias', 'output_bias', 'logit_scale', 'max_positions', 'first_position', 'rotary_base',
-  'relative_buckets', 'relative_distance', 'tie_embeddings', 'scale_embeddings', 'embedding_norm', 'dropout',
-  'attention_dropout', 'activation_dropout', 'pad_id', 'bos_id', 'eos_id',
+  'attention_scale', 'feed_forward_bias', 'output_bias', 'logit_scale', 'logit_cap', 'max_positions', 'first_position',
+  'rotary_base', 'relative_buckets', 'relative_distance', 'tie_embeddings', 'scale_embeddings', 'embedding_norm',
+  'dropout', 'attention_dropout', 'activation_dropout', 'pad_id', 'bos_id', 'eos_id',
 ];
 
 /** Why a config (the object in config.json) can't be run here, in a sentence; null where it can. */
@@ -311,7 +311,9 @@ class Pass {
     const { config: c, weights: w } = this;
     const scale = Math.fround(c.logit_scale ?? 1);
     const tied = w['embedding.weight'] ?? w['target_embedding.weight'];
-    const logits = linear(x.map((value) => value * scale), w['output_proj.weight'] ?? tied, w['output_proj.bias'], c.d_model);
+    let logits = linear(x.map((value) => value * scale), w['output_proj.weight'] ?? tied, w['output_proj.bias'], c.d_model);
+    const cap = Math.fround(c.logit_cap ?? 0);
+    if (cap) logits = logits.map((value) => cap * Math.tanh(value / cap));
     this.see('logits', logits, c.vocab_size);
     return Array.from({ length: logits.length / c.vocab_size }, (_, i) => logits.subarray(i * c.vocab_size, (i + 1) * c.vocab_size));
   }

@@ -31,7 +31,12 @@ export const logits = {
       const scale = v.pass.config.logit_scale ?? 1;
       const e = matrix.subarray(shown * shape.d, (shown + 1) * shape.d).map((x) => x * scale);
       const bias = v.parameter('output_proj.bias');
-      worked = `<p class="cell">the logit of ‹${escaped(v.text(shown))}›:</p>${sum([...products(h, e), ...(bias ? [['bias', bias[shown]]] : [])], number(row[shown], 'logits', `${i},${shown}`))}`;
+      const terms = [...products(h, e), ...(bias ? [['bias', bias[shown]]] : [])];
+      const cap = v.pass.config.logit_cap;
+      const logit = number(row[shown], 'logits', `${i},${shown}`);
+      const total = cap ? `x = ${derived(terms.reduce((all, [, value]) => all + value, 0), 'uncapped')}` : logit;
+      const capped = cap ? `<p class="cell">${cap} · tanh(x / ${cap}) = ${logit}</p>` : '';
+      worked = `<p class="cell">the logit of ‹${escaped(v.text(shown))}›:</p>${sum(terms, total)}${capped}`;
     }
     return `<p class="said"><b>${who}: ‹${escaped(v.text(order[0]))}› ${derived(p[order[0]], `p ${order[0]}`)}</b>, of ${row.length.toLocaleString('en')} tokens</p>`
       + strip(last === 'head' ? 'what the classifier reads' : 'h, the last vector', h, { point: last, index: i, lit: v.c })

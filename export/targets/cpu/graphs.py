@@ -18,7 +18,6 @@ from export.graph.builder import GraphBuilder
 from export.interface import BIASES, DECODER_CPU, ENCODER_CPU, LISTED_CPU, MODEL, ROWS, ROWS_CPU, Ports, Request
 from export.nn.cache import LayerCache
 from export.nn.masks import pooling_weights
-from export.nn.model import Among
 from export.nn.primitives import Op, branch
 from export.nn.rows import Rows, mark
 from export.nn.ssru import LayerState, OneStep
@@ -122,16 +121,11 @@ def decoder_listed_cpu(request: Request) -> GraphBuilder:
     """
     g = CpuGraphBuilder.declared(LISTED_CPU, request)
     model = CpuTransformer(request.config)
-    rows = Rows(mark(g.inputs[ROWS], model.output_weight), g.inputs.get(BIASES))
-
-    def among(op: Op, hidden: ir.Value) -> ir.Value:
-        return op.Add(rows(op, hidden), g.inputs["unlisted"])
-
-    return _step(g, request, model, among)
+    return _step(g, request, model, Rows(mark(g.inputs[ROWS], model.output_weight), g.inputs.get(BIASES)))
 
 
-def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Among | None) -> GraphBuilder:
-    """among: what gives the logits, where they are not those of all ids."""
+def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Rows | None) -> GraphBuilder:
+    """among: the classifier's rows of given ids; None: all."""
     past, ids = g.inputs["past_length"], g.inputs["target_ids"]
     if request.config.recurrent:
         layers: list[LayerCache | LayerState] = [OneStep(state) for state in g.entries("cache")]
@@ -141,6 +135,7 @@ def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Am
     cache = CpuCache(layers, past, g.pairs("cross"), g.inputs["source_mask"])
     attention = AttentionTap(model, request.attention_layer, g.tap)
     logits = model.step(g.op, ids, cache, among=among, tap=attention.tap)
+    logits = logits if among is None else g.op.Add(logits, g.inputs["unlisted"])
     scores, tokens = choice(g, logits, request.config.vocab_size if among is None else None)
     g.give(
         candidate_scores=scores,

@@ -20,7 +20,7 @@ from export.nn.marks import HIDDEN
 from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.config import TransformerConfig
 
-from .numbers import norm_parameters, numbers
+from .numbers import norm_parameters, numbers, unknown_operators
 
 NORMS = (
     "LayerNormalization",
@@ -109,6 +109,9 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
                 compared(f"{name}: {node.name or node.op_type}", attribute, value, allowed)
         for node_name, value, allowed in numbers(graph, path.parent, config):
             compared(f"{name}: {node_name}", "its constant", value, allowed)
+        wrong += [
+            f"{name}: {node}: operator {kind}, which no rule names" for node, kind in unknown_operators(graph, config)
+        ]
         if norms < (parameters := len(norm_parameters(graph, config))):
             wrong.append(f"{name}: {norms} norms whose epsilon can be read, of {parameters}")
     return count, wrong

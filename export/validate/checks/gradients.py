@@ -128,10 +128,7 @@ def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch
 
         def mean_loss() -> mx.array:
             hidden = model.hidden(*batch.inputs, batch.mask)
-            total = label_smoothed_loss(
-                hidden, model.output_matrix(), model.output_bias(), targets, SMOOTHING, config.pad_id
-            )
-            return total / count
+            return label_smoothed_loss(hidden, model.classifier(), targets, SMOOTHING, config.pad_id) / count
 
         _, gradients = nn.value_and_grad(model, mean_loss)()
         return {name: np.array(value) for name, value in tree_flatten(gradients)}  # type: ignore[misc]

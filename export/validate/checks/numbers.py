@@ -5,12 +5,15 @@ rounds. So each of them is one of the few that the architecture has at its place
 
     Mul in an attention, or on its way there    1 / sqrt(d_k), or what the config says
     Mul of the embedding and of the logits      sqrt(d_model), the config's scale
+    Div and Mul of the logits' bound            the config's cap
     Where of a mask                             0, or what hides a key
     Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
     Max of a count, Clip of a vector's length   1, 1e-12
 
-A number that another operator of the network reads is an error: nobody has said here what it has to be. What lower
-precisions add is judged by `int8_products.py`, the search around the network by its tokens, and all by `same_graph.py`.
+A number that another operator of the network reads is an error: nobody has said here what it has to be. So is an
+operator of the network that isn't listed here, since it may change the function without reading a number, as Tanh does.
+What lower precisions add is judged by `int8_products.py`, the search around the network by its tokens, and all by
+`same_graph.py`.
 """
 
 from __future__ import annotations
@@ -41,9 +44,24 @@ OF_SEARCH = "phases/"
 """Begins the names of a search's nodes."""
 OF_VECTOR = f"{SENTENCE_EMBEDDING}."
 """Begins the names of the weights that make a text's vector, which may be a single number."""
-ATTENTION = ("self_attention", "cross_attention")
+ATTENTION, CAP = ("self_attention", "cross_attention"), "logit_cap"
 OWN_KEY = 4 * HIDDEN
 """The bias that hides a key in a search, where a row's own is still seen among those that `HIDDEN` hides."""
+
+OPERATORS = frozenset(
+    # Those that move values, or count and compare places:
+    "And ArgMax Cast CastLike Concat ConstantOfShape CumSum Equal Expand Flatten Gather GatherElements GatherND Greater"
+    " Identity Less LessOrEqual Mod NonZero Not Or Pad Range Reshape Shape Slice Split Squeeze Transpose Unsqueeze"
+    " Where"
+    # Those that compute:
+    " Abs Add Clip Div Gemm LogSoftmax MatMul Max Min Mul Neg Pow ReduceMax ReduceMean ReduceSum Softmax Sqrt Sub TopK"
+    " Attention DecoderMaskedMultiHeadAttention FusedMatMul LayerNormalization MultiHeadAttention RMSNormalization"
+    # Those with graphs of their own:
+    " If Loop".split()
+)
+"""The operators of a network, whatever its options: what they read is judged here, by the attributes, or by values."""
+FUNCTIONS = {"relu": "Relu", "gelu": "Gelu", "gelu_tanh": "Gelu", "silu": "Sigmoid", "tanh": "Tanh"}
+"""The operators of activations."""
 
 Found = tuple[str, float, tuple[float, ...]]
 """Name of a node, the number that it reads, those that it may read; none: no rule names such a node."""
@@ -67,6 +85,25 @@ def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> 
                 yield node.name or node.op_type, float(array), tuple(each for each in stored if math.isfinite(each))
 
 
+def unknown_operators(graph: onnx.GraphProto, config: TransformerConfig) -> Iterator[tuple[str, str]]:
+    """Yield (name, operator) of each node of the network whose operator has no rule, in a graph and those within it."""
+    nodes, parameters = list(all_nodes(graph)), parameter_shapes(config)
+    searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
+    known = OPERATORS | _functions(config)
+    for node in nodes:
+        if node.op_type not in known and _is_judged(node, searches, parameters):
+            yield node.name, node.op_type
+
+
+def _functions(config: TransformerConfig) -> set[str]:
+    """The functions of single numbers that the options of a network ask for."""
+    layers = [*config.layers("encoder"), *config.layers("decoder")]
+    functions = {FUNCTIONS[c.activation] for c in layers}
+    functions |= {FUNCTIONS[config.head.activation]} if config.head.activation is not None else set()
+    functions |= {"Sigmoid", "Relu"} if config.recurrent else set()  # an SSRU's gate and output
+    return functions | ({"Tanh"} if config.logit_cap is not None else set())
+
+
 def norm_parameters(graph: onnx.GraphProto, config: TransformerConfig) -> set[str]:
     """Return the weights of norms that a graph holds: each has to have an operator whose epsilon is known."""
     table = parameter_shapes(config)
@@ -87,6 +124,9 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
         return {"Clip": (SMALLEST_NORM,), "Max": (1.0,), "Sub": (1.0,)}.get(node.op_type, ())
     if place["module"].endswith("norm"):
         return {"Pow": (2.0,), "Add": (config.norm_epsilon,)}.get(node.op_type, ())
+    if place["module"] == CAP:
+        cap = (config.logit_cap or 0.0,)
+        return {"Div": cap, "Mul": cap}.get(node.op_type, ())
     if place["module"] in ATTENTION:
         hidden = (0.0, HIDDEN, half.HIDDEN)  # of the weights that cpu computes beside its operator
         return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,), "Where": hidden}.get(node.op_type, ())
@@ -103,7 +143,7 @@ def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str])
     if node.op_type in ("Mul", "Div") and f"{SENTENCE_EMBEDDING}/" in node.name:
         return False
     place = PLACE.match(node.name)
-    of_network = place is not None and place["stack"] is not None
+    of_network = place is not None and (place["stack"] is not None or place["module"] == CAP)
     return of_network or not searches
 
 

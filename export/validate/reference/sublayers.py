@@ -220,6 +220,9 @@ class Sublayers:
         logits = self._product(x * scale, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]
+        if self.config.logit_cap is not None:  # Gemma 2 (Gemma Team 2024, section 2.3)
+            cap = float(np.float32(self.config.logit_cap))
+            logits = cap * np.tanh(logits / cap)
         return observe_tap(tap, "logits", logits)
 
     def _linear(self, name: str, x: Array) -> Array:

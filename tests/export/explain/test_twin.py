@@ -43,7 +43,14 @@ CONFIGS = {
         attention_bias=True,
     ),
     "widths": dict(
-        d_k=6, d_v=10, key_value_heads=2, attention_scale=0.5, logit_scale=0.5, activation="gelu_tanh", first_position=3
+        d_k=6,
+        d_v=10,
+        key_value_heads=2,
+        attention_scale=0.5,
+        logit_scale=0.5,
+        logit_cap=1.5,
+        activation="gelu_tanh",
+        first_position=3,
     ),
     "plain": dict(tie_embeddings="source-target", scale_embeddings=False, feed_forward_bias=False, norm_epsilon=1e-3),
 }

@@ -127,6 +127,23 @@ def test_an_attribute_that_is_left_out_has_its_default(tmp_path: Path) -> None:
     assert s.problem.endswith(f"; and {len(s.wrong) - 1} more")
 
 
+@pytest.mark.parametrize("operator", ["Softplus", "Tanh"])
+def test_an_operator_that_no_rule_names_is_told(operator: str, tmp_path: Path) -> None:
+    """It reads no number that could be compared; Tanh has a rule, in models whose options ask for one."""
+    config = CONFIGS["paper, encoder"]
+    _, exported = write_model(config, tmp_path, 1)
+    file = exported / "onnx" / "model.onnx"
+
+    def change(graph: onnx.GraphProto) -> None:
+        next(node for node in graph.node if node.op_type == "Relu").op_type = operator
+
+    changed(file, change)
+    _, wrong = attributes({"model": file}, config)
+    assert [problem.partition("/Relu")[0] for problem in wrong] == ["model: encoder/layers.0/feed_forward"]
+    assert f"operator {operator}, which no rule names" in wrong[0]
+    assert attributes({"model": file}, dataclasses.replace(config, logit_cap=2.0))[1] == wrong * (operator != "Tanh")
+
+
 @pytest.mark.parametrize("added", [3e-5, None])
 def test_the_epsilon_of_a_chain(added: float | None, tmp_path: Path) -> None:
     """RMSNorm is no operator in the graphs: its epsilon is a constant that is added, or not."""

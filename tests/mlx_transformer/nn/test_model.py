@@ -11,7 +11,7 @@ from options import OPTIONS
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import output_weight_name, parameter_count, parameter_shapes
+from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.device import gradient_device
 from mlx_transformer.system.errors import UserError
 
@@ -51,19 +51,6 @@ def test_parameters_are_the_table_and_all_receive_gradient(config: TransformerCo
         turned = config.positions == "rotary" and "self_attention" in name
         if turned or not name.endswith("key_proj.bias"):
             assert mx.any(gradient != 0).item(), name
-
-
-@settings(max_examples=40)
-@given(configs())
-def test_output_matrix_and_bias_are_the_classifier(config: TransformerConfig) -> None:
-    model = Transformer(config).eval()
-    if config.output_bias:
-        model.output_proj.bias = mx.random.normal((config.vocab_size,))
-    if config.logit_scale is None:
-        assert model.output_matrix() is dict(tree_flatten(model.parameters()))[output_weight_name(config)]
-    hidden, bias = model.hidden(*inputs(config)), model.output_bias()
-    expected = hidden @ model.output_matrix().T + (0 if bias is None else bias)
-    np.testing.assert_allclose(np.array(model(*inputs(config))), np.array(expected), atol=1e-5)
 
 
 def test_presets_have_the_papers_parameter_counts() -> None:

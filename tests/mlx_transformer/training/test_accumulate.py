@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from choices import both_choices, gpu_in_slow
 from mlx.utils import tree_flatten
-from tiny_step import BETAS, V, batch, model, run, step_with
+from tiny_step import BETAS, V, batch, classifier_of, model, run, step_with
 
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
@@ -64,8 +64,9 @@ def test_accumulated_steps_clip_and_skip_as_one_does():
     assert all(np.array_equal(np.array(after[name]), before[name]) for name in before if name != "embedding.weight")
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("rows", [1, 7, 39, 40])
-def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
+def test_the_loss_in_chunks_is_the_loss(rows, cap, monkeypatch):
     """Of 40 positions, some of them padding, in a vocabulary of 23."""
     rng = np.random.default_rng(rows)
     h, w, b = (mx.array(rng.standard_normal(shape), mx.float32) for shape in ((40, 8), (V, 8), (V,)))
@@ -73,7 +74,7 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
 
     def value_and_gradients():
         def loss(h, w, b):
-            return 3 * label_smoothed_loss(h, w, b, y, 0.1, 0)
+            return 3 * label_smoothed_loss(h, classifier_of(w, b, logit_cap=cap), y, 0.1, 0)
 
         return mx.value_and_grad(loss, argnums=(0, 1, 2))(h, w, b)
 
@@ -81,15 +82,17 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
     monkeypatch.setattr(losses, "MAX_LOGITS", rows * V)
     in_chunks, their_gradients = value_and_gradients()
     assert in_chunks.item() == pytest.approx(loss.item(), rel=1e-6)
-    smoothed, plain = losses.losses(h, w, b, y, 0.1, 0)
+    classifier = classifier_of(w, b, logit_cap=cap)
+    smoothed, plain = losses.losses(h, classifier, y, 0.1, 0)
     assert 3 * smoothed.item() == pytest.approx(loss.item(), rel=1e-6)
-    assert plain.item() == pytest.approx(label_smoothed_loss(h, w, b, y, 0.0, 0).item(), rel=1e-6)
+    assert plain.item() == pytest.approx(label_smoothed_loss(h, classifier, y, 0.0, 0).item(), rel=1e-6)
     for ours, expected in zip(their_gradients, gradients, strict=True):
         np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_chunks_take_the_memory_of_one(monkeypatch):
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_chunks_take_the_memory_of_one(cap, monkeypatch):
     h, w = mx.random.normal((2000, 8)), mx.random.normal((500, 8))
     y = mx.ones((2000,), mx.int32)
     mx.eval(h, w, y)
@@ -97,7 +100,8 @@ def test_chunks_take_the_memory_of_one(monkeypatch):
     def peak():
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        mx.eval(mx.value_and_grad(lambda h: label_smoothed_loss(h, w, None, y, 0.1, 0))(h))
+        classifier = classifier_of(w, logit_cap=cap)
+        mx.eval(mx.value_and_grad(lambda h: label_smoothed_loss(h, classifier, y, 0.1, 0))(h))
         return mx.get_peak_memory() - before
 
     whole = peak()

@@ -9,7 +9,7 @@ import pytest
 from golden_numbers import RATES, numbers
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
-from tiny_step import batch, model, run, step_with
+from tiny_step import batch, classifier_of, model, run, step_with
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.loss import label_smoothed_loss
@@ -120,7 +120,7 @@ def test_the_loss_is_pytorchs(name):
     targets, smoothing = mx.array(GOLDEN["targets"]), 0.1 if name == "smoothed" else 0.0
 
     def loss(h, w, b):
-        return label_smoothed_loss(h, w, b, targets, smoothing, 0)
+        return label_smoothed_loss(h, classifier_of(w, b), targets, smoothing, 0)
 
     value, gradients = mx.value_and_grad(loss, argnums=(0, 1, 2))(h, w, b)
     assert value.item() == pytest.approx(GOLDEN[f"{name}.loss"].item(), rel=1e-6)
