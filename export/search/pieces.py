@@ -41,7 +41,19 @@ from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 
-from .text import CODE_TEXTS, END, REPLACEMENT, SEPARATOR, TextOps, custom, integer, replaced, strings, well_formed
+from .text import (
+    CODE_TEXTS,
+    END,
+    REPLACEMENT,
+    SEPARATOR,
+    TextOps,
+    custom,
+    integer,
+    replaced,
+    strings,
+    value_of,
+    well_formed,
+)
 
 SPACE = "▁"
 NEARER = 1e-3
@@ -104,9 +116,8 @@ class PieceOps(TextOps):
     def _prefix(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The id (B,) of a token such as >>deu<< that a line begins with, -1 without one, and the rest of the line."""
         beginning = replaced(op, text, "beginning", "(?s)^(>>.*?<<)?.*$", r"\1")
-        ids = {"": -1, **self.prefixes}
-        pairs = dict(keys_strings=list(ids), values_int64s=list(ids.values()), default_int64=self.unknown)
-        return custom(op, "LabelEncoder", beginning, **pairs), replaced(op, text, "rest", "(?s)^>>.*?<<", "")
+        first = value_of(op, beginning, {"": -1, **self.prefixes}, self.unknown)
+        return first, replaced(op, text, "rest", "(?s)^>>.*?<<", "")
 
     def _looked_up(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Make neighbours that the model doesn't know one token: a single one's own, else <unk>."""

@@ -6,7 +6,7 @@ the texts are the same. `ByteLevelOps` reads BART's, whose words are GPT-2's. Se
 
 Four operators of onnxruntime-extensions (0.15.2) help: HfJsonTokenizer merges bytes, StringRegexSplitWithOffsets and
 StringRegexReplace use RE2, StringJoin puts texts together. Its other ones fail: HfJsonTokenizer can't compile our
-SPLIT_PATTERN, GPT2Tokenizer cuts `don't` into don and 't, RobertaTokenizer takes the text `</s>` for the token, and
+SPLIT_PATTERN, GPT2Tokenizer parts e from U+0301, RobertaTokenizer takes the text `</s>` for the token, and
 BpeDecoder returns `abcd` for the first of two rows `ab` and `cd`, and the byte 0xFF as it is, not as U+FFFD.
 
 Shapes: B lines, S longest line in tokens, N tokens of all lines (or bytes of all texts), P and Q ids around a line,
@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import tokenizers
 from tokenizers import normalizers
@@ -298,13 +297,8 @@ def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Val
 
 def strings(op: Op, name: str, values: Sequence[str | bytes]) -> ir.Value:
     """A constant vector of strings by its name, made at its first use in a graph."""
-    root = op.builder.root
-    constant = root.graph.initializers.get(name)
-    if constant is None:
-        data = [value.encode() if isinstance(value, str) else value for value in values]
-        proto = onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(data)], string_data=data, name=name)
-        constant = root.initializer(ir.from_proto(proto), name, qualify=False)
-    return constant
+    data = [value.encode() if isinstance(value, str) else value for value in values]
+    return table(op, name, lambda: ir.StringTensor(data, shape=ir.Shape([len(data)]), name=name))
 
 
 def custom(
@@ -319,6 +313,15 @@ def custom(
     for value, kind in zip(outputs, kinds, strict=True):
         value.type, value.shape = ir.TensorType(types[kind]), ir.Shape(shape)
     return outputs if len(kinds) > 1 else outputs[0]
+
+
+def value_of(
+    op: Op, keys: ir.Value, values: Mapping[str, int] | Mapping[int, int], otherwise: int, rank: int = 1
+) -> ir.Value:
+    """The value of each key, by a hash table."""
+    kind = "keys_strings" if isinstance(next(iter(values)), str) else "keys_int64s"
+    pairs: dict[str, Any] = {kind: list(values), "values_int64s": list(values.values())}
+    return custom(op, "LabelEncoder", keys, **pairs, default_int64=otherwise, shape=(None,) * rank)
 
 
 def integer(op: Op, x: ir.Value) -> ir.Value:

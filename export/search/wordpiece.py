@@ -32,7 +32,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .steps import Carried, State, looped
-from .text import custom, integer, lines_of, ranges, strings
+from .text import custom, integer, lines_of, ranges, strings, value_of
 
 NOTHING, SPACE, LETTER, SIGN = range(4)
 """The first symbols: none, a space, and characters of no piece: one that belongs to a word, one that is a word."""
@@ -188,11 +188,9 @@ class WordPieceOps:
         """Texts (B,) to their symbols (N,), and the number of each symbol's text (N,)."""
         text = op.StringConcat(strings(op, "text.prompt", [self.prompt]), text)
         text = op.StringConcat(text, strings(op, "text.end", [" "]))
-        apart = dict(mark=0, mincharnum=1, pad_value="", separators=[""])
+        apart: dict[str, Any] = dict(mark=0, mincharnum=1, pad_value="", separators=[""])
         parts = custom(op, "Tokenizer", text, **apart, kinds="S", shape=(None, None))  # (B, C)
-        row = {"": len(self.rows), **self.row_of}
-        pairs = dict(keys_strings=list(row), values_int64s=list(row.values()), default_int64=-1)
-        found = custom(op, "LabelEncoder", parts, **pairs, shape=(None, None))
+        found = value_of(op, parts, {"": len(self.rows), **self.row_of}, -1, rank=2)
         place = op.Transpose(op.NonZero(op.Less(found, 0)), perm=[1, 0])
         others = op.GatherND(parts, place)
         by_range = op.Expand(0, op.Shape(others))
@@ -211,12 +209,11 @@ class WordPieceOps:
         # No node goes on with a space, so no piece with the next word.
         ahead = op.Concat(op.Where(begins, SPACE, symbols), [SPACE] * self.longest, axis=0)
         count, ids = op.Shape(symbols), table(op, "text.pieces", lambda: self.ids)
-        edges = dict(keys_int64s=list(self.edges), values_int64s=list(self.edges.values()), default_int64=DEAD)
 
         def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
             at = op.Unsqueeze(values["iteration"], [0])
             symbol = op.Where(op.Equal(at, 0), symbols, op.Slice(ahead, at, op.Add(at, count), [0]))
-            node = custom(op, "LabelEncoder", op.Add(op.Mul(values["node"], self.width), symbol), **edges)
+            node = value_of(op, op.Add(op.Mul(values["node"], self.width), symbol), self.edges, DEAD)
             id = op.Gather(ids, node)
             ends = op.GreaterOrEqual(id, 0)
             piece, length = op.Where(ends, id, values["piece"]), op.Where(ends, op.Add(at, 1), values["length"])
