@@ -123,7 +123,7 @@ def matmul_transposed(op: Op, x: ir.Value, weight: ir.Value) -> ir.Value:
     return op.MatMul(x, op.builder.root.op.Transpose(weight, perm=[1, 0], _name=f"{weight.name}/Transpose"))
 
 
-def table(op: Op, name: str, make: Callable[[], NDArray]) -> ir.Value:
+def table(op: Op, name: str, make: Callable[[], NDArray | ir.TensorProtocol]) -> ir.Value:
     """Return a constant by its full name, made at its first use in a graph."""
     root = op.builder.root
     known = root.graph.initializers.get(name)

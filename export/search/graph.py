@@ -21,14 +21,13 @@ from export.targets.table import target_of
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
-from .byte_level import ByteLevelOps, is_byte_level
 from .decoder import CpuTreeDecoder, TreeDecoder
-from .metadata import TEXT_DOMAIN, inputs_of
+from .metadata import inputs_of
 from .options import OptionInputs, set_defaults
 from .pieces import PieceOps, has_pieces
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
-from .text import TextOps
+from .text import ByteLevelOps, BytePairOps, is_blank, is_byte_level
 from .vocabulary import Vocabulary
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
@@ -91,13 +90,13 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool,
     text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
                       \--> nothing in the line: ""  ------^        \--> scores (B, n)
     """
-    kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else TextOps
-    ops = kind(tokenizer, request.config)
-    g.graph.opset_imports[TEXT_DOMAIN] = 1
-    lines = ops.encode(g.op, g.inputs["text"]).between(g.op, *(g.inputs[name] for name in TEXT_SETTINGS))
-    sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": lines.ids}, lines.mask)
-    scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
-    g.give(translations=ops.decode(g.op, sequences, lines.blank), scores=scores)
+    kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else BytePairOps
+    ops, text = kind(tokenizer, request.config), g.inputs["text"]
+    blank = is_blank(g.op, text)
+    ids, mask = ops.encode(g.op, text, *(g.inputs[name] for name in TEXT_SETTINGS))
+    sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": ids}, mask)
+    scores = g.op.Where(g.op.Unsqueeze(blank, [1]), 0.0, scores)
+    g.give(translations=ops.decode(g.op, sequences, blank), scores=scores)
 
 
 def _search(

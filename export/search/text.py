@@ -1,238 +1,241 @@
-"""Text in and out of a search graph: the tokenizer as operators of ONNX, and four of onnxruntime-extensions.
-Vocabularies of SentencePiece: `pieces.py`.
+"""Text in and out of a search graph: what the tokenizers share, and byte-level BPE.
 
-Byte-level BPE as `core/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
+`BytePairOps` reads the vocabularies that `train` makes: the ids are those of `core/tokenizer.py` for every text, and
+the texts are the same. `ByteLevelOps` reads BART's, whose words are GPT-2's. SentencePiece's vocabularies are read in
+`pieces.py`, BERT's WordPiece in `wordpiece.py`.
 
-Shapes: B lines, W words of all lines, N tokens of all lines or bytes of a stream, S longest line in tokens,
-n hypotheses, T their tokens.
+Four operators of onnxruntime-extensions (0.15.2) help: HfJsonTokenizer merges bytes, StringRegexSplitWithOffsets and
+StringRegexReplace use RE2, StringJoin puts texts together. Its other ones fail: HfJsonTokenizer can't compile our
+SPLIT_PATTERN, GPT2Tokenizer parts e from U+0301, RobertaTokenizer takes the text `</s>` for the token, and
+BpeDecoder returns `abcd` for the first of two rows `ab` and `cd`, and the byte 0xFF as it is, not as U+FFFD.
+
+Shapes: B lines, S longest line in tokens, N tokens of all lines (or bytes of all texts), P and Q ids around a line,
+W words of all lines, n hypotheses, T their tokens.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
+import tokenizers
+from tokenizers import normalizers
 
-from export.nn.primitives import Op, size, table
+from export.nn.primitives import Op, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import (
-    EOS,
-    MASK_TOKEN,
-    MIN_VOCAB_SIZE,
-    PAD,
-    SPECIAL_TOKENS,
-    SPLIT_PATTERN,
-    Tokenizer,
-)
+from mlx_transformer.core.tokenizer import MASK_TOKEN, MIN_VOCAB_SIZE, Tokenizer
+from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 
 from .metadata import TEXT_DOMAIN
 
-END = 1 << 60  # of a Slice
-SPECIAL = len(SPECIAL_TOKENS)
-SEPARATOR = 256
-"""Not a byte: stands between two texts."""
-REPLACEMENT, NOTHING = 257, 258
-"""Codes of U+FFFD and of a byte that falls away."""
+DOMAINS = {"LabelEncoder": ("ai.onnx.ml", 2), "Tokenizer": ("com.microsoft", 1)}
+"""Domains and versions of operators outside of ONNX's main domain; all others are of onnxruntime-extensions."""
+END = 1 << 60
+"""The end of a Slice that goes up to the last element."""
+SEPARATOR, REPLACEMENT, NOTHING = range(256, 259)
+"""Codes beside the 256 bytes: what stands between two texts, U+FFFD, and a byte that an earlier U+FFFD stands for."""
+CODE_TEXTS = [*(bytes([byte]) for byte in range(256)), b"", "\ufffd".encode(), b""]
+"""The UTF-8 of each code."""
 
-
-def _ranges(text: str) -> str:
-    """ "870-887 8b5" -> the same in a class of RE2."""
-    parts = (part.partition("-") for part in text.split())
-    return "".join(rf"\x{{{first}}}" + (rf"-\x{{{last}}}" if last else "") for first, _, last in parts)
-
-
-# Classes of regular expressions, without their brackets, for RE2, which knows Unicode 13; `tokenizers` knows 16. A test
-# compares both on every code point.
-LETTERS_AND_MARKS = r"\p{L}\p{M}" + _ranges(
-    """
-    870-887 889-88e 897-89f 8b5 8c8-8d2 c3c c5d cdd cf3 ece 170d 1715 171f 180f 1ac1-1ace 1b4c 1c89-1c8a 1dfa
-    2c2f 2c5f 9ffd-9fff a7c0-a7c1 a7cb-a7cd a7d0-a7d1 a7d3 a7d5-a7dc a7f2-a7f4 10570-1057a 1057c-1058a
-    1058c-10592 10594-10595 10597-105a1 105a3-105b1 105b3-105b9 105bb-105bc 105c0-105f3 10780-10785 10787-107b0
-    107b2-107ba 10d4a-10d65 10d69-10d6d 10d6f-10d85 10ec2-10ec4 10efc-10eff 10f70-10f85 11070-11075 110c2
-    1123f-11241 11380-11389 1138b 1138e 11390-113b5 113b7-113c0 113c2 113c5 113c7-113ca 113cc-113d3 113e1-113e2
-    11740-11746 11ab0-11abf 11bc0-11be0 11f00-11f10 11f12-11f3a 11f3e-11f42 11f5a 12f90-12ff0 1342f 13440-13455
-    13460-143fa 16100-1612f 16a70-16abe 16d40-16d6c 18cff 1aff0-1aff3 1aff5-1affb 1affd-1affe 1b11f-1b122 1b132
-    1b155 1cf00-1cf2d 1cf30-1cf46 1df00-1df1e 1df25-1df2a 1e030-1e06d 1e08f 1e290-1e2ae 1e4d0-1e4ef 1e5d0-1e5f0
-    1e7e0-1e7e6 1e7e8-1e7eb 1e7ed-1e7ee 1e7f0-1e7fe 2a6de-2a6df 2b735-2b739 2ebf0-2ee5d 31350-323af
-    """
-)
-NUMBERS = r"\p{N}" + _ranges(
-    """
-    10d40-10d49 116d0-116e3 11bf0-11bf9 11f50-11f59 16130-16139 16ac0-16ac9 16d70-16d79 1ccf0-1ccf9 1d2c0-1d2d3
-    1e4f0-1e4f9 1e5f1-1e5fa
-    """
-)
-
-# SPLIT_PATTERN in two steps: RE2 makes an automaton of 80,000 states from the repeated classes of a bare {1,32}.
-WORDS = rf"([{NUMBERS}]|\p{{Z}}?[{LETTERS_AND_MARKS}]+|\p{{Z}}?[^{LETTERS_AND_MARKS}{NUMBERS}\p{{Z}}]+|\p{{Z}}{{1,32}})"
 PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
-EXPECTED = r"\p{N}|\p{Z}?[\p{L}\p{M}]{1,32}|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}|\p{Z}{1,32}"
-# The characters that str.strip() takes away; a line of nothing else has an empty translation.
+"""What `words_pattern` finds, cut to the lengths of SPLIT_PATTERN."""
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+"""Only characters that str.strip() removes: such a line has an empty translation."""
 FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
-"""The parts of a tokenizer.json that the operator needs."""
+"""The tokenizer_config.json that HfJsonTokenizer needs beside a tokenizer.json."""
 
 
-@dataclass(frozen=True)
-class Lines:
-    """A batch of texts as the encoder takes them."""
+class TextOps(ABC):
+    """A tokenizer as operators. A subclass says how text is cut into tokens, and how tokens are spelled."""
 
-    ids: ir.Value
-    """(B, S), eos after each, pad after that."""
-    mask: ir.Value
-    """(B, S) int64, 1 on tokens."""
-    blank: ir.Value
-    """(B,) boolean: nothing to translate."""
+    size: int
+    """Ids of the model. This number itself is one more id here, which ends every text and has no spelling."""
+    positions: int
+    pad: int
+    before: list[int] | None = None
+    """Ids before each line's own."""
+    after: list[int] | None = None
 
-    @classmethod
-    def of(
-        cls, op: Op, tokens: ir.Value, start: ir.Value, count: ir.Value, pad: int, positions: int, blank: ir.Value
-    ) -> Lines:
-        """Cut a list (N,) into lines: line i has the `count[i]` tokens from `start[i]` on (B,)."""
-        longest = op.ReduceMax(count, keepdims=0)
-        ids, column = rows_of(op, tokens, start, count, pad, padded_width(op, longest, positions))
-        mask = op.Cast(op.Less(column, op.Unsqueeze(count, [1])), to=ir.DataType.INT64)
-        return cls(ids, mask, blank)
+    @abstractmethod
+    def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Text (B,) to the tokens of all lines (N,), where each line starts (B,), and how many it has (B,)."""
 
-    def between(self, op: Op, prefix: ir.Value, suffix: ir.Value) -> Lines:
-        """Return the same lines, each behind ids (P,) and before others (Q,)."""
-        shape = op.Concat(op.Shape(self.blank), op.Shape(prefix), axis=0)  # (2,): B, P
-        ids = op.Concat(op.Expand(prefix, shape), self.ids, axis=1)
-        mask = op.Concat(op.Expand(1, shape), self.mask, axis=1)
-        more = op.Concat(op.Shape(self.blank), op.Shape(suffix), axis=0)  # (2,): B, Q
-        count = op.ReduceSum(mask, [1])  # (B, 1)
-        ids, mask = (op.Concat(x, op.Expand(0, more), axis=1) for x in (ids, mask))
-        column = op.Range(0, size(op, suffix, 0), 1)  # (Q,)
-        places = op.Add(count, column)  # (B, Q)
-        ids = op.ScatterElements(ids, places, op.Expand(suffix, more), axis=1)
-        return Lines(ids, op.ScatterElements(mask, places, op.Expand(1, more), axis=1), self.blank)
+    @abstractmethod
+    def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
+        """Tokens (R, T) to strings (R, any number), which make one text when joined."""
+
+    def encode(
+        self, op: Op, text: ir.Value, prefix: ir.Value | None = None, suffix: ir.Value | None = None
+    ) -> tuple[ir.Value, ir.Value]:
+        """Text (B,) to ids and mask (B, S), each line between prefix (P,) and suffix (Q,), such as a language's id."""
+        before, after = [prefix, self.before], [self.after, suffix]
+        return lines_of(op, *self.cut(op, text), before, after, self.pad, self.positions)
+
+    def decode(self, op: Op, sequences: ir.Value, blank: ir.Value) -> ir.Value:
+        """Ids (B, n, T) to texts (B, n), empty where the source is blank (B,)."""
+        shape = op.Shape(sequences, start=0, end=2)  # (2,): B, n
+        ends = op.Expand(self.size, op.Concat(shape, [1], axis=0))
+        tokens = op.Concat(op.Where(op.Unsqueeze(blank, [1, 2]), self.size, sequences), ends, axis=2)
+        tokens = op.Reshape(tokens, op.Concat([-1], op.Shape(tokens, start=2), axis=0))  # (B*n, T+1)
+        nothing = strings(op, "text.nothing", [""])
+        return op.Reshape(custom(op, "StringJoin", self.spell(op, tokens), nothing, [1], kinds="S"), shape)
 
 
-class TextOps:
-    """Tokenizer and detokenizer from the text of a tokenizer.json."""
+class BytePairOps(TextOps):
+    """Byte-level BPE as `train` makes it."""
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
-        """`UserError` for a tokenizer that isn't of this project's making or doesn't fit the model."""
-        plain = Tokenizer(tokenizer)
-        Translator(config, plain, list)
+        """tokenizer: text of a tokenizer.json. `UserError` if `train` didn't make it or it doesn't fit the model."""
+        known = Tokenizer(tokenizer)
+        Translator(config, known, list)
         specification = json.loads(tokenizer)
-        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=plain.mask_id is not None).to_json())
-        if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
+        self.size, self.positions = config.vocab_size, config.max_positions
+        self.pad, self.after = known.pad_id, [known.eos_id]
+        # A text that spells a special token is text: "</s>" is four characters.
+        changed = {"pre_tokenizer": self._words(specification, known), "post_processor": None, "added_tokens": []}
+        self.merges = json.dumps({**specification, **changed})
+        letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
+        spelled = {id: t for t, id in specification["model"]["vocab"].items() if id not in known.special_ids}
+        self.spelling = np.full((self.size + 1, max(map(len, spelled.values()))), -1, np.int16)
+        for id, token in spelled.items():
+            self.spelling[id, : len(token)] = [letters[letter] for letter in token]
+        self.spelling[self.size, 0] = SEPARATOR
+
+    def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
+        """The operator's pre-tokenizer. It gets pieces, and without an expression it would cut them as GPT-2 does."""
+        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=known.mask_id is not None).to_json())
+        if _behaviour(specification) != _behaviour(trained):
             raise UserError(
                 "tokenizer.json: text in a graph needs a tokenizer that `train` or `import` made; export without text:"
                 " that file holds the tokenizer too, and translate and SearchModel take text"
             )
-        self.size, self.positions = config.vocab_size, config.max_positions
-        self.vocabulary: dict[str, int] = specification["model"]["vocab"]
-        self.special, self.pad = range(SPECIAL), PAD
-        self.spelling = self._spelling()
-        # The pieces come in split, so each is one whole here; without an expression the operator takes GPT-2's. No
-        # token is looked for before the merges: the text "</s>" is four characters.
-        unsplit = {"type": "Split", "pattern": {"Regex": "[\\s\\S]+"}, "behavior": "Isolated", "invert": False}
-        split = {"type": "Sequence", "pretokenizers": [unsplit, specification["pre_tokenizer"]["pretokenizers"][1]]}
-        changed = {"pre_tokenizer": split, "post_processor": None, "added_tokens": []}
-        self.merges = json.dumps({**specification, **changed})
+        whole = {"type": "Split", "pattern": {"Regex": "[\\s\\S]+"}, "behavior": "Isolated", "invert": False}
+        return {"type": "Sequence", "pretokenizers": [whole, specification["pre_tokenizer"]["pretokenizers"][1]]}
 
-    def encode(self, op: Op, text: ir.Value) -> Lines:
-        """
-        text (B,) --> words --> pieces (W,) --> BPE (W, longest) --> tokens (N,) --> ids (B, S)
-                        \\--> rows (B+1,): first piece of each line ------------------^
-        """
-        blank = op.RegexFullMatch(text, pattern=BLANK)
-        words, _, _, lines = _split(op, text, "words", WORDS)
-        # One more word, taken out again below: the operators don't take an empty list.
-        pieces, _, _, rows = _split(op, op.Concat(words, strings(op, "text.none", ["."]), axis=0), "pieces", PIECES)
-        first = op.Gather(rows, lines)  # (B+1,)
-        padded = op.HfJsonTokenizer(pieces, tokenizer_config=FAST, tokenizer_vocab=self.merges, _domain=TEXT_DOMAIN)
-        padded.type, padded.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["pieces", "piece_length"])
-        is_token = op.Cast(padded, to=ir.DataType.BOOL)  # PAD is 0
-        tokens = op.GatherND(padded, op.Transpose(op.NonZero(op.Slice(is_token, [0], [-1], [0])), perm=[1, 0]))  # (N,)
-        before = op.CumSum(op.ReduceSum(op.Cast(is_token, to=ir.DataType.INT64), [1], keepdims=0), 0, exclusive=1)
-        starts = op.Gather(before, first)  # (B+1,): tokens before each line
-        start, end = op.Slice(starts, [0], [-1], [0]), op.Slice(starts, [1], [END], [0])  # (B,)
-        count = op.Sub(end, start)
-        # The list ends with eos as well, so that a line's column after its last token can read something.
-        longest = op.Add(op.ReduceMax(count, keepdims=0), 1)
-        width = padded_width(op, longest, self.positions)
-        ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD, width)
-        count = op.Unsqueeze(count, [1])
-        ids = op.Where(op.Equal(column, count), EOS, ids)
-        return Lines(ids, op.Cast(op.LessOrEqual(column, count), to=ir.DataType.INT64), blank)
+    def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        words, first_words = split(op, text, "words", words_pattern())
+        # One more word, which no line has: the operators don't take an empty list.
+        pieces, first_pieces = split(op, op.Concat(words, strings(op, "text.one", ["."]), axis=0), "pieces", PIECES)
+        tokens, counts = self._merged(op, pieces)
+        starts = op.Gather(op.CumSum(counts, 0, exclusive=1), op.Gather(first_pieces, first_words))  # (B+1,)
+        start = op.Slice(starts, [0], [-1], [0])
+        return tokens, start, op.Sub(op.Slice(starts, [1], [END], [0]), start)
 
-    def decode(self, op: Op, sequences: ir.Value, blank: ir.Value) -> ir.Value:
-        """
-        ids (B, n, T) --> their bytes, one stream (N,), rows apart --> UTF-8 made valid --> rows, each joined (B, n)
-        """
-        shape = op.Shape(sequences, start=0, end=2)  # (2,): B, n
-        without_blank = op.Where(op.Unsqueeze(blank, [1, 2]), self.pad, sequences)
-        separator = op.Expand(self.size, op.Concat(shape, [1], axis=0))
-        tokens = op.Concat(without_blank, separator, axis=2)
-        tokens = op.Reshape(tokens, op.Concat([-1], op.Shape(tokens, start=2), axis=0))  # (B*n, T+1)
-        spelled = op.Gather(table(op, "text.bytes", lambda: self.spelling), tokens)  # (B*n, T+1, longest)
+    def _merged(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Text (W,) to the tokens of all (N,), and how many each has (W,)."""
+        attributes = dict(tokenizer_config=FAST, tokenizer_vocab=self.merges)
+        padded, mask = custom(op, "HfJsonTokenizer", text, **attributes, kinds="II", shape=(None, None))
+        return op.GatherND(padded, op.Transpose(op.NonZero(mask), perm=[1, 0])), op.ReduceSum(mask, [1], keepdims=0)
+
+    def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
+        """The bytes of all rows become one stream, valid UTF-8, and then rows again."""
+        spelled = op.Gather(table(op, "text.bytes", lambda: self.spelling), tokens)  # (R, T, longest token)
         is_byte = op.GreaterOrEqual(spelled, 0)
-        count = op.ReduceSum(op.Cast(is_byte, to=ir.DataType.INT64), [1, 2], keepdims=0)  # (B*n,)
-        stream = op.GatherND(spelled, op.Transpose(op.NonZero(is_byte), perm=[1, 0]))
-        codes = well_formed(op, op.Cast(stream, to=ir.DataType.INT64))
-        codes, _ = rows_of(op, codes, op.Sub(op.CumSum(count, 0), count), count, NOTHING)
-        characters = op.Gather(strings(op, "text.characters", code_texts()), codes)
-        joined = op.StringJoin(characters, strings(op, "text.nothing", [""]), [1], _domain=TEXT_DOMAIN)
-        return op.Reshape(joined, shape)
-
-    def _spelling(self) -> np.ndarray:
-        """Return (size + 1, longest) int16: the bytes of each token, -1 after them, and a row for the separator."""
-        bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
-        tokens = [(id, token) for token, id in self.vocabulary.items() if id not in self.special]
-        spelling = np.full((self.size + 1, max(len(token) for _, token in tokens)), -1, np.int16)
-        for id, token in tokens:
-            spelling[id, : len(token)] = [bytes_of[letter] for letter in token]
-        spelling[-1, 0] = SEPARATOR
-        return spelling
+        count = op.ReduceSum(integer(op, is_byte), [1, 2], keepdims=0)  # (R,)
+        stream = integer(op, op.GatherND(spelled, op.Transpose(op.NonZero(is_byte), perm=[1, 0])))
+        column = op.Range(0, op.ReduceMax(count, keepdims=0), 1)
+        place = op.Add(op.Unsqueeze(op.CumSum(count, 0, exclusive=1), [1]), column)
+        codes = op.Concat(well_formed(op, stream), [NOTHING], axis=0)
+        codes = op.Gather(codes, op.Where(op.Less(column, op.Unsqueeze(count, [1])), place, -1))
+        return op.Gather(strings(op, "text.characters", CODE_TEXTS), codes)
 
 
-def padded_width(op: Op, longest: ir.Value, positions: int) -> ir.Value:
-    """Return the width that `Sources.padded` has."""
+class ByteLevelOps(BytePairOps):
+    """Byte-level BPE as BART has it: `<s> text </s>`.
+
+    The ids are those of `families/byte_level.py`, except where a letter younger than Unicode 13 or U+0085 stands
+    beside another letter: the operator takes it for a sign.
+    """
+
+    def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
+        self.before = [specification["model"]["vocab"]["<s>"]]
+        self.begins_with_space = specification["pre_tokenizer"]["add_prefix_space"]
+        return specification["pre_tokenizer"]
+
+    def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        if self.begins_with_space:  # the operator adds none
+            text = replaced(op, text, "space", "(?s)^([^ ])", r" \1")
+        tokens, count = self._merged(op, text)
+        return tokens, op.CumSum(count, 0, exclusive=1), count
+
+
+def is_byte_level(tokenizer: str) -> bool:
+    """Whether this tokenizer.json makes bytes of GPT-2's words."""
+    if side_texts(tokenizer) is not None:
+        return False
+    splitter = json.loads(tokenizer).get("pre_tokenizer") or {}
+    return splitter.get("type") == "ByteLevel" and splitter.get("use_regex") is True
+
+
+def is_blank(op: Op, text: ir.Value) -> ir.Value:
+    """Whether there is nothing to translate (B,)."""
+    return op.RegexFullMatch(text, pattern=BLANK)
+
+
+def lines_of(
+    op: Op,
+    tokens: ir.Value,
+    start: ir.Value,
+    count: ir.Value,
+    before: Sequence[ir.Value | list[int] | None],
+    after: Sequence[ir.Value | list[int] | None],
+    pad: int,
+    positions: int,
+) -> tuple[ir.Value, ir.Value]:
+    """Ids and mask (B, S): line i is the ids `before` (P,), the `count[i]` tokens from `start[i]` on, and `after` (Q,).
+
+    The width is that of `Sources.padded`.
+    """
+    none = table(op, "text.no_ids", lambda: np.zeros(0, np.int64))
+    front, back = (op.Concat(none, *(x for x in ids if x is not None), axis=0) for ids in (before, after))
+    start, count, around = op.Unsqueeze(start, [1]), op.Unsqueeze(count, [1]), op.Add(op.Size(front), op.Size(back))
+    total = op.Add(count, around)  # (B, 1)
+    longest = op.ReduceMax(total, keepdims=0)
     rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
-    return op.Max(longest, op.Min(rounded, positions))
+    column = op.Range(0, op.Max(longest, op.Min(rounded, positions)), 1)  # (S,)
+    mask = op.Less(column, total)
+    values = op.Concat(front, back, tokens, [pad], axis=0)
+    place = op.Sub(column, op.Size(front))  # in the line's own tokens
+    index = op.Where(op.Less(place, count), op.Add(op.Add(place, start), around), op.Sub(column, count))
+    index = op.Where(op.Less(place, 0), column, op.Where(mask, index, -1))
+    return op.Gather(values, index), integer(op, mask)
 
 
 def well_formed(op: Op, stream: ir.Value) -> ir.Value:
-    """Return (N,) int64 in 0..SEPARATOR -> codes (N,): the same where well-formed, REPLACEMENT or NOTHING elsewhere.
+    """Bytes and separators (N,) to codes (N,) of valid UTF-8: each ill-formed part becomes one U+FFFD.
 
-    Bytes that needn't be UTF-8 are made valid: each ill-formed part becomes one U+FFFD, as Rust and the Unicode
-    Standard (chapter 3.9, "U+FFFD Substitution of Maximal Subparts") have it.
+    Parts are those of Rust and of the Unicode Standard (chapter 3.9, "U+FFFD Substitution of Maximal Subparts").
     """
     names = ("utf8.needs", "utf8.low", "utf8.high")
     tables = (table(op, name, lambda row=row: lead_bytes()[row]) for row, name in enumerate(names))
     needs, low, high = (op.Gather(values, stream) for values in tables)
-    following = op.Concat(stream, [SEPARATOR, SEPARATOR, SEPARATOR], axis=0)
-    first, second, third = (op.Slice(following, [i], [i - 3 if i < 3 else 1 << 60], [0]) for i in (1, 2, 3))
-    # How many bytes continue what this one begins: 0 up to what it needs.
-    one = op.And(op.And(op.GreaterOrEqual(first, low), op.LessOrEqual(first, high)), op.GreaterOrEqual(needs, 1))
-    two = op.And(op.And(one, _continues(op, second)), op.GreaterOrEqual(needs, 2))
-    three = op.And(op.And(two, _continues(op, third)), op.GreaterOrEqual(needs, 3))
-    run = op.Add(op.Add(integer(op, one), integer(op, two)), integer(op, three))
-    complete = op.Equal(run, needs)
-    # The effect of an earlier lead on this byte: 1 kept, 2 falls away; no byte belongs to two of them.
-    fate = op.Where(complete, 1, 2)
-    covered = None
-    for distance, reached in enumerate((one, two, three), start=1):
-        reach = op.Where(reached, fate, 0)
-        shifted = op.Slice(op.Concat([0] * distance, reach, axis=0), [0], [-distance], [0])
-        covered = shifted if covered is None else op.Add(covered, shifted)
+    continued: list[ir.Value] = []  # by that many bytes at least
+    for k in (1, 2, 3):
+        byte = op.Slice(op.Concat(stream, [SEPARATOR] * k, axis=0), [k], [END], [0])  # the k-th behind each
+        fits = op.And(op.And(op.GreaterOrEqual(byte, low), op.LessOrEqual(byte, high)), op.GreaterOrEqual(needs, k))
+        continued.append(op.And(continued[-1], fits) if continued else fits)
+        low, high = 0x80, 0xBF
+    one, two, three = (integer(op, x) for x in continued)
+    complete = op.Equal(op.Add(op.Add(one, two), three), needs)
     code = op.Where(complete, stream, REPLACEMENT)
-    return op.Where(op.Equal(covered, 1), stream, op.Where(op.Equal(covered, 2), NOTHING, code))
+    for k, reached in enumerate(continued, start=1):
+        # What an earlier byte makes of this one, the k-th behind it; no byte belongs to two of them.
+        kept = op.Where(reached, op.Where(complete, 1, 2), 0)
+        kept = op.Slice(op.Concat([0] * k, kept, axis=0), [0], [-k], [0])
+        code = op.Where(op.Equal(kept, 0), code, op.Where(op.Equal(kept, 1), stream, NOTHING))
+    return code
 
 
 def lead_bytes() -> np.ndarray:
-    """Return (3, 257): bytes that must follow each byte (-1: it can't begin a character), and the range of the next
-    one."""
+    """(3, 257): how many bytes must follow each byte (-1: it can't begin a character), and the next one's range."""
     table = np.zeros((3, SEPARATOR + 1), np.int64)
     needs, low, high = table
     needs[0x80:0xC2] = needs[0xF5:0x100] = -1
@@ -242,30 +245,15 @@ def lead_bytes() -> np.ndarray:
     return table
 
 
-def code_texts() -> list[bytes]:
-    """Return the bytes that each code stands for."""
-    return [bytes([byte]) for byte in range(256)] + [b"", "\ufffd".encode(), b""]
-
-
-def _continues(op: Op, byte: ir.Value) -> ir.Value:
-    return op.And(op.GreaterOrEqual(byte, 0x80), op.LessOrEqual(byte, 0xBF))
-
-
-def integer(op: Op, x: ir.Value) -> ir.Value:
-    return op.Cast(x, to=ir.DataType.INT64)
-
-
-def byte_letters() -> str:
-    """Return the letter by which a tokenizer.json of the ByteLevel kind spells each byte (Radford et al. 2019): itself
-    where it is visible, else one from U+0100 on."""
+def _byte_letters() -> str:
+    """The letter by which ByteLevel spells each byte (Radford et al. 2019): itself if visible, else one from U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in visible else next(others)) for byte in range(256))
 
 
 def _behaviour(specification: dict[str, Any]) -> list[Any]:
-    """Return all settings that decide what a tokenizer does, without its vocabulary, <mask>'s place in it, and
-    merges."""
+    """The settings that decide how text is cut: all but the vocabulary, <mask>'s place in it, and the merges."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     added = specification.get("added_tokens") or []
@@ -273,40 +261,68 @@ def _behaviour(specification: dict[str, Any]) -> list[Any]:
     return [model, added, *(specification.get(name) for name in names)]
 
 
-def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:
-    """Return pieces (W,), their ends, and the first piece of each text (B+1,)."""
+def words_pattern() -> str:
+    """SPLIT_PATTERN without its limits on lengths, which `PIECES` has: together RE2 would need 80,000 states."""
+    letters, numbers = characters_of(r"\p{L}\p{M}"), characters_of(r"\p{N}")
+    return rf"([{numbers}]|\p{{Z}}?[{letters}]+|\p{{Z}}?[^{letters}{numbers}\p{{Z}}]+|\p{{Z}}{{1,32}})"
+
+
+@cache
+def characters_of(members: str) -> str:
+    """All characters of a class of `tokenizers`' expressions, as members of a class of RE2, whose Unicode is older."""
+    others = normalizers.Replace(tokenizers.Regex(f"[^{members}]+"), "")
+    return ranges(others.normalize_str("".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))))
+
+
+def ranges(characters: Iterable[str]) -> str:
+    r"""Characters as members of a class of RE2: "abcx" is \x{61}-\x{63}\x{78}-\x{78}."""
+    codes = np.array(sorted(map(ord, characters)))
+    ends = np.flatnonzero(np.diff(codes) > 1)
+    first, last = codes[[0, *(ends + 1)]], codes[[*ends, len(codes) - 1]]
+    return "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in zip(first, last, strict=True))
+
+
+def split(op: Op, text: ir.Value, name: str, pattern: str) -> tuple[ir.Value, ir.Value]:
+    """Cut text (B,) into what an expression finds and what is between: pieces (W,), and the first of each (B+1,)."""
     patterns = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
-    outputs = op.StringRegexSplitWithOffsets(text, *patterns, _domain=TEXT_DOMAIN, _outputs=4)
-    types = (ir.DataType.STRING, *[ir.DataType.INT64] * 3)
-    for value, dtype in zip(outputs, types, strict=True):
-        value.type, value.shape = ir.TensorType(dtype), ir.Shape([None])
-    return outputs
-
-
-def rows_of(
-    op: Op, values: ir.Value, start: ir.Value, count: ir.Value, fill: int, width: ir.Value | None = None
-) -> tuple[ir.Value, ir.Value]:
-    """Cut rows out of a list (N,): row i is its `count[i]` values from `start[i]` on, then `fill`, up to `width`,
-    default the longest. Also the columns' numbers."""
-    column = op.Range(0, op.ReduceMax(count, keepdims=0) if width is None else width, 1)
-    index = op.Min(op.Add(op.Unsqueeze(start, [1]), column), op.Sub(op.Size(values), 1))
-    return op.Where(op.Less(column, op.Unsqueeze(count, [1])), op.Gather(values, index), fill), column
-
-
-def strings(op: Op, name: str, values: list[str] | list[bytes]) -> ir.Value:
-    """Return a constant vector of strings or bytes, by its name."""
-    root = op.builder.root
-    constant = root.graph.initializers.get(name)
-    if constant is None:
-        data = [value.encode() if isinstance(value, str) else value for value in values]
-        proto = onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(data)], string_data=data, name=name)
-        constant = root.initializer(ir.from_proto(proto), name, qualify=False)
-    return constant
+    pieces, _, _, first = custom(op, "StringRegexSplitWithOffsets", text, *patterns, kinds="SIII")
+    return pieces, first
 
 
 def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Value:
-    """Return text (B,) with what an expression of RE2 finds replaced."""
+    """Text (B,) with what an expression finds replaced."""
     inputs = strings(op, f"text.{name}", [pattern]), strings(op, f"text.{name}.by", [by])
-    result = op.StringRegexReplace(text, *inputs, _domain=TEXT_DOMAIN)
-    result.type, result.shape = ir.TensorType(ir.DataType.STRING), text.shape
-    return result
+    return custom(op, "StringRegexReplace", text, *inputs, kinds="S")
+
+
+def strings(op: Op, name: str, values: Sequence[str | bytes]) -> ir.Value:
+    """A constant vector of strings by its name, made at its first use in a graph."""
+    data = [value.encode() if isinstance(value, str) else value for value in values]
+    return table(op, name, lambda: ir.StringTensor(data, shape=ir.Shape([len(data)]), name=name))
+
+
+def custom(
+    op: Op, operator: str, *inputs: Any, kinds: str = "I", shape: Sequence[int | None] = (None,), **attributes: Any
+) -> Any:
+    """Add an operator that isn't of ONNX's main domain. kinds: S strings, I int64, i int32, one for each output."""
+    domain, version = DOMAINS.get(operator, (TEXT_DOMAIN, 1))
+    op.builder.root.graph.opset_imports[domain] = version
+    outputs = getattr(op, operator)(*inputs, **attributes, _domain=domain, _outputs=len(kinds))
+    outputs = [outputs] if isinstance(outputs, ir.Value) else outputs
+    types = {"S": ir.DataType.STRING, "I": ir.DataType.INT64, "i": ir.DataType.INT32}
+    for value, kind in zip(outputs, kinds, strict=True):
+        value.type, value.shape = ir.TensorType(types[kind]), ir.Shape(shape)
+    return outputs if len(kinds) > 1 else outputs[0]
+
+
+def value_of(
+    op: Op, keys: ir.Value, values: Mapping[str, int] | Mapping[int, int], otherwise: int, rank: int = 1
+) -> ir.Value:
+    """The value of each key, by a hash table."""
+    kind = "keys_strings" if isinstance(next(iter(values)), str) else "keys_int64s"
+    pairs: dict[str, Any] = {kind: list(values), "values_int64s": list(values.values())}
+    return custom(op, "LabelEncoder", keys, **pairs, default_int64=otherwise, shape=(None,) * rank)
+
+
+def integer(op: Op, x: ir.Value) -> ir.Value:
+    return op.Cast(x, to=ir.DataType.INT64)

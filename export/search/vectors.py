@@ -18,7 +18,7 @@ from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
-from .wordpiece import OPSETS, WordPieceOps
+from .wordpiece import WordPieceOps
 
 
 def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> ir.Model:
@@ -35,10 +35,9 @@ def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> 
         raise UserError(f"{EMBEDDING}: {what}: a file that takes text can't; export a folder")
     request = replace(request, embedding=replace(embedding.arithmetic, sparse=False, multi=None))
     g = GraphBuilder.declared(TEXT_VECTORS, request)
-    g.graph.opset_imports.update(OPSETS)
     most = min(embedding.max_length or request.config.max_positions, request.config.max_positions)
-    lines = WordPieceOps(tokenizer, most, embedding.prompt()).encode(g.op, g.inputs["text"])
-    others = {entry.name: g.op.Mul(lines.mask, entry.fill(request.config)) for entry in companions(request.config)}
-    memory = Transformer(request.config).encode(g.op, lines.ids, lines.mask, **others, tap=g.tap)
-    g.give(**vector_outputs(g.op, request, memory, lines.mask))
+    ids, mask = WordPieceOps(tokenizer, most, embedding.prompt()).encode(g.op, g.inputs["text"])
+    others = {entry.name: g.op.Mul(mask, entry.fill(request.config)) for entry in companions(request.config)}
+    memory = Transformer(request.config).encode(g.op, ids, mask, **others, tap=g.tap)
+    g.give(**vector_outputs(g.op, request, memory, mask))
     return g.model()

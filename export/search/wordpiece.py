@@ -1,10 +1,14 @@
-"""Text to ids inside a graph, for the WordPiece tokenizers of published encoders: BertNormalizer, BertPreTokenizer and
-WordPiece of a tokenizer.json, as ONNX's operators and one of ONNX Runtime's own, `Tokenizer`, which takes a text apart.
+"""Text to ids in a graph for the WordPiece of published encoders: BertNormalizer, BertPreTokenizer and WordPiece of a
+tokenizer.json, as ONNX's operators and ONNX Runtime's `Tokenizer`, which takes a text apart into characters.
 
-The tokenizer itself is asked what becomes of each character, all 1,112,064 of them, so that neither the version of
-Unicode nor a rule is a matter of opinion: it is lower-cased, taken apart, removed or set apart as the tokenizer does
-it. The longest piece from every place (a trie, as in Song et al. 2021, "Fast WordPiece Tokenization", section 3.1) is
-found for all places at once; from a word's beginning the pieces are then followed.
+`tokenizers` itself is asked what becomes of each of the 1,112,064 characters (lower-cased, decomposed, removed, set
+apart), so the graph agrees with it in every version of Unicode. The longest piece from every place is found for all
+places at once in a trie (Song et al. 2021, "Fast WordPiece Tokenization", section 3.1); the pieces that follow each
+other from a word's beginning are its tokens.
+
+onnxruntime-extensions isn't needed to run such a file, and its operators fail: BertTokenizer keeps the vowel sign of
+the Lao U+0E84 U+0EB5 when accents are removed, and takes two texts at most; WordpieceTokenizer gives `A` and then
+[UNK] for A, U+0302, u where no piece goes on with U+0302, and not [UNK] alone; HfJsonTokenizer knows no WordPiece.
 
 Shapes: B texts, C characters of the longest, M symbols of a character, N symbols of all texts, L tokens of the longest.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,58 +28,54 @@ import onnx_ir as ir
 import tokenizers
 
 from export.nn.primitives import Op, table
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .steps import Carried, State, looped
-from .text import Lines, integer, padded_width, rows_of, strings
+from .text import custom, integer, lines_of, ranges, strings, value_of
 
-MACHINE_LEARNING, ONNXRUNTIME = "ai.onnx.ml", "com.microsoft"
-"""Domains of LabelEncoder, which looks up, and of Tokenizer."""
-OPSETS = {MACHINE_LEARNING: 2, ONNXRUNTIME: 1}
 NOTHING, SPACE, LETTER, SIGN = range(4)
-"""Symbols: none, what separates words, and what is in no piece: part of a word, or a word by itself."""
+"""The first symbols: none, a space, and characters of no piece: one that belongs to a word, one that is a word."""
 DEAD, BEGIN, CONTINUE = range(3)
-"""Nodes of the trie: where nothing goes on, and the roots of a word's first piece and of its later ones."""
+"""The first nodes of the trie: nothing goes on here, and the roots of a word's first piece and of its later ones."""
 BY_RANGE = 1_000
-"""As many characters as become the same are written as ranges, not one by one."""
+"""If so many characters become the same symbols they are found by ranges, else one by one."""
 APART = "\u16a0"
-"""A letter that stays what it is, and that nothing else becomes."""
+"""A letter that stays as it is, and that nothing else becomes."""
 
 
 @dataclass(frozen=True)
 class Characters:
-    """The strings that a tokenizer makes of each character before it looks for pieces."""
+    """What a tokenizer makes of characters before it looks for pieces."""
 
     becomes: dict[str, str]
-    """By character, where it isn't itself."""
+    """Characters that don't stay as they are."""
     signs: frozenset[str]
-    """Those that are words by themselves."""
+    """Characters that are words by themselves."""
     spaces: frozenset[str]
 
 
 @cache
 def characters(normalizer: str, pre_tokenizer: str) -> Characters:
-    """Ask these parts of a tokenizer.json, JSON both. All characters stand between letters that change nothing."""
+    """Ask these two parts of a tokenizer.json, as JSON. Each character stands between letters that change nothing."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
-    described = {**json.loads(tokenizer.to_str()), "normalizer": json.loads(normalizer)}
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps({**described, "pre_tokenizer": json.loads(pre_tokenizer)}))
+    parts = {"normalizer": json.loads(normalizer), "pre_tokenizer": json.loads(pre_tokenizer)}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), **parts}))
+    normalized, words = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
     becomes: dict[str, str] = {}
     signs: set[str] = set()
     spaces: set[str] = set()
     for some in _every():
-        # Most are letters that stay, or have no character and go, thousands side by side: there one look is enough.
+        # Thousands of neighbours are all letters that stay, or all removed: one look is enough.
         together = "".join(some)
-        left = tokenizer.normalizer.normalize_str(together)
-        if not left:
-            becomes.update(dict.fromkeys(some, ""))
+        left = normalized(together)
+        if not left or (left == together and words(left) == [(left, (0, len(left)))]):
+            becomes |= {} if left else dict.fromkeys(some, "")
             continue
-        if left == together and tokenizer.pre_tokenizer.pre_tokenize_str(left) == [(left, (0, len(left)))]:
-            continue
-        texts = tokenizer.normalizer.normalize_str(APART.join(some)).split(APART)
-        if texts != some:
-            becomes.update((a, b) for a, b in zip(some, texts, strict=True) if a != b)
+        texts = normalized(APART.join(some)).split(APART)
+        becomes |= {a: b for a, b in zip(some, texts, strict=True) if a != b}
         made = sorted(set("".join(texts)))
-        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(APART.join(["", *made, ""]))
+        pieces = words(APART.join(["", *made, ""]))
         if len(pieces) > 1:
             signs.update(piece for piece, (begin, _) in pieces if len(piece) == 1 and begin % 2)
             spaces.update(set(made).difference(*(piece for piece, _ in pieces)))
@@ -83,7 +83,7 @@ def characters(normalizer: str, pre_tokenizer: str) -> Characters:
 
 
 def _every(size: int = 4096) -> Iterator[list[str]]:
-    """Yield all characters but `APART`, so many at a time."""
+    """All characters except `APART`, in lists of at most this size."""
     for begin in range(0, 0x110000, size):
         codes = (code for code in range(begin, begin + size) if not 0xD800 <= code < 0xE000 and code != ord(APART))
         if some := list(map(chr, codes)):
@@ -91,10 +91,11 @@ def _every(size: int = 4096) -> Iterator[list[str]]:
 
 
 class WordPieceOps:
-    """The tokenizer of a tokenizer.json, in a graph: the same ids for every text."""
+    """The tokenizer of a tokenizer.json in a graph, with the same ids for every text."""
 
     def __init__(self, tokenizer: str, most: int, prompt: str = ""):
-        """most: tokens of a text that are read. prompt: text before each. `UserError` for another kind of tokenizer."""
+        """most: how many tokens of a text are read. prompt: text before each. `UserError` for another kind of
+        tokenizer."""
         specification = json.loads(tokenizer)
         _check_kind(specification)
         model = specification["model"]
@@ -109,156 +110,131 @@ class WordPieceOps:
         self._read_characters()
 
     def _read_vocabulary(self) -> None:
-        """Number the symbols, and lay out the trie of the pieces that can be found."""
-        signs, spaces = self.characters.signs, self.characters.spaces
+        """Number the symbols, and build the trie of the pieces that a word can have."""
+        signs, spaces, becomes = self.characters.signs, self.characters.spaces, self.characters.becomes
         letters = sorted({letter for token in self.vocabulary for letter in token} - spaces)
-        self.symbols = {letter: i for i, letter in enumerate(letters, start=1 + SIGN)}
-        self.is_sign = np.array([False, False, False, True, *(letter in signs for letter in letters)])
-        children: dict[tuple[int, int], int] = {}
-        ids = [-1] * (1 + CONTINUE)
-        self.longest = 1
-        for token, id in self.vocabulary.items():
-            continues = token.startswith(self.prefix) and len(token) > len(self.prefix)
-            for root, text in ((BEGIN, token), *([(CONTINUE, token[len(self.prefix) :])] if continues else [])):
-                if spaces & set(text) or (len(text) > 1 and signs & set(text)):
-                    continue  # in no word
-                node = root
-                for letter in text:
-                    node = children.setdefault((node, self.symbols[letter]), len(ids))
-                    if node == len(ids):
-                        ids.append(-1)
-                ids[node] = id
-                self.longest = max(self.longest, len(text))
-        self.children, self.ids = children, ids
-        becomes = self.characters.becomes
         left = {unicodedata.combining(c) for c in letters if c not in becomes} - {0}
-        if "\xe9" in becomes and len(left) > 1:  # accents are taken off, and these aren't among them
+        if "\xe9" in becomes and len(left) > 1:  # accents are removed, but not these
             raise UserError(
                 "tokenizer.json: its pieces hold marks of several classes, whose order Unicode's decomposition changes;"
                 " text in a graph has no operator for that: export a folder"
             )
+        self.symbols = {letter: i for i, letter in enumerate(letters, start=1 + SIGN)}
+        self.is_sign = np.array([False, False, False, True, *(letter in signs for letter in letters)])
+        pieces = {(BEGIN, token): id for token, id in self.vocabulary.items()}
+        later = {t.removeprefix(self.prefix): id for t, id in self.vocabulary.items() if t.startswith(self.prefix)}
+        pieces |= {(CONTINUE, text): id for text, id in later.items()}
+        in_words = (p for p in pieces if p[1] and not spaces & set(p[1]) and (len(p[1]) == 1 or not signs & set(p[1])))
+        pieces = {piece: pieces[piece] for piece in in_words}
+        beginnings = dict.fromkeys((root, text[:end]) for root, text in pieces for end in range(1, len(text) + 1))
+        nodes = {beginning: node for node, beginning in enumerate(beginnings, start=1 + CONTINUE)}
+        self.longest = max((len(text) for _, text in pieces), default=1)
+        self.width = len(self.symbols) + 1 + SIGN
+        self.edges = {
+            nodes.get((root, text[:-1]), root) * self.width + self.symbols[text[-1]]: node
+            for (root, text), node in nodes.items()
+        }
+        """{node * width + symbol: the next node}"""
+        self.ids = np.full(1 + CONTINUE + len(nodes), -1, np.int64)
+        self.ids[[nodes[piece] for piece in pieces]] = list(pieces.values())
+        """The id of the piece that ends at a node, -1 if none does."""
 
     def _read_characters(self) -> None:
-        """Number the ways to become symbols, and say for each character which is its own."""
+        """Number the rows of symbols that characters become, and find each character's row."""
         known, signs, spaces = self.symbols, self.characters.signs, self.characters.spaces
 
         def symbol(letter: str) -> int:
             return SPACE if letter in spaces else known.get(letter, SIGN if letter in signs else LETTER)
 
-        itself = [*known, *signs, *spaces, APART]
-        becomes = {**{c: c for c in itself}, **self.characters.becomes}
+        becomes = {**{c: c for c in (*known, *signs, *spaces, APART)}, **self.characters.becomes}
         members: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for character, text in becomes.items():
             members[tuple(map(symbol, text))].append(character)
-        members.pop((LETTER,), None)  # as all others become
-        self.ways = [(LETTER,), *members]
-        self.of_each = {c: i for i, way in enumerate(self.ways) if len(members[way]) < BY_RANGE for c in members[way]}
-        self.by_range = {i: way for i, way in enumerate(self.ways) if len(members[way]) >= BY_RANGE}
-        self.ranges = {i: _ranges(members[way]) for i, way in self.by_range.items()}
+        members.pop((LETTER,), None)  # all other characters
+        self.rows = [(LETTER,), *members]
+        self.row_of = {c: i for i, row in enumerate(self.rows) if len(members[row]) < BY_RANGE for c in members[row]}
+        self.row_ranges = {
+            i: f"[{ranges(members[row])}]" for i, row in enumerate(self.rows) if len(members[row]) >= BY_RANGE
+        }
 
-    def encode(self, op: Op, text: ir.Value) -> Lines:
+    def encode(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
         """
-        text (B,) --> symbols (N,) --> longest piece from each --> those from a word's start on --> ids (B, L)
+        text (B,) --> symbols (N,) --> longest piece from each --> those from a word's start on --> ids, mask (B, L)
         """
-        symbols, rows = self._symbols(op, text)
+        symbols, line = self._symbols(op, text)
         space = op.Equal(symbols, SPACE)
         apart = op.Or(space, op.Gather(table(op, "text.signs", lambda: self.is_sign), symbols))
-        # A sign or a letter behind a space or a sign, or a sign: a word begins. Each text ends with a space.
+        # A word begins with a sign, and behind a space or a sign. Each text ends with a space.
         before = op.Concat([True], op.Slice(apart, [0], [-1], [0]), axis=0)
         begins = op.And(op.Not(space), op.Or(apart, before))
         pieces, lengths = self._longest_pieces(op, symbols, begins)
         reached = self._reached(op, begins, op.Or(begins, space), lengths)
-        word = op.Max(op.Sub(op.CumSum(integer(op, begins), 0), 1), 0)
-        # More than a word may have of either: characters, or one place from which no piece goes on.
+        # A word is unknown if it has too many characters, or a place from which no piece goes on.
         lost = op.And(reached, op.Equal(lengths, 0))
         counted = op.Add(integer(op, op.Not(space)), op.Mul(integer(op, lost), self.longest_word))
-        none = op.Mul(symbols, 0)
-        unknown = op.Greater(op.ScatterElements(none, word, counted, axis=0, reduction="add"), self.longest_word)
-        unknown = op.Gather(unknown, word)
+        word = op.Max(op.Sub(op.CumSum(integer(op, begins), 0), 1), 0)
+        total = op.ScatterElements(op.Mul(symbols, 0), word, counted, axis=0, reduction="add")
+        unknown = op.Gather(op.Greater(total, self.longest_word), word)
         written = op.And(reached, op.Or(begins, op.Not(unknown)))
         place = op.Squeeze(op.NonZero(written), [0])
-        ids = op.Gather(op.Where(unknown, self.unknown, pieces), place)
-        return self._lines(op, ids, op.Gather(rows, place), op.Shape(text))
+        ids = op.Gather(op.Where(unknown, self.unknown, pieces), place)  # of all texts
+        line = op.Gather(line, place)
+        count = op.Expand(0, op.Shape(text))
+        count = op.ScatterElements(count, line, op.Add(op.Mul(line, 0), 1), axis=0, reduction="add")  # (B,)
+        start, count = op.CumSum(count, 0, exclusive=1), op.Min(count, self.most - 2)
+        return lines_of(op, ids, start, count, [[self.first]], [[self.last]], self.pad, self.most)
 
     def _symbols(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return texts (B,) -> their symbols (N,) and to which of them each belongs (N,)."""
+        """Texts (B,) to their symbols (N,), and the number of each symbol's text (N,)."""
         text = op.StringConcat(strings(op, "text.prompt", [self.prompt]), text)
         text = op.StringConcat(text, strings(op, "text.end", [" "]))
-        parts = op.Tokenizer(text, mark=0, mincharnum=1, pad_value="", separators=[""], _domain=ONNXRUNTIME)
-        parts.type, parts.shape = ir.TensorType(ir.DataType.STRING), ir.Shape([None, None])
-        keys = {"": len(self.ways), **self.of_each}
-        way = op.LabelEncoder(
-            parts,
-            keys_strings=list(keys),
-            values_int64s=list(keys.values()),
-            default_int64=-1,
-            _domain=MACHINE_LEARNING,
-        )
-        way.type, way.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None, None])
-        place = op.Transpose(op.NonZero(op.Less(way, 0)), perm=[1, 0])
+        apart: dict[str, Any] = dict(mark=0, mincharnum=1, pad_value="", separators=[""])
+        parts = custom(op, "Tokenizer", text, **apart, kinds="S", shape=(None, None))  # (B, C)
+        found = value_of(op, parts, {"": len(self.rows), **self.row_of}, -1, rank=2)
+        place = op.Transpose(op.NonZero(op.Less(found, 0)), perm=[1, 0])
         others = op.GatherND(parts, place)
-        ids = op.Expand(0, op.Shape(others))
-        for i, pattern in self.ranges.items():
-            ids = op.Where(op.RegexFullMatch(others, pattern=pattern), i, ids)
-        way = op.ScatterND(way, place, ids)
-        most = max(map(len, self.ways))
-        rows = [[*way, *[NOTHING] * (most - len(way))] for way in (*self.ways, ())]
-        symbols = op.Gather(table(op, "text.ways", lambda: np.array(rows, np.int64)), way)  # (B, C, M)
-        width = op.Mul(op.Shape(parts, start=1), most)
+        by_range = op.Expand(0, op.Shape(others))
+        for i, pattern in self.row_ranges.items():
+            by_range = op.Where(op.RegexFullMatch(others, pattern=pattern), i, by_range)
+        found = op.ScatterND(found, place, by_range)
+        most = max(map(len, self.rows))
+        rows = [[*row, *[NOTHING] * (most - len(row))] for row in (*self.rows, ())]
+        symbols = op.Gather(table(op, "text.rows", lambda: np.array(rows, np.int64)), found)  # (B, C, M)
         symbols = op.Reshape(symbols, [-1])
         place = op.Squeeze(op.NonZero(symbols), [0])
-        return op.Gather(symbols, place), op.Div(place, width)
+        return op.Gather(symbols, place), op.Div(place, op.Mul(op.Shape(parts, start=1), most))
 
     def _longest_pieces(self, op: Op, symbols: ir.Value, begins: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the longest piece from each place, and how many symbols it has; 0 where there is none."""
-        width = len(self.symbols) + 1 + SIGN
-        # A letter behind a word's end is no child of any node.
+        """The longest piece from each place (N,), and its number of symbols, 0 if there is none."""
+        # No node goes on with a space, so no piece with the next word.
         ahead = op.Concat(op.Where(begins, SPACE, symbols), [SPACE] * self.longest, axis=0)
-        count = op.Shape(symbols)
-
-        def child(op: Op, node: ir.Value, symbol: ir.Value) -> ir.Value:
-            edges = [(node * width + letter, after) for (node, letter), after in self.children.items()]
-            node_after = op.LabelEncoder(
-                op.Add(op.Mul(node, width), symbol),
-                keys_int64s=[key for key, _ in edges],
-                values_int64s=[after for _, after in edges],
-                default_int64=DEAD,
-                _domain=MACHINE_LEARNING,
-            )
-            node_after.type, node_after.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None])
-            return node_after
-
-        ids = table(op, "text.pieces", lambda: np.array(self.ids, np.int64))
-        root = op.Where(begins, BEGIN, CONTINUE)
+        count, ids = op.Shape(symbols), table(op, "text.pieces", lambda: self.ids)
 
         def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
             at = op.Unsqueeze(values["iteration"], [0])
-            further = op.Slice(ahead, at, op.Add(at, count), [0])
-            symbol = op.Where(op.Equal(at, 0), symbols, further)
-            node = child(op, values["node"], symbol)
+            symbol = op.Where(op.Equal(at, 0), symbols, op.Slice(ahead, at, op.Add(at, count), [0]))
+            node = value_of(op, op.Add(op.Mul(values["node"], self.width), symbol), self.edges, DEAD)
             id = op.Gather(ids, node)
             ends = op.GreaterOrEqual(id, 0)
-            after = {
-                "node": node,
-                "piece": op.Where(ends, id, values["piece"]),
-                "length": op.Where(ends, op.Add(at, 1), values["length"]),
-            }
-            return op.Greater(op.ReduceMax(node, keepdims=0), DEAD), after, []
+            piece, length = op.Where(ends, id, values["piece"]), op.Where(ends, op.Add(at, 1), values["length"])
+            more = op.Greater(op.ReduceMax(node, keepdims=0), DEAD)
+            return more, {"node": node, "piece": piece, "length": length}, []
 
-        integer, none = ir.DataType.INT64, op.Mul(symbols, 0)
-        carried = {name: Carried(none, integer, ("symbols",)) for name in ("piece", "length")}
-        carried = {"node": Carried(root, integer, ("symbols",)), **carried}
+        none = op.Mul(symbols, 0)
+        starts = {"node": op.Where(begins, BEGIN, CONTINUE), "piece": none, "length": none}
+        carried = {name: Carried(start, ir.DataType.INT64, ("symbols",)) for name, start in starts.items()}
         result, _ = looped(op, "pieces", op.Constant(value_int=self.longest), carried, body)
         return result["piece"], result["length"]
 
     def _reached(self, op: Op, begins: ir.Value, barred: ir.Value, lengths: ir.Value) -> ir.Value:
-        """Return at which places (N,) a piece begins: those of words, and from each one that behind its piece, which by
-        doubling takes as many steps as the longest word's number of symbols has binary digits. barred: other words."""
+        """Whether a piece of a word begins at a place (N,): at the word's own, and behind each piece that does.
+
+        By doubling, in as many steps as the longest word's length has binary digits. barred: other words, and spaces.
+        """
         count = op.Size(lengths)
-        place = op.Range(0, count, 1)
-        after = op.Add(place, lengths)
+        after = op.Add(op.Range(0, count, 1), lengths)
         stops = op.Or(op.Equal(lengths, 0), op.Gather(op.Concat(barred, [True], axis=0), after))
-        # One more place, from which nothing goes on, and which is no one's.
+        # One more place is for those from which nothing goes on.
         jump = op.Concat(op.Where(stops, count, after), op.Reshape(count, [1]), axis=0)
         reached = op.Concat(integer(op, begins), [0], axis=0)
         for _ in range(int(self.longest_word).bit_length()):
@@ -266,23 +242,9 @@ class WordPieceOps:
             jump = op.Gather(jump, jump)
         return op.Cast(op.Slice(reached, [0], [-1], [0]), to=ir.DataType.BOOL)
 
-    def _lines(self, op: Op, ids: ir.Value, rows: ir.Value, size: ir.Value) -> Lines:
-        """Return ids (T,) and their texts -> rows (B, L) with the first token, the last one and padding. size: B
-        (1,)."""
-        count = op.ScatterElements(op.Expand(0, size), rows, op.Add(op.Mul(rows, 0), 1), axis=0, reduction="add")
-        start = op.CumSum(count, 0, exclusive=1)
-        count = op.Min(count, self.most - 2)
-        width = padded_width(op, op.Add(op.ReduceMax(count, keepdims=0), 2), self.most)
-        # A value before the first, so that there is one to read for the column of the first token.
-        values = op.Concat([self.first], ids, [self.last], axis=0)
-        ids, column = rows_of(op, values, start, op.Add(count, 1), self.pad, width)
-        end = op.Unsqueeze(op.Add(count, 1), [1])
-        ids = op.Where(op.Equal(column, 0), self.first, op.Where(op.Equal(column, end), self.last, ids))
-        return Lines(ids, integer(op, op.LessOrEqual(column, end)), op.Equal(count, 0))
-
 
 def _check_kind(specification: dict[str, Any]) -> None:
-    """Raise `UserError` for a tokenizer that isn't made of these parts."""
+    """Refuse a tokenizer that has other parts."""
     kinds = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
     types = {name: (specification.get(name) or {}).get("type") for name in kinds}
     added = [entry["content"] for entry in specification.get("added_tokens") or () if not entry.get("special")]
@@ -295,19 +257,8 @@ def _check_kind(specification: dict[str, Any]) -> None:
 
 
 def _template(tokenizer: str) -> tuple[int, int, int]:
-    """Return the ids of padding, and of what stands before and behind a text. `UserError` unless one token does
-    each."""
-    from mlx_transformer.core.tokenizer import Tokenizer
-
+    """The ids of padding, and of the token before and behind a text."""
     ours = Tokenizer(tokenizer)
     if len(around := ours.encode("")) != 2:
         raise UserError(f"tokenizer.json: a text without words is {len(around)} tokens; a graph takes one at each end")
     return ours.pad_id, around[0], around[1]
-
-
-def _ranges(members: Sequence[str]) -> str:
-    """Return a regular expression (RE2's) that one of these characters matches."""
-    codes = np.array(sorted(map(ord, members)))
-    ends = np.flatnonzero(np.diff(codes) > 1)
-    first, last = codes[[0, *(ends + 1)]], codes[[*ends, len(codes) - 1]]
-    return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in zip(first, last, strict=True)) + "]"

@@ -14,9 +14,8 @@ from published_text import lines
 
 from export.graph.builder import GraphBuilder
 from export.search import SearchModel, export_search
-from export.search.byte_level import ByteLevelOps, is_byte_level
-from export.search.metadata import TEXT_DOMAIN
 from export.search.pieces import PieceOps
+from export.search.text import ByteLevelOps, is_byte_level
 from mlx_transformer import Transformer
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
@@ -45,17 +44,16 @@ def test_ids_and_text_are_those_of_the_runtimes(model):
     tokenizer, config = Tokenizer.load(model), Transformer.load(model).config
     ops = (ByteLevelOps if is_byte_level(tokenizer.to_json()) else PieceOps)(tokenizer.to_json(), config)
     graph = GraphBuilder("text")
-    graph.graph.opset_imports[TEXT_DOMAIN] = 1
     text = graph.builder.input("text", ir.DataType.STRING, ["lines"])
     written = graph.input("ids", "written", "n", "t", dtype="int64")
     nothing = graph.builder.input("blank", ir.DataType.BOOL, ["written"])
-    found = ops.encode(graph.op, text)
+    ids, kept = ops.encode(graph.op, text)
     integer = ir.DataType.INT64
     session = run(
         graph,
         {
-            "source": (found.ids, integer, 2),
-            "mask": (found.mask, integer, 2),
+            "source": (ids, integer, 2),
+            "mask": (kept, integer, 2),
             "decoded": (ops.decode(graph.op, written, nothing), ir.DataType.STRING, 2),
         },
     )

@@ -16,8 +16,8 @@ from export.__main__ import main as build
 from export.graph.builder import GraphBuilder
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
-from export.search.metadata import TEXT_DOMAIN, TOKENIZER
-from export.search.text import PIECES, WORDS, TextOps, _split
+from export.search.metadata import TOKENIZER
+from export.search.text import PIECES, BytePairOps, is_blank, split, words_pattern
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -79,19 +79,18 @@ def encode(tokenizer):
 def encoder_of(tokenizer):
     """Texts -> ids, mask and which are blank, by the graph."""
     g = GraphBuilder("encode")
-    ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size}))
-    g.graph.opset_imports[TEXT_DOMAIN] = 1
-    lines = ops.encode(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]))
+    ops = BytePairOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size}))
+    text = g.builder.input("text", ir.DataType.STRING, ["lines"])
+    ids, mask = ops.encode(g.op, text)
     integer, boolean = ir.DataType.INT64, ir.DataType.BOOL
-    session = opened(g, ids=(lines.ids, integer, 2), mask=(lines.mask, integer, 2), blank=(lines.blank, boolean, 1))
+    session = opened(g, ids=(ids, integer, 2), mask=(mask, integer, 2), blank=(is_blank(g.op, text), boolean, 1))
     return lambda texts: session.run(None, {"text": np.array(texts, object)})
 
 
 @pytest.fixture(scope="module")
 def decode(tokenizer):
     g = GraphBuilder("decode")
-    ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size + 3}))
-    g.graph.opset_imports[TEXT_DOMAIN] = 1
+    ops = BytePairOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size + 3}))
     blank = g.builder.input("blank", ir.DataType.BOOL, ["lines"])
     text = ops.decode(g.op, g.input("ids", "lines", "n", "t", dtype="int64"), blank)
     session = opened(g, text=(text, ir.DataType.STRING, 2))
@@ -126,18 +125,17 @@ POINTS = [point for point in range(1, 0x110000) if not 0xD800 <= point < 0xE000]
 
 
 @pytest.fixture(scope="module")
-def split():
+def cut():
     """Texts -> their pieces, in one list."""
     g = GraphBuilder("split")
-    g.graph.opset_imports[TEXT_DOMAIN] = 1
-    words, *_ = _split(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]), "words", WORDS)
-    pieces, *_ = _split(g.op, words, "pieces", PIECES)
+    words, _ = split(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]), "words", words_pattern())
+    pieces, _ = split(g.op, words, "pieces", PIECES)
     session = opened(g, pieces=(pieces, ir.DataType.STRING, 1))
     return lambda texts: session.run(None, {"text": np.array(texts, object)})[0].tolist()
 
 
 @pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
-def test_categories_of_code_points(split, every):
+def test_categories_of_code_points(cut, every):
     """Each after a letter and after a sign, so that its category shows: the pieces are those of `tokenizers`."""
     points = POINTS[::every]
     reference = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated")
@@ -145,7 +143,7 @@ def test_categories_of_code_points(split, every):
     assert sum(map(len, texts)) == 4 * len(points)
     for i in range(0, len(texts), 500):
         expected = [piece for line in texts[i : i + 500] for piece, _ in reference.pre_tokenize_str(line)]
-        assert split(texts[i : i + 500]) == expected
+        assert cut(texts[i : i + 500]) == expected
 
 
 @pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
@@ -275,4 +273,4 @@ def test_a_tokenizer_of_another_make_is_refused(tokenizer):
     specification = json.loads(tokenizer.to_json())
     specification["normalizer"] = {"type": "Lowercase"}
     with pytest.raises(UserError, match="needs a tokenizer that `train` or `import` made"):
-        TextOps(json.dumps(specification), config)
+        BytePairOps(json.dumps(specification), config)

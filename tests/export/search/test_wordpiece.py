@@ -22,7 +22,7 @@ from export.graph.builder import GraphBuilder
 from export.interface import GRAPHS, TEXT_VECTORS, Request
 from export.runtime.sessions import Session
 from export.search import open_file
-from export.search.wordpiece import OPSETS, WordPieceOps
+from export.search.wordpiece import WordPieceOps
 from export.serve.opening import warmed
 from mlx_transformer import cli
 from mlx_transformer.core.text_embedding import TextEmbedding
@@ -51,9 +51,8 @@ NASTY = [
 def encoder_of(text: str, most: int = MOST, prompt: str = "") -> Callable[[list[str]], list[list[int]]]:
     """Texts -> rows of ids, by the graph."""
     g = GraphBuilder("encode")
-    g.graph.opset_imports.update(OPSETS)
-    lines = WordPieceOps(text, most, prompt).encode(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]))
-    for name, value in (("ids", lines.ids), ("mask", lines.mask)):
+    found = WordPieceOps(text, most, prompt).encode(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]))
+    for name, value in zip(("ids", "mask"), found, strict=True):
         value.shape, value.type = ir.Shape([None, None]), ir.TensorType(ir.DataType.INT64)
         g.builder.add_output(value, name)
     session = ort.InferenceSession(ir.to_proto(g.model()).SerializeToString(), providers=["CPUExecutionProvider"])
