@@ -20,8 +20,7 @@ from mlx_transformer.generation.settings import (
     SOURCE_LANGUAGE,
     TARGET_LANGUAGE,
     TASK_PREFIX,
-    around_source,
-    resolved,
+    chosen_options,
 )
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
@@ -81,8 +80,7 @@ def explain(
         languages = {
             name: getattr(s, name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if getattr(s, name) is not None
         }
-        around, chosen = around_source(models[0].settings, chosen | languages)
-        search = Options(**resolved(models[0].settings, chosen))
+        around, search = chosen_options(models[0].settings, chosen | languages)
         prefix = models[0].settings.get(TASK_PREFIX, "") if s.task_prefix is None else s.task_prefix
         sentence = read_sentence(models[0], texts, s.translation, search, around, prefix)
         traces = []

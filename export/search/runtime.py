@@ -1,12 +1,13 @@
-"""A search graph in ONNX Runtime: ids or text in, the n best out, with the same arguments as the other runtimes.
+"""A file with the search inside, in ONNX Runtime: ids or text in, the n best out, as from the other runtimes.
 
+`generation.search` checks, sorts and batches; here each batch is one run of the graph.
 Shapes: B sentences, S source, n = n_best, T longest output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,27 +20,19 @@ from export.search_inputs import TEXT_SETTINGS
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.generation.candidates import check_candidates
-from mlx_transformer.generation.options import (
-    EXTRA_TOKENS,
-    Hypothesis,
-    Options,
-    check_options,
-    check_prefix,
-    check_single,
-    expected_tokens,
-    length_limits,
+from mlx_transformer.generation.options import EXTRA_TOKENS, Hypothesis, Options, check_options, expected_tokens
+from mlx_transformer.generation.search import (
+    UNSHARED,
+    DoneShare,
+    SharedSearch,
+    batches,
+    check_fits,
+    in_order,
+    never,
+    search,
 )
-from mlx_transformer.generation.search import UNSHARED, DoneShare, SharedSearch, batches, check_fits, reported
-from mlx_transformer.generation.settings import (
-    TASK_PREFIX,
-    Settings,
-    around_source,
-    checked_settings,
-    resolved,
-    with_source_language,
-)
-from mlx_transformer.generation.steps import DEAD
+from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings, chosen_options
+from mlx_transformer.generation.steps import DEAD, Batch, Decoder, Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
@@ -62,7 +55,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"  # of a character that was cut
 MOST_TOKENS = 8
-"""More than a byte of text becomes: one, or where SentencePiece replaces a character by a phrase, several."""
+"""Most tokens of a byte of text: usually one, more where SentencePiece replaces a character by a phrase."""
 
 
 class SearchModel(TextVerbs):
@@ -73,7 +66,7 @@ class SearchModel(TextVerbs):
         model.search([[17, 5, 2]], beam=4, n_best=2)          # [[Hypothesis(ids, score), ...]]
         model.translate(["a line"])                           # exported with text, or of a model with a tokenizer
 
-    Raises `UserError` for a file that isn't one, and for the arguments as `generation.search.search` does.
+    Raises `UserError` for any other file, and for arguments as `generation.search.search` does.
     """
 
     has_steps = False
@@ -87,14 +80,17 @@ class SearchModel(TextVerbs):
         verify: bool = True,
         file: OneFile | None = None,
     ):
-        """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU. verify:
-        compare the file with its digest where a manifest beside it has one. file: the same, opened already."""
+        """Open the file.
+
+        threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU. verify:
+        compare the file with its digest, if a manifest beside it has one. file: the same, already open.
+        """
         file = file or OneFile.open(path, threads, providers, verify)
         self.path, self.where, self.session, self.metadata = file.path, str(path), file.session, file.metadata
         metadata = self.metadata
         if VECTOR in metadata:
             raise UserError(f"{path}: gives vectors of texts, no translations: it is for embed")
-        # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
+        # ONNX Runtime rounds the activations of weights in blocks unless the session forbids it.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = opened(self.path, threads, providers, "float32")
         settings = self.session.get_overridable_initializers()  # inputs with a default
@@ -110,71 +106,39 @@ class SearchModel(TextVerbs):
     def __repr__(self) -> str:
         return f"SearchModel({self.where!r}): {self.config.architecture}, {parameter_count(self.config):,} parameters"
 
-    def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
-        check_single(options, "generate", "search")
-        return [hypotheses[0].ids for hypotheses in self.search(ids, prefix, **options)]
-
     @property
     def depends_on_batch(self) -> bool:
-        """As `OnnxTransformer` has it."""
+        """See `OnnxTransformer.depends_on_batch`."""
         chosen = PRECISIONS.get(self.metadata.get(PRECISION, ""))
         return chosen is not None and chosen.depends_on_batch and self.metadata.get(ACTIVATIONS) != "float32"
 
     def search(
-        self,
-        ids: Ids | None = None,
-        prefix: Ids | None = None,
-        *,
-        candidates: Ids | None = None,
-        attention: bool = False,
-        done: DoneShare | None = None,
-        share: SharedSearch = UNSHARED,
-        **options: Any,
+        self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
-        """Return the `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none;
-        one that is a language, say. candidates: the ids that each output may be made of. attention: each with its own.
-        done: told the share that is finished. share: for a server's batches. options: the fields of `Options`."""
-        ids, options = with_source_language(self.generation, ids, options)
-        if candidates is None and not self.takes_text:
-            ids, listed = self._shortlisted(ids, {})
-            candidates = listed.get("candidates")
+        """Return the `n_best` best outputs of each input, best first; see `generation.search.search`.
+
+        attention: each hypothesis with its own, from a file exported with `--attention`.
+        """
+        return self._searched(search, ids, prefix, options, attention=attention)
+
+    def _searched(self, verb: Any, ids: Ids | None, *arguments: Any, **how: Any) -> list[Any]:
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if ids is None:
             raise UserError(f"{self.path}: takes ids, no vectors; export a folder for those")
+        return super()._searched(verb, ids, *arguments, **how)
+
+    def decoding(self, attention: bool = False) -> AbstractContextManager[Model]:
         if attention and not self.shows_attention:
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
-        chosen = self._options(options)
-        sources = Sources.of(self.config, ids=ids)
-        forced = check_prefix(prefix, len(sources), self.config, chosen.end_ids)
-        if any(map(len, forced)) and "prefix" not in self.ports.input_names:
-            raise UserError(f"{self.path}: takes no prefix: an earlier version wrote it; export it again")
-        if candidates is not None and "candidates" not in self.ports.input_names:
-            raise UserError(f"{self.path}: takes no candidates: an earlier version wrote it; export it again")
-        own = None if candidates is None else check_candidates(candidates, len(sources), self.config)
-        limits = length_limits(sources, forced, chosen, self.config, hard=True)
-        lengths = sources.lengths
-        check_fits(self.config, chosen.beam, int(lengths.max(initial=0)), int(limits.max(initial=0)))
-        places = _places(share, len(sources))
-        results: list[list[Hypothesis]] = [[] for _ in sources]
-        indices = batches(lengths, expected_tokens(lengths, limits, chosen, forced), limits, chosen)
-        for index in reported(indices, len, len(sources), done):
-            settings = {**inputs_of(vars(chosen)), "rows": places[index], "max_new_tokens": limits[index]}
-            settings["prefix"] = prefixes([forced[i] for i in index])
-            settings["candidates"] = prefixes([]) if own is None else prefixes([own[i] for i in index], 1)
-            hypotheses = self._run(sources[index], settings, share, attention)
-            for i, best in zip(index, hypotheses, strict=True):
-                results[i] = best
-        for i, best in enumerate(results):
-            _check_finite(best, f"source row {i}")
-        return results
+        return nullcontext(WholeSearch(self, attention))
 
     def without_limit(self, ids: Ids, options: Options) -> list[list[Hypothesis]]:
-        """Return the same where the file decides how long an output may be, as for whoever runs it by itself."""
+        """Search in one batch, with the lengths that the graph chooses by default, as for those who run it directly."""
         sources = Sources.of(self.config, ids=ids)
-        settings = {**inputs_of(vars(options)), "max_new_tokens": np.array([0])}
-        settings |= {"rows": _places(UNSHARED, len(sources)), "prefix": prefixes([]), "candidates": prefixes([])}
-        return self._run(sources, settings, UNSHARED, False)
+        rows = np.arange(len(sources))
+        batch = Batch(rows, sources, [], np.array([0]), rows)
+        return self.hypotheses(batch, inputs_of(vars(options)), never)
 
     def _n_best(
         self,
@@ -185,8 +149,8 @@ class SearchModel(TextVerbs):
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translate text: in a file exported with text the tokenizer is the graph's; else it is this process's."""
-        from mlx_transformer.generation.translate import as_lines, join  # not at the top: see `..runtime`
+        """Translate text, with the tokenizer in the graph if it was exported with text, else with this process's."""
+        from mlx_transformer.generation.translate import as_lines, join  # lazy: it loads the tokenizer
 
         lines = as_lines(lines)
         if not self.takes_text:
@@ -214,7 +178,7 @@ class SearchModel(TextVerbs):
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
         raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
 
-    def decoding(self) -> AbstractContextManager[Any]:
+    def _streamed(self, begin: Callable[[Model], Iterator[Any]]) -> Iterator[Any]:
         raise UserError(f"{self.path}: the search is in the file, which gives whole lines alone: leave out stream=True")
 
     @cached_property
@@ -240,7 +204,7 @@ class SearchModel(TextVerbs):
 
     @property
     def translator(self) -> Translator:
-        """For a file that takes ids; `UserError` where it has no tokenizer."""
+        """The translator of a file that takes ids; `UserError` if it has no tokenizer."""
         if self.tokenizer is None:
             raise UserError(f"{self.path}: takes ids, and holds no tokenizer: call generate, or export the model again")
         return super().translator
@@ -254,8 +218,10 @@ class SearchModel(TextVerbs):
         *,
         task_prefix: str | None = None,
     ) -> tuple[list[int], list[str]]:
-        """Return what a graph that takes text is given for lines, and the index of the line each belongs to.
-        task_prefix: text before each, in place of the model's own."""
+        """Cut lines into texts that a graph with the tokenizer can take; return the line's index of each, and them.
+
+        task_prefix: text before each line, in place of the model's own.
+        """
         from mlx_transformer.core.tokenizer import unicode_texts
         from mlx_transformer.generation.translate import as_lines
 
@@ -288,85 +254,101 @@ class SearchModel(TextVerbs):
         share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translate `pieces`. `numbers`: their line numbers, for messages. `share`: how a server batches them."""
+        """Translate `pieces`. numbers: their line numbers, for messages. share: for a server's batches."""
         from mlx_transformer.generation.translate import Translation
 
-        around, options = around_source(self.generation, options)
-        if any(ids and name not in self.ports.input_names for name, ids in zip(TEXT_SETTINGS, around, strict=True)):
-            raise UserError(f"{self.path}: takes no source_language: an earlier version wrote it; export it again")
-        chosen = self._options(options)
-        limit = np.array([chosen.max_new_tokens or 0])
-        places = _places(share, len(lines))
+        around, chosen = chosen_options(self.generation, options)
+        for name, ids in zip(TEXT_SETTINGS, around, strict=True):
+            if ids:
+                self._check_takes(name, "source_language")
+        check_options(chosen, self.config)
+        self.check_known(chosen)
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
-        results: list[list[Translation]] = [[] for _ in lines]
         limits = sizes + EXTRA_TOKENS
         most = min(int(limits.max(initial=0)), self.config.max_positions)
         check_fits(self.config, chosen.beam, 0, chosen.max_new_tokens or most)
+        texts, places = np.array(lines, object), share.places(len(lines))
+        inputs = {**inputs_of(vars(chosen)), "max_new_tokens": np.array([chosen.max_new_tokens or 0])}
+        inputs |= {name: np.array(ids, np.int64) for name, ids in zip(TEXT_SETTINGS, around, strict=True)}
+        inputs |= {"prefix": padded([]), "candidates": padded([])}
+
+        def search_on(index: np.ndarray) -> tuple[np.ndarray, list[list[Translation]]]:
+            values = {**inputs, "text": texts[index], "rows": places[index]}
+            outputs = zip(*self._outputs(["translations", "scores"], values, share.stopped), strict=True)
+            return index, [
+                [Translation(text, float(score)) for text, score in zip(*row, strict=True) if not score <= DEAD]
+                for row in outputs
+            ]
+
         indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
-        for index in reported(indices, len, len(lines), done):
-            text = np.array([lines[i] for i in index], object)
-            values = {"text": text, **inputs_of(vars(chosen)), "max_new_tokens": limit, "rows": places[index]}
-            values["prefix"] = values["candidates"] = prefixes([])
-            values |= {name: np.array(ids, np.int64) for name, ids in zip(TEXT_SETTINGS, around, strict=True)}
-            texts, scores = self._outputs(["translations", "scores"], values, share)
-            for i, row, values in zip(index, texts, scores, strict=True):
-                results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
-        for number, best in zip(numbers, results, strict=True):
-            _check_finite(best, f"line {number}")
-        return results
+        return in_order(map(search_on, indices), len(lines), done, lambda i: f"line {numbers[i]}")
 
-    def _options(self, options: dict[str, Any]) -> Options:
-        chosen = Options.of(resolved(self.generation, options))
-        check_options(chosen, self.config)
-        usual, known = Options.__dataclass_fields__, self.ports.input_names
+    def check_known(self, options: Options) -> None:
+        """Raise `UserError` for an option that the file, written by an earlier version, has no input for."""
+        usual = Options.__dataclass_fields__
         for name in LATER:
-            if name not in known and name in usual and getattr(chosen, name) != usual[name].default:
-                raise UserError(f"{self.path}: takes no {name}: an earlier version wrote it; export it again")
-        return chosen
+            if name in usual and getattr(options, name) != usual[name].default:
+                self._check_takes(name)
 
-    def _outputs(self, outputs: list[str], values: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:
-        names = [self.ports.output_names[value] for value in outputs]
-        feeds = {name: values[value] for value, name in self.ports.input_names.items()}
-        try:
-            if share is UNSHARED:
-                return list(self.session.run(names, feeds))
-            return self.session.run_until(share.stopped, names, feeds)
-        except UserError as error:
-            raise UserError(f"{error}; a sentence may be too long for it") from None
+    def _check_takes(self, name: str, option: str = "") -> None:
+        if name not in self.ports.input_names:
+            raise UserError(f"{self.path}: takes no {option or name}: an earlier version wrote it; export it again")
 
-    def _run(
-        self, sources: Sources, settings: dict[str, np.ndarray], share: SharedSearch, attention: bool
+    def hypotheses(
+        self, batch: Batch, inputs: dict[str, np.ndarray], stopped: Callable[[], bool], attention: bool = False
     ) -> list[list[Hypothesis]]:
-        source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
+        """Search one batch of ids, in one run of the graph. inputs: the options, as `inputs_of` gives them."""
+        if any(map(len, batch.prefix)):
+            self._check_takes("prefix")
+        if batch.candidates is not None:
+            self._check_takes("candidates")
+        source, mask = batch.sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
+        values = {**inputs, **source, "source_mask": mask, "rows": batch.places, "max_new_tokens": batch.limits}
+        values |= {"prefix": padded(batch.prefix), "candidates": padded(batch.candidates or [], 1)}
         names = ["sequences", "lengths", "scores", *(["attention"] if attention else [])]
-        tensors = self._outputs(names, {**source, "source_mask": mask, **settings}, share)
+        tensors = self._outputs(names, values, stopped)
         results = []
-        for row, *sentence in zip(sources, *tensors, strict=True):
+        for row, *sentence in zip(batch.sources, *tensors, strict=True):
             weights = [x[:, : len(row)] for x in sentence[3]] if attention else [None] * len(sentence[0])
             results.append(
                 [
                     Hypothesis(ids[:length].tolist(), float(score), attention=None if x is None else x[:length])
                     for ids, length, score, x in zip(*sentence[:3], weights, strict=True)
-                    if not score <= DEAD  # not a number stays in, to be reported
+                    if not score <= DEAD  # NaN stays in, and is reported
                 ]
             )
         return results
 
+    def _outputs(self, outputs: list[str], values: dict[str, np.ndarray], stopped: Callable[[], bool]) -> list[Any]:
+        names = [self.ports.output_names[value] for value in outputs]
+        feeds = {name: values[value] for value, name in self.ports.input_names.items()}
+        try:
+            if stopped is never:  # no thread has to watch the run
+                return list(self.session.run(names, feeds))
+            return self.session.run_until(stopped, names, feeds)
+        except UserError as error:
+            raise UserError(f"{error}; a sentence may be too long for it") from None
 
-def _places(share: SharedSearch, count: int) -> np.ndarray:
-    return np.arange(count) if share.row_numbers is None else np.asarray(share.row_numbers, np.int64)
+
+class WholeSearch(Model):
+    """A `SearchModel` as `generation.search` takes it: a whole batch is searched at once."""
+
+    def __init__(self, file: SearchModel, attention: bool):
+        self.file, self.config, self.attention = file, file.config, attention
+
+    def start(self, sources: Sources) -> tuple[Decoder, Any]:
+        raise NotImplementedError("the steps are inside the graph")
+
+    def batch_search(self, options: Options, stopped: Callable[[], bool]) -> Callable[[Batch], list[list[Hypothesis]]]:
+        self.file.check_known(options)
+        inputs = inputs_of(vars(options))
+        return lambda batch: self.file.hypotheses(batch, inputs, stopped, self.attention)
 
 
-def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
-    if not best or not np.isfinite(best[0].score):
-        raise UserError(f"{what}: the model's logits are not finite; check its weights")
-
-
-def prefixes(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
-    """Return tokens of each row (B, P), P no less than `least`, -1 after the last of each; (1, 0) of no rows."""
-    padded = np.full((max(1, len(rows)), max(map(len, rows), default=0)), -1, np.int64)
-    if rows and padded.shape[1] < least:
-        padded = np.full((len(rows), least), -1, np.int64)
+def padded(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
+    """Pad rows of tokens with -1: (B, P), P no less than `least`; (1, 0) for no rows."""
+    width = max(least, *map(len, rows)) if rows else 0
+    array = np.full((max(1, len(rows)), width), -1, np.int64)
     for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    return padded
+        array[i, : len(row)] = row
+    return array

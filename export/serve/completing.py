@@ -15,8 +15,7 @@ from typing import Any
 
 from mlx_transformer.core.inputs import check_ids
 from mlx_transformer.generation.complete import check_stop, prompt_ids, until
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.settings import resolved
+from mlx_transformer.generation.settings import chosen_options
 from mlx_transformer.generation.stream import pieces
 from mlx_transformer.generation.translate import fitting_tokenizer
 
@@ -216,7 +215,7 @@ class CompletionModel(Loaded):
     async def complete(self, request: CompletionRequest, client: Hashable) -> list[Written]:
         """Return `n` outputs for each prompt, in order."""
         rows = await self._rows(request)
-        options = Options(**resolved(self.model.generation, request.options))
+        _, options = chosen_options(self.model.generation, request.options)
         task = Search(self.model, self.name, options, not self.model.has_steps)
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
         best = await self.compute(task, payloads, [len(ids) for ids in rows], client)

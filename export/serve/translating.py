@@ -17,14 +17,12 @@ from typing import Any, get_args
 from starlette.responses import JSONResponse
 
 from mlx_transformer.families.language_codes import own_code
-from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import (
     LANGUAGES,
     SOURCE_LANGUAGE,
     TARGET_IN_SOURCE,
     TARGET_LANGUAGE,
-    around_source,
-    resolved,
+    chosen_options,
 )
 from mlx_transformer.generation.translate import Overlong, Translation
 from mlx_transformer.system.fields import FieldType
@@ -154,10 +152,9 @@ class TranslationModel(Loaded):
         if request.wants_alignment and not self.translator.shows_attention:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
-        around, options = around_source(self.model.generation, request.options)
+        around, search = chosen_options(self.model.generation, request.options)
         if any(around) and not all(isinstance(ids, list) for ids in rows):
             raise RequestError(400, "source_language: this server's file takes text only")
-        search = Options(**resolved(self.model.generation, options))
         scored = request.wants_n_best or not self.model.has_steps
         task = Search(self.model, self.name, search, scored, request.wants_alignment)
         payloads = [Row(around(ids) if any(around) else ids, i) for i, ids in enumerate(rows)]

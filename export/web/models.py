@@ -23,7 +23,6 @@ from mlx_transformer.core.published_ids import roles_of
 from mlx_transformer.core.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
 from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
-from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import (
     LANGUAGES,
     SOURCE_LAST,
@@ -32,8 +31,8 @@ from mlx_transformer.generation.settings import (
     TASK_PREFIX,
     Settings,
     checked_settings,
+    chosen_options,
     read_settings,
-    resolved,
 )
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json
@@ -114,7 +113,7 @@ class SiteModel:
 
 def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
     """Return what the page's tokenizer and search have to know of a model (`config` in site.json)."""
-    options = Options(**resolved(settings, {}))
+    _, options = chosen_options(settings, {})
     optional = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
     optional |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
     generation = {

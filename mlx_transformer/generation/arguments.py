@@ -1,7 +1,6 @@
-"""The keyword arguments of models' verbs, for type checkers and editors: nothing imports this when it runs.
+"""The keyword arguments of models' verbs, for type checkers and editors; never imported at run time.
 
-The first of each group are the fields of a dataclass that checks them; `tests/repository/test_arguments.py` holds names
-and types equal.
+Most are the fields of a dataclass that checks them; `tests/repository/test_arguments.py` compares names and types.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ class SearchArguments(TypedDict, total=False):
 
 
 class LanguageArguments(SearchArguments, total=False):
-    """Those and, for a model of several languages, its codes of them."""
+    """Also, for a model of several languages, its codes."""
 
     source_language: str | None
     target_language: str | None
 
 
 class IdArguments(LanguageArguments, total=False):
-    """Of verbs on ids, beside those: `generation.search.search` says what they are."""
+    """Also for verbs on ids; see `generation.search.search`."""
 
     candidates: Ids | None
     done: DoneShare | None
@@ -65,14 +64,14 @@ class IdArguments(LanguageArguments, total=False):
 
 
 class StreamArguments(LanguageArguments, total=False):
-    """Of `stream_ids`."""
+    """For `stream_ids`."""
 
     row: int
     candidates: Sequence[int] | None
 
 
 class TextArguments(LanguageArguments, total=False):
-    """Of `translate`, beside those: `generation.translate.Translator.n_best` says what they are."""
+    """Also for `translate`; see `generation.translate.Translator.n_best`."""
 
     task_prefix: str | None
     first_line: int
@@ -82,7 +81,7 @@ class TextArguments(LanguageArguments, total=False):
 
 
 class BestArguments(TextArguments, total=False):
-    """Of `n_best`, beside those."""
+    """Also for `n_best`."""
 
     overlong: Overlong
     scored: bool
@@ -90,7 +89,7 @@ class BestArguments(TextArguments, total=False):
 
 
 class StreamedTextArguments(LanguageArguments, total=False):
-    """Of `stream`, beside those: `generation.stream.stream` says what they are."""
+    """Also for `stream`; see `generation.stream.stream`."""
 
     task_prefix: str | None
     overlong: Overlong
@@ -99,7 +98,7 @@ class StreamedTextArguments(LanguageArguments, total=False):
 
 
 class EmbedArguments(TypedDict, total=False):
-    """The fields of `EmbedOptions`, but for `kind`."""
+    """The fields of `EmbedOptions` except `kind`."""
 
     prompt: str | None
     prompt_name: str | None
@@ -115,7 +114,7 @@ class EmbedderArguments(EmbedArguments, total=False):
 
 
 class VectorArguments(EmbedArguments, total=False):
-    """Of `embed`, beside those."""
+    """Also for `embed`."""
 
     done: Callable[[float], None]
 

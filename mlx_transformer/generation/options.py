@@ -103,7 +103,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
-        """Return the settings of these names; `UserError` for a name that none has."""
+        """Make options from a mapping; `UserError` for an unknown name."""
         if problems := unknown_keys(values, cls, "there is no option {!r}"):
             raise UserError("; ".join(problems))
         return cls(**values)
@@ -125,7 +125,7 @@ class Options:
                 raise UserError(f"{name}={getattr(self, name)} has an effect in sampling only: add sample=True")
 
     def _check_ids(self, name: str) -> list[str]:
-        """Return what is wrong with a tuple of ids, which may be any sequence of them."""
+        """Make the field a tuple of ids; return what is wrong with it."""
         ids = getattr(self, name)
         if type(ids) is tuple and not ids:
             return []
@@ -135,7 +135,6 @@ class Options:
         return []
 
     def _check_sequences(self) -> list[str]:
-        """Return the same of `banned_sequences`."""
         sequences, name = self.banned_sequences, "banned_sequences"
         if type(sequences) is tuple and not sequences:
             return []
@@ -150,21 +149,20 @@ class Options:
 
     @property
     def reads_history(self) -> bool:
-        """Whether what may be written depends on all that was."""
+        """Whether the allowed tokens depend on all tokens written so far."""
         return self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(self.banned_sequences)
 
     def ends(self, config: TransformerConfig) -> tuple[int, ...]:
-        """Return the tokens that end an output."""
         return config.eos_id, *self.end_ids
 
     @property
     def candidates(self) -> int:
-        """How many extensions a step of beam search looks at: with so many, BEAM of them don't end."""
+        """How many extensions a step of beam search compares: enough that BEAM of them don't end."""
         return self.beam * (2 + len(self.end_ids))
 
     @property
     def penalty_offset(self) -> float:
-        """k of lp(n) = ((k + n) / (k + 1))^alpha, which both forms are cases of."""
+        """k of lp(n) = ((k + n) / (k + 1))^alpha."""
         return PENALTY_OFFSETS[self.penalty_form]
 
     def penalty(self, length: float | np.ndarray) -> float | np.ndarray:
@@ -180,13 +178,13 @@ def _problems_of_ids(name: str, ids: Any) -> list[str]:
 
 
 def _is_id(value: Any) -> bool:
-    # An int's own type is asked for first: thousands of sequences may be banned.
+    # The type is tested first, as that is fast: thousands of sequences may be banned.
     whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
     return whole and 0 <= int(value) < LONGEST
 
 
 def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Return sequences of ids as rows (S, N) that end together, -1 before the shorter ones; (0, 1) of none."""
+    """Stack sequences of ids (S, N), with -1 before the shorter ones; (0, 1) for none."""
     import numpy as np
 
     longest = max(map(len, sequences), default=1)
@@ -195,7 +193,7 @@ def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 
 
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
-    """Raise `UserError` if several outputs of an input are asked for where `verb` returns one."""
+    """Raise `UserError` for an n_best above 1; `verb` returns one output, `instead` several."""
     if options.get("n_best", 1) != 1:
         raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
 
@@ -203,8 +201,10 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
 def check_prefix(
     prefix: Ids | None, rows: int, config: TransformerConfig, end_ids: Sequence[int] = ()
 ) -> list[np.ndarray]:
-    """Return the forced first tokens for each of `rows` inputs (an empty list forces none); end_ids: those that end an
-    output, beside the model's own."""
+    """Check the forced first tokens of each of `rows` inputs, [] for none, and return them as arrays.
+
+    end_ids: tokens that end an output, in addition to the model's own.
+    """
     import numpy as np
 
     from mlx_transformer.core.inputs import check_ids, listed
@@ -226,7 +226,7 @@ def check_prefix(
 
 
 def check_options(options: Options, config: TransformerConfig) -> None:
-    """Raise `UserError` unless the first step has a token for every hypothesis, and all ids are the model's."""
+    """Raise `UserError` for ids outside the vocabulary, ids that can't be forced, and a beam wider than it."""
     sequences = {"banned_sequences": [id for ids in options.banned_sequences for id in ids]}
     for name, ids in {**{name: getattr(options, name) for name in ID_FIELDS}, **sequences}.items():
         for id in ids:
@@ -246,11 +246,11 @@ def check_options(options: Options, config: TransformerConfig) -> None:
 def length_limits(
     sources: Iterable[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
 ) -> np.ndarray:
-    """Return the most new tokens of each row (N,), eos counted.
+    """Return the most new tokens of each row (N,), eos included.
 
-    `hard`: the runtime has no position past `config.max_positions`. The last new token is never fed back, so a decoder
-    of P positions writes P tokens after its start token; a decoder-only model has its prompt in there too. Without a
-    last position P is no limit, but `EXTENDED` times as many tokens are.
+    hard: the runtime has no position past P = `config.max_positions`. The last new token is never fed back, so a
+    decoder writes up to P tokens after its start token; a decoder-only model's prompt counts too. If not hard, the
+    limit is `EXTENDED` times P.
     """
     import numpy as np
 
@@ -283,7 +283,7 @@ def length_limits(
 
 
 def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int64]:
-    """Return the most new tokens (N,) for sources of these lengths (N,), where nothing else limits them."""
+    """Return the default limits of new tokens (N,) for sources of these lengths (N,)."""
     import numpy as np
 
     if options.max_length_factor == 0:
@@ -294,8 +294,10 @@ def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int
 def expected_tokens(
     lengths: np.ndarray, limits: np.ndarray, options: Options, prefix: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
-    """Return the new tokens (N,) that translations of sources of these lengths are likely to have, within what they
-    must and may have. By these batches are planned: by limits, seldom reached, one would be a third of the size."""
+    """Estimate the new tokens (N,) of translations: as many as the source has, within the limits.
+
+    Batches are planned by this estimate. By the limits, which are seldom reached, they would be a third of the size.
+    """
     import numpy as np
 
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)

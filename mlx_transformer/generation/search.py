@@ -1,6 +1,8 @@
 """One search for every runtime: check the request, sort and batch the inputs, run, restore the order.
 
-ids -> checked -> sorted by length -> batches within a token budget -> Greedy or Beam over steps.run -> hypotheses
+ids -> checked -> sorted by length -> batches within a token budget -> hypotheses, in the order of the ids
+
+A batch is searched step by step (Greedy or Beam over `steps.run`), or at once by a graph that holds the search.
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ T = TypeVar("T")
 
 
 def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: DoneShare | None) -> Iterator[T]:
-    """Yield the batches; `done` is told the share of `total` inputs that is finished whenever the next one is asked
-    for."""
+    """Yield the batches; after each, call `done` with the finished share of the `total` inputs."""
     finished = 0
     for batch in batches:
         yield batch
@@ -45,16 +46,24 @@ def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: D
             done(finished / total)
 
 
+def never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedSearch:
-    """How one search serves several callers: the place of each input, and when to stop.
+    """How one search serves several callers: which row each input is, and when to stop.
 
-    row_numbers: what the drawn tokens of each input depend on, by default its place in the list; so inputs of different
-    lists may be searched together. stopped: asked between steps; once it is true, `search` raises `Stopped`.
+    row_numbers: the row number of each input, on which its random draws depend; by default its place in the list. So
+    inputs of different lists can be searched together. stopped: asked between steps; once it is true, `search` raises
+    `Stopped`.
     """
 
     row_numbers: Sequence[int] | None = None
-    stopped: Callable[[], bool] = lambda: False
+    stopped: Callable[[], bool] = never
+
+    def places(self, count: int) -> np.ndarray:
+        return np.arange(count) if self.row_numbers is None else np.asarray(self.row_numbers, np.int64)
 
 
 UNSHARED = SharedSearch()
@@ -70,8 +79,10 @@ def generate(
     share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[int]]:
-    """Return the best output of each input: new token ids without start token and closing eos. Arguments as for
-    `search`, whose `n_best` is refused."""
+    """Return the best output of each input: new token ids without start token and closing eos.
+
+    Arguments as for `search`, except `n_best`, which must be 1.
+    """
     check_single(options, "generate", "search")
     best = _search(model, *_parted(ids, options), (prefix, candidates), share, done, False)
     return [hypotheses[0].ids for hypotheses in best]
@@ -91,19 +102,19 @@ def search(
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
-    candidates: the ids that each output may be made of, as a shortlist names them, beside ends and forced ones: others
-    are not chosen, nor in what probabilities are normalised by; default: all ids. done: told the share of the inputs
-    that is finished, batch by batch. share: for a server's batches. options: the fields of `Options`, and other inputs
-    of the model (`core/inputs.py`): inputs_embeds in place of ids, for each input vectors (S, d_model) of any lengths,
-    where rows of the embedding are once they are multiplied by sqrt(d_model): the patches of a picture, say. Raises
-    `UserError` for ids outside the vocabulary, empty rows, rows longer than the model takes, and options that
+    candidates: the ids that each output may contain, such as a shortlist's, in addition to ends and forced ones; the
+    softmax runs over these ids only. Default: all ids.
+    done: called with the finished share of the inputs, batch by batch. share: for a server's batches.
+    options: the fields of `Options`, and other inputs of the model (`core/inputs.py`), e.g. inputs_embeds in place of
+    ids: for each input vectors (S, d_model), on the scale of embedding rows multiplied by sqrt(d_model).
+    Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than the model takes, and options that
     contradict each other.
     """
     return _search(model, *_parted(ids, options), (prefix, candidates), share, done, True)
 
 
 def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
-    """Return what the model reads, by argument, and how it searches."""
+    """Split keyword arguments into the model's inputs and the options of the search."""
     others = {entry.argument for entry in INPUTS.values()} - {"ids"}
     inputs = {name: value for name, value in options.items() if name in others}
     chosen = Options.of({name: value for name, value in options.items() if name not in others})
@@ -113,8 +124,10 @@ def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], O
 def checked(
     model: Model, inputs: dict[str, Any], prefix: Ids | None, chosen: Options
 ) -> tuple[Sources, list[np.ndarray], np.ndarray]:
-    """Return Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says. inputs: what
-    `Sources.of` takes."""
+    """Check a request; return its sources, and for each the forced first tokens and the most new tokens.
+
+    inputs: the arguments of `Sources.of`. Raises `UserError` as `search` does.
+    """
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
@@ -129,8 +142,8 @@ def checked(
 
 
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
-    """Raise `UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses
-    change places, and the logits of a step."""
+    """Raise `UserError` if memory is too small for even one sentence: its caches, which exist twice while hypotheses
+    are reordered, and the logits of a step."""
     position = 4 * sum(layer.key_value_heads * (layer.d_k + layer.d_v) for layer in c.layers("decoder"))
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
     check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
@@ -145,52 +158,69 @@ def _search(
     done: DoneShare | None,
     scored: bool,
 ) -> list[list[Hypothesis]]:
-    """outputs: what they begin with, and what they may be made of."""
+    """outputs: prefix and candidates."""
     config, (prefix, listed) = model.config, outputs
     sources, forced, limits = checked(model, inputs, prefix, chosen)
     candidates = None if listed is None else check_candidates(listed, len(sources), config)
-    places = np.arange(len(sources)) if share.row_numbers is None else np.asarray(share.row_numbers, int)
-    results: list[list[Hypothesis]] = [[] for _ in sources]
-    shared = None if model.extends_positions or config.has_encoder else config.max_positions
-    lengths = sources.lengths
+    places, lengths = share.places(len(sources)), sources.lengths
+    positions = None if model.extends_positions or config.has_encoder else config.max_positions
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
-    indices = batches(lengths, expected, limits, chosen, shared)
     work = [
         Batch(
             *(i, sources[i], [forced[j] for j in i], limits[i], places[i]),
             None if candidates is None else [candidates[j] for j in i],
         )
-        for i in indices
+        for i in batches(lengths, expected, limits, chosen, positions)
     ]
     searched = run_all(model, work, chosen, scored, share.stopped)
-    for batch, hypotheses in reported(searched, lambda pair: len(pair[0].index), len(results), done):
-        for i, best in zip(batch.index, hypotheses, strict=True):
+    return in_order(searched, len(sources), done, "source row {}".format, listed is not None)
+
+
+def in_order(
+    searched: Iterable[tuple[np.ndarray, Sequence[list[Any]]]],
+    total: int,
+    done: DoneShare | None,
+    name: Callable[[int], str],
+    narrowed: bool = False,
+) -> list[list[Any]]:
+    """Collect the n-best outputs of all batches, in the order of the inputs.
+
+    searched: the indices of each batch's inputs, and the outputs of each. name: what input i is called in errors.
+    narrowed: the outputs were chosen among candidates.
+    Raises `UserError` for an input without an output of a finite score.
+    """
+    results: list[list[Any]] = [[] for _ in range(total)]
+    for index, outputs in reported(searched, lambda pair: len(pair[0]), total, done):
+        for i, best in zip(index, outputs, strict=True):
             results[i] = best
-    for i, hypotheses in enumerate(results):
-        if not hypotheses and candidates is not None:
-            raise UserError(f"source row {i}: none of its candidates may be written; give it more, or fewer rules")
-        if not hypotheses or not np.isfinite(hypotheses[0].score):
-            raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
+    for i, best in enumerate(results):
+        if not best and narrowed:
+            raise UserError(f"{name(i)}: none of its candidates may be written; give it more, or fewer rules")
+        if not best or not np.isfinite(best[0].score):
+            raise UserError(f"{name(i)}: the model's logits are not finite; check its weights")
     return results
 
 
 def run_all(
     model: Model, work: Sequence[Batch], options: Options, scored: bool, stopped: Callable[[], bool]
-) -> Iterable[tuple[Batch, list[list[Hypothesis]]]]:
-    """Search each batch, in any order; several at the same time on a model that can."""
+) -> Iterable[tuple[np.ndarray, list[list[Hypothesis]]]]:
+    """Search each batch, in any order, several at the same time on a model that can; yield indices and outputs."""
+    if (whole := model.batch_search(options, stopped)) is not None:
+        return ((batch.index, whole(batch)) for batch in work)
 
-    def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
+    def search_on(model: Model, batch: Batch) -> tuple[np.ndarray, list[list[Hypothesis]]]:
         if batch.candidates is None:
-            return batch, run(model, batch, strategy_of(model, batch, options, scored), stopped)
+            return batch.index, run(model, batch, strategy_of(model, batch, options, scored), stopped)
         candidates = Candidates.of(batch, options, model.config)
         narrowed, (own, chosen) = among(model, candidates), candidates.narrowed(batch, options)
-        return batch, candidates.restored(run(narrowed, own, strategy_of(narrowed, own, chosen, scored), stopped))
+        best = run(narrowed, own, strategy_of(narrowed, own, chosen, scored), stopped)
+        return batch.index, candidates.restored(best)
 
     return model.in_parallel(search_on, work)
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
-    """Return the model's own strategy for this batch, or else `Beam` or `Greedy`."""
+    """Return the model's own strategy for this batch, or `Beam` or `Greedy`."""
     own = model.strategy(batch, options, scored)
     if own is not None:
         return own
@@ -201,11 +231,11 @@ def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> S
 def batches(
     lengths: np.ndarray, expected: np.ndarray, limits: np.ndarray, options: Options, positions: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield indices of the inputs that are decoded together: neighbours in length, the longest first.
+    """Yield the indices of each batch: inputs of similar length together, the longest first.
 
-    A batch holds at most `batch_tokens` positions of cache if its outputs are as long as `expected`, and at least one
-    input. positions: most positions of the padded prompt and its continuation, should that reach its limit
-    (decoder-only models with a position table).
+    A batch holds at least one input, and at most `batch_tokens` cache positions if its outputs are as long as
+    `expected`. positions: most positions of the padded prompt and a continuation as long as its limit (decoder-only
+    models with a position table).
     """
     order = np.lexsort((limits, lengths))[::-1]
     begin = 0

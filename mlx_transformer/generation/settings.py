@@ -1,16 +1,18 @@
-"""How a model generates unless told otherwise: generation.json in its folder, fields of `Options` by name.
+"""How a model generates by default: generation.json in its folder, fields of `Options` by name.
 
-The caller's settings win, field by field. A model trained here has no such file. One of several languages has their
-tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
-Where `target_language_in_source`, as in SMaLL-100, the target's is the first of every source, and nothing is forced.
-Where `source_language_last`, as in mBART, the source's stands behind the end of every source; where
-`target_language_starts`, as there too, the decoder begins with the target's, in place of the start token.
-`shortlist` is the name of a file beside it, which names the candidates of each sentence.
+The caller's options win, field by field. A model trained here has no such file. Further keys:
+
+languages: {code: id}, the tokens of a model of several languages. The target's is the first of every output, the
+    source's the first of every source, unless one of these is true:
+target_language_in_source: the target's is the first of every source, and nothing is forced, as in SMaLL-100.
+source_language_last: the source's stands behind the end of every source, as in mBART.
+target_language_starts: the decoder begins with the target's, in place of the start token, as in mBART.
+shortlist: the name of a file in the same folder, which names the candidates of each sentence.
+task_prefix: text before every source, as in T5.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,21 +31,21 @@ LANGUAGES, SHORTLIST, TASK_PREFIX = "languages", "shortlist", "task_prefix"
 TARGET_IN_SOURCE, SOURCE_LAST = "target_language_in_source", "source_language_last"
 TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
-"""Where a model reads languages, if it isn't before its source and its output."""
+"""Where a model reads languages, if not before its source and its output."""
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX)
-"""The keys of the file beside fields of `Options`."""
+"""The keys of the file that are no fields of `Options`."""
 NO_SHORTLIST = "none"
-"""In place of a file's name: no candidates, all tokens."""
+"""In place of a shortlist's name: all tokens are candidates."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
-
-FIELDS = frozenset(field.name for field in dataclasses.fields(Options))
 
 Settings = dict[str, Any]
 
 
 def checked_settings(values: Any, config: TransformerConfig, where: str) -> Settings:
-    """Return the settings, with ids as tuples; `UserError` that begins with `where` for what no search of the model
-    takes."""
+    """Check the contents of the file, and return them with ids as tuples.
+
+    where: the file, with which every `UserError` begins.
+    """
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
     languages = values.get(LANGUAGES, {})
@@ -71,33 +73,35 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
-    """Return those of a model's folder, {} where it has none; `UserError` for a damaged file."""
+    """Read the settings of a model's folder, {} without the file; `UserError` if it is damaged."""
     path = folder / SETTINGS
     return within(checked_settings(read_json(path), config, str(path)), config) if path.exists() else {}
 
 
 def within(settings: Settings, config: TransformerConfig) -> Settings:
-    """Return the settings, with no limit above what the model has positions for."""
+    """Limit max_new_tokens to the model's positions."""
     most = settings.get("max_new_tokens")
     return settings if most is None else {**settings, "max_new_tokens": min(most, config.max_positions)}
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {name: contents} of the file, {} of no settings."""
+    """Return {name: contents} of generation.json; {} without settings."""
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
 
 
 def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
-    """Return {name: file} of what the settings of a model in `folder` name, which goes where they go."""
+    """Return {name: path} of the files that the settings name; they are copied together with generation.json."""
     name = settings.get(SHORTLIST)
     return {} if name is None or folder is None else {name: folder / name}
 
 
 def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
-    these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
-    and origin."""
-    # Who only searches needs nothing of what writes.
+    """Return arguments of `save_checkpoint` for a model made from the one in `folder`: the files beside its weights.
+
+    These are the settings, the files that they name, how a text's vector is made, and the card's license, languages
+    and origin.
+    """
+    # Lazy: a search doesn't load the modules that write.
     from mlx_transformer.core.card import carried
     from mlx_transformer.core.text_embedding import embedding_files
 
@@ -107,7 +111,7 @@ def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
-    """Return the token of a language; `UserError` for one that the model doesn't have."""
+    """Return the token of a language; `UserError` if the model doesn't have it."""
     languages = settings.get(LANGUAGES, {})
     if not languages:
         raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
@@ -116,8 +120,8 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
         import difflib
 
         near = [folded[name] for name in difflib.get_close_matches(str(code).lower(), folded, n=3, cutoff=0.4)]
-        hint = f"near it are {', '.join(near)}" if near else f"it has {len(languages)}"
-        raise UserError(f"{shortened(str(code))!r} is none of the model's languages: {hint}")
+        hint = f"did you mean {', '.join(near)}?" if near else f"the model has {len(languages)}"
+        raise UserError(f"unknown language {shortened(str(code))!r}; {hint}")
     return languages[code]
 
 
@@ -132,8 +136,10 @@ class Around(NamedTuple):
 
 
 def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
-    """Return the token of a source's language, where `source_language` is an option, and all other options. Where the
-    target's stands in its place, `target_language` is the option."""
+    """Return the language's token around a source, and the options without the one that names this language.
+
+    That option is `source_language`, or `target_language` for a model whose target language stands in the source.
+    """
     others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
     source = options.get(SOURCE_LANGUAGE)
     if settings.get(TARGET_IN_SOURCE):
@@ -145,30 +151,35 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
 
 
 def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return source ids with their language's token, and all other options (`around_source`)."""
+    """Return source ids with their language's token, and the other options (`around_source`)."""
     around, others = around_source(settings, options)
     return (ids if ids is None or not any(around) else [around(row) for row in ids]), others
 
 
 def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a search takes: the model's settings, and what was given in their place.
+    """Merge the model's settings with the caller's options, which win.
 
-    Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
-    gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
-    `target_language` is its token, forced first, or what the decoder begins with.
+    A setting that contradicts an option is dropped: the model's beam for sample=True, its max_new_tokens for a
+    max_length_factor, its min_new_tokens for a shorter max_new_tokens. `target_language` becomes its token: forced
+    first, or the one that the decoder begins with.
     """
     merged = {name: value for name, value in {**settings, **passed}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         language = language_id(settings, target)
         merged |= {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
-    known = {name: value for name, value in merged.items() if name in FIELDS}
     if "max_length_factor" in passed and "max_new_tokens" not in passed:
         merged.pop("max_new_tokens", None)
-    if known.get("sample") is True and "beam" not in passed:
+    if merged.get("sample") is True and "beam" not in passed:
         merged.pop("beam", None)
-    limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)
-    if limit is not None and isinstance(limit, int) and isinstance(least, int) and least > limit:
+    limit, least = merged.get("max_new_tokens"), merged.get("min_new_tokens", 0)
+    if isinstance(limit, int) and isinstance(least, int) and least > limit:
         name = "min_new_tokens" if "max_new_tokens" in passed else "max_new_tokens"
         if name not in passed:
             merged.pop(name, None)
     return merged
+
+
+def chosen_options(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> tuple[Around, Options]:
+    """Return the language's token around a source, and the options of a search with the model's settings."""
+    around, others = around_source(settings, passed)
+    return around, Options.of(resolved(settings, others))

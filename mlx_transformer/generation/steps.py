@@ -73,6 +73,13 @@ class Model(Protocol):
         ids alone; None: it can't, and they are chosen from all logits."""
         return None
 
+    def batch_search(
+        self, options: Options, stopped: Callable[[], bool]
+    ) -> Callable[[Batch], list[list[Hypothesis]]] | None:
+        """Return a function that searches a whole batch at once, as a graph with the search inside does; None: the
+        model takes steps."""
+        return None
+
     def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """Run `search_on(model, batch)` on all batches, in any order."""
         return (search_on(self, batch) for batch in work)

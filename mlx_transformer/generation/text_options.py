@@ -1,4 +1,4 @@
-"""The options of the verbs on text, checked in one place for both runtimes; those of a search are in `options.py`."""
+"""The options of the verbs on text, for all runtimes; those of a search are in `options.py`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, Checked
 
 Overlong = Literal["error", "truncate", "split", "skip"]
-"""The ways with a line of more tokens than the model has positions: an error that names it; its first tokens alone;
-pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
+"""What to do with a line of more tokens than the model has positions: raise an error that names it; translate only its
+first tokens; translate pieces, cut at sentence ends if possible, and join them with spaces; or leave it empty."""
 OverlongPair = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """How text is read and translations are written, line by line (`files.translate_stream`)."""
+    """How lines are read and their translations written (`files.translate_stream`)."""
 
     overlong: Overlong = "split"
     """The treatment of a line longer than the model takes: translate its pieces, its beginning, nothing, or end."""

@@ -1,6 +1,6 @@
-"""The verbs of a model on ids and text, each verb written once for every runtime.
+"""The verbs of a model on ids and text, each written once for every runtime.
 
-Whoever has ids needs no tokenizer: what a search does without is imported when it is asked for.
+Imports are lazy: searching on ids does not load the tokenizer.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ T = TypeVar("T")
 
 
 class TextVerbs:
-    """The verbs of a model that has a config, a tokenizer and a way to decode; a runtime gives these three.
+    """The verbs of a model. A runtime adds the config, the tokenizer and the way to decode.
 
-    Ids are lists of lists, text is one string or a list of them, and what comes back has the same form. options: the
-    fields of `generation.options.Options`. Anything wrong with either is a `UserError`.
+    Ids are lists of lists. Text is one string or a list, and the result has the same form. options: the fields of
+    `generation.options.Options`. Anything wrong with either is a `UserError`.
     """
 
     config: TransformerConfig
     where: str = "model"
     """The name of the model in messages."""
     has_steps: bool = True
-    """Whether tokens can be had one by one, and the probability of given ones; a search inside a graph has neither."""
+    """Whether the model gives tokens one by one, and the probability of given ones; a search inside a graph doesn't."""
     takes_text: bool = False
     """Whether the tokenizer is in the graph, so that it takes no ids."""
     passes: Passes = ONE_AT_A_TIME
@@ -80,7 +80,7 @@ class TextVerbs:
 
     @cached_property
     def generation(self) -> Settings:
-        """How the model generates unless told otherwise: fields of `Options`; those of a call come first."""
+        """How the model generates by default (`generation.json`): fields of `Options`; those of a call win."""
         return {}
 
     @property
@@ -90,13 +90,13 @@ class TextVerbs:
 
     @property
     def place(self) -> Path | None:
-        """The folder in which the files lie that its settings name."""
+        """The folder with the files that its settings name."""
         return None
 
     @cached_property
     def shortlist(self) -> Shortlist | None:
-        """The shortlist, which names the ids that the output of a sentence may be made of; None: all. By default the
-        one that the model's settings name; another may be set."""
+        """The shortlist: which ids the output for a sentence may contain; None: all. By default the one named in the
+        model's settings; another may be set."""
         name = self.generation.get(SHORTLIST)
         if name is None or self.place is None:
             return None
@@ -105,7 +105,7 @@ class TextVerbs:
         return open_shortlist(self.place / name, self.config)
 
     def use_shortlist(self, file: str | Path | None) -> None:
-        """Name the candidates of sentences by a file of Marian's kind; "none": all ids are; None: leave it as it is."""
+        """Use a shortlist file in Marian's format; "none": use none; None: keep the current one."""
         if str(file) == NO_SHORTLIST:
             self.shortlist = None
         elif file is not None:
@@ -124,7 +124,7 @@ class TextVerbs:
         return False
 
     def decoding(self) -> AbstractContextManager[Model]:
-        """Give the model to a search, ready while the context lasts."""
+        """Return a context that gives the model, ready for a search."""
         raise NotImplementedError
 
     def token_logits(self, ids: list[list[int]], **others: Any) -> Any:
@@ -142,29 +142,28 @@ class TextVerbs:
 
     @property
     def graph_vectors(self) -> GraphVectors | None:
-        """The vectors that the model's graphs give by themselves; None where they give the encoder's output alone."""
+        """The vectors that the model's graphs compute; None if they only compute the encoder's output."""
         return None
 
     def generate(
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
     ) -> list[list[int]]:
-        """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
-        model of several languages `source_language` and `target_language`, codes of its own (`generation.json`)."""
-        from . import search as searches
+        """Return new token ids of each input's best output.
 
-        ids, chosen = self._shortlisted(*with_source_language(self.generation, ids, {**options}))
-        with self.decoding() as model:
-            return searches.generate(model, ids, prefix, **resolved(self.generation, chosen))
+        Arguments as for `generation.search.search`; for a model of several languages also `source_language` and
+        `target_language`, codes of its own (`generation.json`).
+        """
+        from .search import generate
+
+        return self._searched(generate, ids, prefix, {**options})
 
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
     ) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
-        from . import search as searches
+        from .search import search
 
-        ids, chosen = self._shortlisted(*with_source_language(self.generation, ids, {**options}))
-        with self.decoding() as model:
-            return searches.search(model, ids, prefix, **resolved(self.generation, chosen))
+        return self._searched(search, ids, prefix, {**options})
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
         """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
@@ -178,8 +177,7 @@ class TextVerbs:
     @overload
     def score(self, lines: list[str], translations: list[str]) -> list[float]: ...
     def score(self, lines: str | list[str], translations: str | list[str]) -> float | list[float]:
-        """Return log p of the translation of a line, or of each of several: the sum over its tokens, the end token's
-        among them."""
+        """Return log p of a line's translation, or of each of several: the sum over its tokens and the end token."""
         from .likelihood import score
 
         scores = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
@@ -188,7 +186,7 @@ class TextVerbs:
     def stream_ids(
         self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Unpack[StreamArguments]
     ) -> Iterator[int]:
-        """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
+        """Yield the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
         [ids], others = with_source_language(self.generation, [ids], {**options})
@@ -204,8 +202,8 @@ class TextVerbs:
     def translate(self, lines: str | Sequence[str], *, overlong: Overlong = "error", **options: Any) -> str | list[str]:
         """Translate a line, or each of several, in order; an empty line stays empty.
 
-        overlong: what becomes of a line with more tokens than the model takes (`generation.translate.Overlong`). Among
-        the options is `task_prefix` too: text before every line, such as T5's "translate English to German: ".
+        overlong: what to do with a line of more tokens than the model takes (`generation.text_options.Overlong`).
+        task_prefix, an option: text before every line, such as T5's "translate English to German: ".
         """
         check_single(options, "translate", "n_best")
         outputs = [best[0].text for best in self._n_best(lines, overlong=overlong, scored=False, **options)]
@@ -224,8 +222,7 @@ class TextVerbs:
     def stream(
         self, text: str, *, stop: Sequence[str] | None = None, **options: Unpack[StreamedTextArguments]
     ) -> Iterator[str]:
-        """Give the translation of one line, or what a decoder alone writes after one prompt, in pieces, as they are
-        decided.
+        """Yield the translation of one line, or a decoder's text after one prompt, in pieces, as they are decided.
 
         stop: as `complete` has it. options: also those of `generation.stream.stream`.
         """
@@ -392,15 +389,23 @@ class TextVerbs:
             prefix=self.generation.get(TASK_PREFIX, ""),
         )
 
+    def _searched(
+        self, verb: Callable[..., list[T]], ids: Ids | None, prefix: Ids | None, options: dict[str, Any], **how: Any
+    ) -> list[T]:
+        """Call `generate` or `search` with the model's own settings and shortlist. how: arguments of `decoding`."""
+        ids, chosen = self._shortlisted(*with_source_language(self.generation, ids, options))
+        with self.decoding(**how) as model:
+            return verb(model, ids, prefix, **resolved(self.generation, chosen))
+
     def _shortlisted(self, ids: Ids | None, options: dict[str, Any]) -> tuple[Ids | None, dict[str, Any]]:
-        """Return source ids, and options with the candidates of each by the shortlist, unless there are some."""
+        """Add each input's candidates by the shortlist to the options, unless the caller gives candidates."""
         if ids is None or self.shortlist is None or options.get("candidates") is not None:
             return ids, options
         check_ids(ids, self.config.source_vocab_size)
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
     def _candidates(self, ids: Sequence[int]) -> Any:
-        """Return an array of the ids that the output of this source may be made of, by the shortlist; None: all."""
+        """Return the ids that the output for this source may contain, by the shortlist; None: all."""
         if self.shortlist is None:
             return None
         from mlx_transformer.core.shortlist import shares_ids
@@ -419,11 +424,11 @@ class TextVerbs:
         return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
 
     def _streaming(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Streams have no beam of which nobody asked for."""
+        """Resolve options, with the model's own beam left out: beam search can't stream."""
         return resolved(self.generation, {"beam": 1, **options})
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
-        """Begin at once, so that what is wrong is said at the call; the rest while the caller reads."""
+        """Begin at once, so that errors are raised at the call; go on while the caller reads."""
         with self.decoding() as model:
             items = begin(model)
         return self._while_decoding(items)

@@ -131,7 +131,7 @@ def test_published_vocabularies_and_languages(kind: str, tmp_path: Path) -> None
     assert data["written"][: len(best)] == best
     assert data["given"] == (several is not None)
     if several is not None:
-        with pytest.raises(UserError, match="none of the model's languages"):
+        with pytest.raises(UserError, match="unknown language"):
             explain(folder, ["Anna"], out=tmp_path / "no.html", target_language="klingon")
 
 
