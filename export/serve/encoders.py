@@ -20,9 +20,9 @@ from mlx_transformer.core.inputs import check_ids
 from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.generation.classify import Scored, Text, scored, text_rows
 from mlx_transformer.generation.embed import Embedder
-from mlx_transformer.generation.embed_files import FORMS
 from mlx_transformer.generation.encoder_head import EncoderHead
-from mlx_transformer.generation.lines import LineReport
+from mlx_transformer.generation.files import FORMS
+from mlx_transformer.generation.line_files import LineReport
 from mlx_transformer.generation.rerank import check_reranker, ordered
 from mlx_transformer.generation.text_options import EmbedOptions, RerankOptions
 from mlx_transformer.system.errors import UserError

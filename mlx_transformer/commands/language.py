@@ -12,7 +12,7 @@ from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 
-from .models import facts_of, open_folder, open_model
+from .models import open_folder, open_model
 from .parameters import Argument, Option
 from .settings import Embedding, Folder, LineFiles, RuntimeSettings, Shown, Texts, chosen
 
@@ -58,13 +58,9 @@ def fill(
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
-    from mlx_transformer.generation.head_files import fill_lines
-    from mlx_transformer.generation.line_files import write_lines
+    from mlx_transformer.generation.files import fill_lines
 
-    out = files.claimed("fill", model)
-    opened, facts = open_folder(model, **vars(runtime)), facts_of(model, runtime)
-    work = fill_lines(opened, top_k, json or out is not None)
-    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
+    files.write("fill", model, text, runtime, lambda opened, out: fill_lines(opened, top_k, json or out is not None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +80,10 @@ def embed(
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Turn text into vectors, with an encoder: one line in, one vector out."""
-    from mlx_transformer.generation.embed_files import embed_stream
+    from mlx_transformer.generation.files import embed_lines
 
-    out = files.claimed("embed", model)
-    opened, facts = open_model(model, **vars(runtime)), facts_of(model, runtime)
-    embed_stream(opened, files.input, out, options, text=text or (), resume=files.resume, model_facts=facts)
+    make = lambda opened, out: embed_lines(opened, options, out)  # noqa: E731
+    files.write("embed", model, text, runtime, make, open_model)
 
 
 def _standard_input(what: str) -> str:

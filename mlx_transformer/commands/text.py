@@ -131,7 +131,7 @@ def evaluate(
     check_text(source)
     check_text(reference)
     from mlx_transformer.data.corpus import read_parallel
-    from mlx_transformer.generation.lines import one_line
+    from mlx_transformer.generation.files import one_line
     from mlx_transformer.generation.output import claim_lines
     from mlx_transformer.generation.scoring import score
     from mlx_transformer.system.durable import write_text
@@ -171,7 +171,7 @@ def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings
     from mlx_transformer.data.matches import read_matches
     from mlx_transformer.data.pair_files import PairFiles
     from mlx_transformer.generation.evaluate import labels, retrieval, similarity
-    from mlx_transformer.generation.lines import LineReport
+    from mlx_transformer.generation.line_files import LineReport
     from mlx_transformer.system.progress import quiet_progress
 
     text: Any = {
@@ -206,14 +206,15 @@ def score(
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Log-probabilities of given translations: a line each, the sum, a tab, and those of the tokens."""
+    from mlx_transformer.generation.files import score_lines
+    from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines
-    from mlx_transformer.generation.pairs import score_pairs
 
     output = claim_lines("score", out, force, model, source, reference)
     if model.is_file():
         raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
     scorer = open_model(model, **vars(runtime))
-    score_pairs(scorer, scorer.translator.tokenizer, source, reference, output, json=json, overlong=overlong)
+    write_lines(score_lines(scorer, json, overlong), (source, reference), output)
 
 
 def _check_named(model: str) -> None:

@@ -18,7 +18,7 @@ from mlx_transformer.core.text_pairs import Window
 from mlx_transformer.system.errors import UserError
 
 from .encoder_head import EncoderHead
-from .lines import NO_REPORT, LineReport
+from .line_files import NO_REPORT, LineReport
 from .tag import trimmed
 from .text_options import AnswerOptions
 from .translate import as_lines

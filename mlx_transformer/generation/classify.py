@@ -12,7 +12,7 @@ from mlx_transformer.core.text_pairs import Pair
 from mlx_transformer.system.errors import UserError
 
 from .encoder_head import EncoderHead, softmax
-from .lines import NO_REPORT, LineReport
+from .line_files import NO_REPORT, LineReport
 
 Text = str | tuple[str, str]
 """One text, or two of which the model says something together."""

@@ -28,7 +28,7 @@ from mlx_transformer.system.errors import UserError
 
 from .answer import answer
 from .classify import classify
-from .lines import LineReport
+from .line_files import LineReport
 from .search import DoneShare
 from .tag import tag
 from .text_options import AnswerOptions

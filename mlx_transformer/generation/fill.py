@@ -14,7 +14,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import MASK_TOKEN, Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .lines import NO_REPORT, LineReport
+from .line_files import NO_REPORT, LineReport
 from .translate import as_lines, fitting_tokenizer
 
 

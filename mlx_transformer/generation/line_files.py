@@ -1,66 +1,163 @@
-"""The outputs of a model for each line of a file, in a file: translations, vectors, classes. A file that is partly
-written is never begun anew (`output.py`)."""
+"""Lines of a file to a file: the loop of all commands that write something for each line of text.
+
+LineReader -> some thousand lines -> LineWork: read each, compute all, show each -> Writer (`output.py`)
+
+A file is read twice: a line that would end the run is found before the first result, not after the last hour. Memory
+doesn't grow with the file. An interrupted run is continued by `resume`, with the same bytes in the end.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import open_regular
+from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_regular, without_mark
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.progress import quiet_progress
-from mlx_transformer.system.watch import Progress
 
-from .lines import PART_LINES, LineReader, LineReport
-from .output import Writer, claim_lines, finishing, writer
+from .output import Writer, claim_lines, writer
 
-JSON = (".jsonl", ".ndjson", ".json", ".txt")
-"""The endings of the name of a file of JSON lines."""
+if TYPE_CHECKING:
+    from mlx_transformer.data.corpus import ParallelText
+
+PART_LINES, PART_BYTES = 2000, 4 << 20
+"""So many lines are read, computed and written together, or fewer once they have so many bytes."""
+
+
+class LineReader(Iterator[Any]):
+    """Lines of UTF-8 text. Only \\n ends a line; a \\r before it belongs to the end.
+
+    Bytes that are not UTF-8 are replaced, with one warning on standard error; a file with the mark of another encoding
+    is a `UserError`. number, position: lines and bytes that were read.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str):
+        self.stream, self.name, self.number, self.position, self.warned = stream, name, 0, 0, False
+
+    def start(self, number: int, position: int) -> None:
+        """Go on, or begin again, behind so many lines and bytes."""
+        self.stream.seek(position)
+        self.number, self.position, self.warned = number, position, False
+
+    def __next__(self) -> Any:
+        try:
+            line = self.stream.readline(LONGEST_LINE + 1)
+        except OSError as error:
+            raise UserError(f"{self.name}: cannot be read ({error.strerror})") from error
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.position += len(line)
+        if len(line) > LONGEST_LINE:
+            raise line_without_end(self.name, self.number)
+        if self.number == 1:
+            line = without_mark(line, self.name)
+        if line.endswith(b"\n"):
+            line = line[:-1].removesuffix(b"\r")
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            if not self.warned:
+                print(f"{self.name}, line {self.number}: not UTF-8, bad bytes are replaced", file=sys.stderr)
+                self.warned = True
+            return line.decode(errors="replace")
+
+    def parts(self, lines: int) -> Iterator[list[Any]]:
+        """Yield the rest, at most so many lines at a time. Where a part ends depends only on the text."""
+        part, begin = [], self.position
+        for line in self:
+            part.append(line)
+            if len(part) == lines or self.position - begin >= PART_BYTES:
+                yield part
+                part, begin = [], self.position
+        if part:
+            yield part
+
+
+class PairReader(LineReader):
+    """The lines of two files side by side, as (source, target). They are in memory."""
+
+    def __init__(self, text: ParallelText, name: str):
+        super().__init__(io.BytesIO(), name)
+        self.pairs = list(zip(text.source, text.target, strict=True))
+
+    def __next__(self) -> tuple[str, str]:
+        if self.number == len(self.pairs):
+            raise StopIteration
+        self.number += 1
+        return self.pairs[self.number - 1]
+
+
+@dataclass(frozen=True)
+class LineReport:
+    """The numbers of some lines, and who is told of them."""
+
+    first_line: int = 1
+    on_overlong: Callable[[int], None] | None = None
+    """Called with the number of each line that is too long for the model and is cut; None: such a line is an error."""
+    done: Callable[[float], None] = lambda share: None
+    """Called with the share of these lines that is done."""
+
+
+NO_REPORT = LineReport()
+"""For a caller's texts, which are no lines of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineWork:
-    """The work that is done on lines."""
+    """What a command makes of lines."""
 
     name: str
-    """The verb, which the progress bar shows."""
-    make: Callable[[Sequence[str], LineReport], bytes]
-    """From lines to what is written of them."""
-    overlong: str = ""
-    """The words about lines that are too long, behind their number, where there are such."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """The settings that must be the same in an interrupted run and in the one that continues it."""
+    """The command, for the progress bar."""
+    run: Callable[[Sequence[Any], LineReport], Iterable[Any]]
+    """Computes a result for each of some thousand lines, as `read` gives them."""
+    show: Callable[[Any, Any], str | bytes | Mapping[str, Any]]
+    """From a line and its result to the output: text, to which a line end is added, an object for JSON, or bytes."""
+    read: Callable[[Any, int], Any] = lambda line, number: line
+    """From a line and its number to what `run` takes; `UserError` for a line of another form."""
     check: Callable[..., None] | None = None
-    """As `checked_lines` takes it, for lines of which nothing can be made."""
+    """check(lines, first_line=1) raises `UserError` for a line that `run` will refuse."""
+    overlong: str = ""
+    """What to say about lines that were too long, if there were any."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options that must be the same when a run is resumed."""
     head: Callable[[int], bytes] | None = None
-    """The beginning of a file of so many lines."""
-    pieces: Callable[[str, LineReport], Iterable[bytes]] | None = None
-    """In place of `make`, what is written of one line as it is decided; such a file is not continued."""
+    """The first bytes of a file for so many lines."""
+    stream: Callable[[str, LineReport], Iterable[str]] | None = None
+    """In place of `run` and `show`: the output for one line in pieces, each as soon as it is decided."""
     suffixes: Sequence[str] = ()
-    """The endings that the name of the file may have, unless in nothing; without them in anything."""
+    """The endings that the output's name may have; an output may also have none. Default: any."""
+    unit: str = "lines"
+
+    def pieces(self, lines: Sequence[Any], report: LineReport) -> Iterator[bytes]:
+        if self.stream is None:
+            inputs = [self.read(line, number) for number, line in enumerate(lines, report.first_line)]
+            pairs = zip(inputs, self.run(inputs, report), strict=True)
+            yield b"".join(_bytes(self.show(*pair)) for pair in pairs)
+            return
+        for line in lines:
+            yield from (piece.encode(errors="replace") for piece in self.stream(line, report))
+            yield b"\n"
 
 
-def cut_at(most: int) -> str:
-    """Say what becomes of lines that have more tokens than a model takes."""
-    return f"longer than {most} tokens, cut there"
-
-
-def json_lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return one object a line."""
-    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects).encode(errors="replace")
+def _bytes(shown: str | bytes | Mapping[str, Any]) -> bytes:
+    if isinstance(shown, bytes):
+        return shown
+    line = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+    return f"{line}\n".encode(errors="replace")
 
 
 def write_lines(
     work: LineWork,
-    input: Path | None = None,
+    input: Path | tuple[Path, Path] | None = None,
     output: Target | None = None,
     *,
     text: Sequence[str] = (),
@@ -68,125 +165,112 @@ def write_lines(
     force: bool = False,
     model_facts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Write what is made of each line of a file (default: `text`, or else standard input) to a file (default: standard
-    output).
+    """Write what is made of each line of a file, or of `text` or standard input, to `output` or standard output.
 
-    resume: continue what was interrupted on its way to OUTPUT; force: replace an earlier OUTPUT; model_facts: what must
-    not have changed meanwhile.
-    How many lines are longer than the model takes, so that their end is left out, is said on standard error.
-    `UserError` for what can't be read, written or continued.
+    input: a file, or two whose lines belong together. resume: continue an interrupted run; force: replace an earlier
+    output; model_facts: what must be the same when a run is resumed, by name, besides input and options.
+    The number of lines that were too long for the model is printed on standard error.
+    `UserError` for anything that can't be read, written or continued.
     """
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
     if resume and (input is None or output is None):
         raise UserError("resume=True continues a file: it needs input and output")
-    is_file = input is not None and input.is_file()
-    no_file = input is None or (input.exists() and not is_file)  # one that is missing is said so when it is opened
-    if work.head is not None and not text and no_file:
-        raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
-    output = claim_lines(work.name, output, force, input)
+    files = input if isinstance(input, tuple) else (input,)
+    output = claim_lines(work.name, output, force, *files)
     if output is not None and work.suffixes and output.path.suffix.lower() not in ("", *work.suffixes):
         known = f"{', '.join(work.suffixes[:-1])} or {work.suffixes[-1]}"
         raise UserError(f"{output}: {work.name} writes no {output.path.suffix}; give a name that ends in {known}")
     with ExitStack() as stack:
-        source, name = open_source(stack, input, text)
-        known = checked_lines(input, work.check) if input is not None and is_file else None
-
-        def facts() -> Mapping[str, str]:
-            assert known is not None
-            options = {key: str(value) for key, value in work.options.items()}
-            return {"input": known[1], **options, **model_facts()}
-
-        target = writer(output, None if known is None or work.pieces is not None else facts, resume)
+        reader, facts = _opened(stack, input, text), None
+        file = input if isinstance(input, Path) and input.is_file() else None
+        lines = _checked(reader, work) if text or file or isinstance(input, tuple) else None
+        if work.head is not None and lines is None:
+            raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
+        if file is not None and work.stream is None:
+            fixed = {"input": sha256(file), **{name: str(value) for name, value in work.options.items()}}
+            facts = lambda: {**fixed, **model_facts()}  # noqa: E731
+        target = writer(output, facts, resume)
         stack.callback(target.close)
-        lines = known[0] if known is not None else source.read().count(b"\n") if work.head is not None else None
-        if work.head is not None and known is None:
-            source.seek(0)
-        head = b"" if work.head is None or lines is None else work.head(lines)
-        echoed = lines if output is not None or not sys.stdout.isatty() else None
-        _Job(work, source, name, target, head, echoed).run()
+        shown = not text and work.stream is None and (output is not None or not sys.stdout.isatty())
+        _Job(work, reader, target, lines if shown else None).run(b"" if work.head is None else work.head(lines or 0))
+
+
+def _opened(stack: ExitStack, input: Path | tuple[Path, Path] | None, text: Sequence[str]) -> LineReader:
+    if isinstance(input, tuple):
+        from mlx_transformer.data.corpus import read_parallel
+
+        return PairReader(read_parallel(*input), str(input[0]))
+    if input is not None:
+        return LineReader(stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input))
+    if text:
+        return LineReader(io.BytesIO("".join(f"{part}\n" for part in text).encode(errors="surrogateescape")), "text")
+    if sys.stdin is None:
+        raise UserError("standard input is closed; give a file with --input")
+    return LineReader(sys.stdin.buffer, "standard input")
+
+
+def _checked(reader: LineReader, work: LineWork) -> int:
+    """Read all lines once, and count them; `UserError` for one that would end the run."""
+    reader.warned = True  # the second reading warns
+    for part in reader.parts(PART_LINES):
+        first = reader.number - len(part) + 1
+        for number, line in enumerate(part, first):
+            work.read(line, number)
+        if work.check is not None:
+            work.check(part, first_line=first)
+    lines = reader.number
+    reader.start(0, 0)
+    return lines
 
 
 @dataclass
 class _Job:
     work: LineWork
-    source: BinaryIO
-    name: str
+    reader: LineReader
     target: Writer
-    head: bytes
     lines: int | None
-    """The lines of the input, where they are known and progress is shown."""
+    """The lines of the input, if progress is shown."""
 
-    def run(self) -> None:
-        self.progress = replace(self.target.progress)
-        if self.progress.read:
-            self.source.seek(self.progress.read)
-        reader = LineReader(self.source, self.name, self.progress.lines, self.progress.read)
-        with finishing(self.target):
-            if self.head and not self.progress.written:
-                self._write(self.head)
-            self._parts(reader) if self.work.pieces is None else self._stream(reader, self.work.pieces)
-        if count := self.progress.overlong:
-            which = (
-                f"{count:,} of {self.progress.lines:,} lines, the first of them line {self.progress.first_overlong:,}"
-            )
-            print(f"{self.name}: {which}: {self.work.overlong}", file=sys.stderr)
+    def run(self, head: bytes) -> None:
+        work, progress = self.work, replace(self.target.progress)
+        self.progress = progress
+        if progress.read:
+            self.reader.start(progress.lines, progress.read)
+        try:
+            with quiet_progress(work.name if self.lines else None) as watch:
+                for piece in self._pieces(head, watch):
+                    self.target.write(piece)
+                    progress.written += len(piece)
+            self.target.finish()
+        except (UserError, KeyboardInterrupt) as error:
+            if saved := self.target.progress.lines:
+                what = f"{error}; " if str(error) else ""
+                error.args = (f"{what}{saved:,} lines are done: go on with --resume",)
+            raise
+        if count := progress.overlong:
+            which = f"{count:,} of {progress.lines:,} {work.unit}, the first of them line {progress.first_overlong:,}"
+            print(f"{self.reader.name}: {which}: {work.overlong}", file=sys.stderr)
 
-    def _parts(self, reader: LineReader) -> None:
+    def _pieces(self, head: bytes, watch: Callable[[float, str], None]) -> Iterator[bytes]:
+        """Yield the bytes to write. Each part is saved once the next one is there."""
+        progress, reader = self.progress, self.reader
+        if not progress.written:
+            yield head
         # A person at the keyboard waits for each line.
-        size = 1 if self.source.isatty() else PART_LINES
-        with quiet_progress(self.work.name if self.lines else None) as watch:
-            for lines in reader.parts(size):
-                if before := self.progress.lines:
-                    self.target.save(replace(self.progress))
-                report = LineReport(before + 1, self._count, self._reporting(watch, before, len(lines)))
-                self._write(self.work.make(lines, report))
-                self.progress.lines, self.progress.read = reader.number, reader.position
+        for lines in reader.parts(1 if self.work.stream is not None or reader.stream.isatty() else PART_LINES):
+            before = progress.lines
+            if before:
+                self.target.save(replace(progress))
 
-    def _stream(self, reader: LineReader, pieces: Callable[[str, LineReport], Iterable[bytes]]) -> None:
-        for line in reader:
-            for piece in pieces(line, LineReport(reader.number, self._count)):
-                self._write(piece)
-            self._write(b"\n")
-            self.progress.lines = reader.number
+            def done(share: float, before: int = before, count: int = len(lines)) -> None:
+                if total := self.lines:
+                    now = before + round(share * count)
+                    watch(now / total, f"{now:,} of {total:,} {self.work.unit}")
 
-    def _reporting(self, watch: Progress, before: int, count: int) -> Callable[[float], None]:
-        """Return what passes on the share of these lines that is done, as one of all."""
-
-        def done(share: float) -> None:
-            if total := self.lines:
-                now = before + round(share * count)
-                watch(now / total, f"{now:,} of {total:,} lines")
-
-        return done
-
-    def _write(self, data: bytes) -> None:
-        self.target.write(data)
-        self.progress.written += len(data)
+            yield from self.work.pieces(lines, LineReport(before + 1, self._count, done))
+            progress.lines, progress.read = reader.number, reader.position
 
     def _count(self, line: int) -> None:
         self.progress.first_overlong = self.progress.first_overlong or line
         self.progress.overlong += 1
-
-
-def open_source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[BinaryIO, str]:
-    """Return what text is read from, and its name: a file, lines that are given, or standard input."""
-    if text:
-        return io.BytesIO("".join(f"{part}\n" for part in text).encode(errors="surrogateescape")), "text"
-    if input is None:
-        if sys.stdin is None:
-            raise UserError("standard input is closed; give a file with --input")
-        return sys.stdin.buffer, "standard input"
-    return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
-
-
-def checked_lines(path: Path, check: Callable[..., None] | None = None) -> tuple[int, str]:
-    """Return the lines of a file and its SHA-256. check: raises `UserError` for a line that would end the run, of some
-    lines and `first_line`, the number of their first."""
-    with open_regular(path) as file:
-        reader, first = LineReader(file, str(path), quiet=True), 1
-        for part in reader.parts():
-            if check is not None:
-                check(part, first_line=first)
-            first += len(part)
-    return reader.number, sha256(path)

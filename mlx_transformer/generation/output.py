@@ -1,7 +1,7 @@
-"""Where translations go: standard output, or a file that appears whole or not at all.
+"""Where the results of lines go: standard output, or a file that appears whole or not at all.
 
-While OUTPUT is being made it is OUTPUT.partial, and OUTPUT.partial.json says how far that is trusted and what it is a
-translation of; at the end it takes its name. An earlier OUTPUT, which only `force` replaces, stays until then.
+While OUT is being made it is OUT.partial, and OUT.partial.json records how much of that is safe and what it was made
+from; at the end OUT.partial is renamed. An earlier OUT, which only `force` replaces, stays until then.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,11 @@ from mlx_transformer.system.locks import open_locked
 
 FORMAT = 1
 WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed
-DIGEST = 64  # characters of a fact that nobody can read
+DIGEST = 64  # characters of a digest, which an error doesn't show
 NUMPY = b"\x93NUMPY"
+
+Facts = Callable[[], Mapping[str, str]]
+"""Computes what must be the same in a run and in the one that continues it: input, options, model."""
 
 
 def _holds_any(*forms: Callable[[Path], bool]) -> Callable[[Path], bool]:
@@ -48,13 +51,13 @@ KINDS = {
     "tag": Kind("file of entities", holds_json_lines("text", "entities")),
     "answer": Kind("file of answers", holds_json_lines("question", "context", "answer")),
 }
-"""By the verb, what it writes, and how an earlier one is recognised."""
+"""What each command writes, and how an earlier output of it is recognised."""
 _is_record = holds_object("format", "progress", "facts")
 
 
 def claim_lines(verb: str, out: Target | None, force: bool, *read: Path | None) -> Output | None:
-    """Return the right to write the output of a verb; None: standard output. `UserError` as of `claim`, for the file
-    under which it is written first too."""
+    """Return the right to write the output of a command, None for standard output; `UserError` as from `claim`, for
+    OUT.partial too."""
     if out is None or isinstance(out, Output):
         return out
     output = claim(out, KINDS[verb], force, *read)
@@ -71,8 +74,7 @@ def _partial(path: Path) -> Path:
 
 @dataclass
 class JobProgress:
-    """How far a translation has come. read: bytes of the input, written: of the output. overlong: lines that were, and
-    the first of them."""
+    """How far a job is. read: bytes of the input, written: bytes of the output, overlong: lines that were too long."""
 
     lines: int = 0
     read: int = 0
@@ -82,15 +84,14 @@ class JobProgress:
 
 
 class Writer:
-    """Every write goes out at once, so that closing has nothing left to fail at. progress: what is kept of it, so that
-    another can continue it."""
+    """An open output. Nothing is buffered, so closing it can't fail. progress: how much can be continued."""
 
     def __init__(self, stream: BinaryIO, name: str, ours: bool = False):
-        """ours: the stream is closed in the end."""
+        """ours: `close` closes the stream."""
         self.stream, self.name, self.ours, self.progress = stream, name, ours, JobProgress()
 
     def write(self, data: bytes) -> None:
-        """`UserError` names what has no room for it; who reads no more is the caller's matter."""
+        """Raise `UserError`, with the output's name, if there is no room; a `BrokenPipeError` is left to the caller."""
         left = memoryview(data)
         try:
             while left:
@@ -105,23 +106,22 @@ class Writer:
         return UserError(f"{self.name}: could not be written ({error.strerror}); look for free space")
 
     def save(self, progress: JobProgress) -> None:
-        """Note that a part is written."""
+        """Make what is written so far safe."""
 
     def finish(self) -> None:
-        """End: all is written."""
+        """Complete the output: all is written."""
 
     def close(self) -> None:
-        """Close after `finish`, or after an error."""
+        """Close it, after `finish` or an error."""
         if self.ours:
             self.stream.close()
 
 
 class Partial(Writer):
-    """OUTPUT.partial, beside the file that it becomes."""
+    """OUT.partial, and its record."""
 
-    def __init__(self, output: Output, facts: Callable[[], Mapping[str, str]] | None, resume: bool):
-        """facts: what a translation must have in common with the one that it continues, as it is told; None: it can't
-        be continued. `UserError` where one can't be begun, or not be resumed."""
+    def __init__(self, output: Output, facts: Facts | None, resume: bool):
+        """facts: None if the job can't be continued. `UserError` if the file can't be written, or not be resumed."""
         self.output, path = output, output.path
         self.partial = _partial(output.place)
         self.record = self.partial.with_name(f"{self.partial.name}.json")
@@ -139,7 +139,7 @@ class Partial(Writer):
         is_new = not self.partial.stat().st_size
         try:
             if is_new:
-                self._remove_record()  # what a kill left after the file took its name
+                self._remove_record()  # left by a kill after the rename
             elif resume:
                 self._read()
             elif self.record.exists():
@@ -205,16 +205,15 @@ class Partial(Writer):
         self.finished = True
         with suppress(OSError):
             self._remove_record()
-        self.stream.close()  # and with it the lock, for which others wait
+        self.stream.close()  # which frees the lock for others
 
     def _remove_record(self) -> None:
-        """Remove what says how far it is, but no file that only has its name."""
-        with suppress(UserError):  # it is damaged, or somebody else's
+        with suppress(UserError):  # damaged, or another program's file of that name, which stays
             if self.record.exists() and _is_record(self.record):
                 self.record.unlink()
 
     def close(self) -> None:
-        """Leave what can be continued."""
+        """Close it; what can be continued stays."""
         self._close(remove=not self.finished and not self.progress.lines)
 
     def _close(self, remove: bool) -> None:
@@ -228,21 +227,8 @@ class Partial(Writer):
         self.stream.close()
 
 
-@contextmanager
-def finishing(target: Writer) -> Iterator[None]:
-    """Finish it after all is written; what ends that before says how much is kept."""
-    try:
-        yield
-        target.finish()
-    except (UserError, KeyboardInterrupt) as error:
-        if lines := target.progress.lines:
-            what = f"{error}; " if str(error) else ""
-            error.args = (f"{what}{lines:,} lines are done: go on with --resume",)
-        raise
-
-
-def writer(output: Output | None, facts: Callable[[], Mapping[str, str]] | None, resume: bool) -> Writer:
-    """For standard output, a file, or what is no file, such as a pipe, which is written to as it is."""
+def writer(output: Output | None, facts: Facts | None, resume: bool) -> Writer:
+    """Open an output: a file, by way of OUT.partial; a device or a pipe, as it is; or standard output (None)."""
     if output is None:
         return Writer(sys.stdout.buffer, "standard output")
     if not output.special:

@@ -11,7 +11,7 @@ from mlx_transformer.system.errors import UserError
 
 from .classify import classify
 from .encoder_head import EncoderHead
-from .lines import NO_REPORT, LineReport
+from .line_files import NO_REPORT, LineReport
 from .text_options import RerankOptions
 
 

@@ -19,7 +19,7 @@ from mlx_transformer.core.heads import BEGINS, CONTINUES, OUTSIDE
 from mlx_transformer.core.text_pairs import Window
 
 from .encoder_head import EncoderHead, softmax
-from .lines import NO_REPORT, LineReport
+from .line_files import NO_REPORT, LineReport
 from .translate import as_lines
 
 

@@ -99,7 +99,10 @@ def call(
 
 
 def begin(
-    arguments: str | list[str], folder: Path, prepare: Callable[[], Callable[[], object] | None] | None = None
+    arguments: str | list[str],
+    folder: Path,
+    prepare: Callable[[], Callable[[], object] | None] | None = None,
+    part_lines: int | None = PART_LINES,
 ) -> Child:
     given = arguments.split() if isinstance(arguments, str) else arguments
 
@@ -108,7 +111,8 @@ def begin(
         from mlx_transformer.generation import line_files
 
         sys.modules["tensorboardX"] = None  # type: ignore[assignment] - whose thread writes when it likes
-        line_files.PART_LINES = PART_LINES
+        if part_lines is not None:
+            line_files.PART_LINES = part_lines
         after = prepare() if prepare is not None else None
 
         def run() -> int:

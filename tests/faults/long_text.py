@@ -96,14 +96,10 @@ class _Runner:
     def begin(self, output: str, *more: str) -> Child:
         paths = ["--input", str(self.folder / "in.txt"), "--output", str(self.folder / output)]
         settings = ["--overlong", "truncate", "--max-new-tokens", "6"]
-        return begin(
-            ["translate", str(self.model), *paths, *settings, *more], self.folder / "process", self._usual_parts
-        )
+        arguments = ["translate", str(self.model), *paths, *settings, *more]
+        return begin(arguments, self.folder / "process", self._prepare, part_lines=None)
 
-    def _usual_parts(self) -> None:
-        from mlx_transformer.generation import line_files, lines
-
-        line_files.PART_LINES = lines.PART_LINES
+    def _prepare(self) -> None:
         os.environ["COLUMNS"] = "80"
 
     def killed(self, random: Random, seconds: float, most: int) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from head_models import head_model, reranker
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
-from mlx_transformer.generation import head_files, line_files
+from mlx_transformer.generation import files, line_files
 from mlx_transformer.generation.classify import classify
 
 call = pytest.fixture(caller)
@@ -181,7 +181,7 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
         return classify(encoder, texts, several, told)
 
     with monkeypatch.context() as patched:
-        patched.setattr(head_files, "classify", interrupted)
+        patched.setattr(files, "classify", interrupted)
         assert "2 lines are done: go on with --resume" in call(*given)[2]
     assert seen == [1, 3]
     assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation import line_files
 from mlx_transformer.generation.embed import BATCH_TOKENS, MULTIPLE, Embedder, _batches
-from mlx_transformer.generation.embed_files import embed_stream
+from mlx_transformer.generation.files import embed_lines
 from mlx_transformer.generation.passes import ONE_AT_A_TIME
 from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
@@ -193,6 +193,10 @@ def test_a_saved_model_keeps_how_vectors_are_made(folder, tmp_path):
     np.testing.assert_array_equal(again.embed(TEXTS), model.embed(TEXTS))
 
 
+def write_vectors(model, input=None, output=None, options=None, **how):
+    line_files.write_lines(embed_lines(model, options or EmbedOptions(), output), input, output, **how)
+
+
 def text_file(folder: Path) -> Path:
     path = folder / "lines"
     path.write_text("".join(f"{text.strip()}\n" for text in TEXTS), encoding="utf-8")
@@ -201,8 +205,8 @@ def text_file(folder: Path) -> Path:
 
 def test_a_file_becomes_json_lines_or_an_array(folder, tmp_path, capsys):
     model, lines = OnnxTransformer(folder / "onnx"), text_file(tmp_path)
-    embed_stream(model, lines, tmp_path / "out.jsonl", EmbedOptions(dimensions=6))
-    embed_stream(model, lines, tmp_path / "out.npy", EmbedOptions(dimensions=6))
+    write_vectors(model, lines, tmp_path / "out.jsonl", EmbedOptions(dimensions=6))
+    write_vectors(model, lines, tmp_path / "out.npy", EmbedOptions(dimensions=6))
     expected = model.embed([text.strip() for text in TEXTS], dimensions=6)
     read = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [each["text"] for each in read] == [text.strip() for text in TEXTS]
@@ -216,7 +220,7 @@ def test_a_file_becomes_json_lines_or_an_array(folder, tmp_path, capsys):
 def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path, name, monkeypatch):
     monkeypatch.setattr(line_files, "PART_LINES", 7)
     model, lines, out = OnnxTransformer(folder / "onnx"), text_file(tmp_path), tmp_path / name
-    embed_stream(model, lines, out)
+    write_vectors(model, lines, out)
     whole = out.read_bytes()
     out.unlink()
     calls = []
@@ -230,13 +234,13 @@ def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path,
     vectors = Embedder.vectors
     monkeypatch.setattr(Embedder, "vectors", dying)
     with pytest.raises(KeyboardInterrupt, match="14 lines are done: go on with --resume"):
-        embed_stream(model, lines, out)
+        write_vectors(model, lines, out)
     assert not out.exists()
     with pytest.raises(UserError, match="holds what an interrupted run has done; go on with --resume"):
-        embed_stream(model, lines, out)
+        write_vectors(model, lines, out)
     with pytest.raises(UserError, match="dimensions=None before, now 3"):
-        embed_stream(model, lines, out, EmbedOptions(dimensions=3), resume=True)
-    embed_stream(model, lines, out, resume=True)
+        write_vectors(model, lines, out, EmbedOptions(dimensions=3), resume=True)
+    write_vectors(model, lines, out, resume=True)
     assert out.read_bytes() == whole
     assert {path.name for path in tmp_path.iterdir()} == {"lines", name}
     assert calls[:3] == [7, 7, 7]
@@ -256,18 +260,18 @@ def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path,
 )
 def test_what_cannot_be(folder, arguments, message):
     with pytest.raises(UserError, match=message):
-        embed_stream(OnnxTransformer(folder / "onnx"), **arguments)
+        write_vectors(OnnxTransformer(folder / "onnx"), **arguments)
 
 
 def test_lines_that_are_given_become_an_array_too(folder, tmp_path):
     model = OnnxTransformer(folder / "onnx")
     for name in ("o.npy", "o.NPY"):
-        embed_stream(model, None, tmp_path / name, text=["one", "two three."])
+        write_vectors(model, None, tmp_path / name, text=["one", "two three."])
         np.testing.assert_array_equal(np.load(tmp_path / name), model.embed(["one", "two three."]))
 
 
 def test_standard_input_becomes_lines_on_standard_output(folder, capsysbinary, monkeypatch, tmp_path):
     with open(text_file(tmp_path), "rb") as file:
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": file}))
-        embed_stream(OnnxTransformer(folder / "onnx"))
+        write_vectors(OnnxTransformer(folder / "onnx"))
     assert len(capsysbinary.readouterr().out.splitlines()) == len(TEXTS)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from upper_case import TOKENIZER, UpperCase
 
-from mlx_transformer.generation import line_files, lines, output
-from mlx_transformer.generation.files import translate_stream
-from mlx_transformer.generation.lines import Layout, LineReader
+from mlx_transformer.generation import line_files, output
+from mlx_transformer.generation.files import Layout, translate_stream
+from mlx_transformer.generation.line_files import LineReader
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.translate import Translation
 from mlx_transformer.system.errors import UserError
@@ -92,7 +92,7 @@ def test_long_lines_are_counted_in_a_last_line(tmp_path, capsys, small_parts, ov
 
 
 def test_a_stream_is_read_in_parts_of_bounded_size(monkeypatch, tmp_path):
-    monkeypatch.setattr(lines, "PART_BYTES", 8)
+    monkeypatch.setattr(line_files, "PART_BYTES", 8)
     text = [b"a", b"b", b"c", b"a long line", b"d", b"e"]
     reader = LineReader(io.BytesIO(b"\n".join(text)), "text")
     assert list(reader.parts(2)) == [["a", "b"], ["c", "a long line"], ["d", "e"]]
