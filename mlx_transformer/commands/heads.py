@@ -6,6 +6,7 @@ from typing import Annotated
 
 from mlx_transformer.generation.text_options import AnswerOptions, ClassifyOptions, RerankOptions
 
+from .models import run_on_lines
 from .settings import Folder, LineFiles, RuntimeSettings, Shown, Texts
 
 
@@ -21,7 +22,7 @@ def classify(
     between them."""
     from mlx_transformer.generation.files import classify_lines
 
-    files.write("classify", model, text, runtime, lambda opened, out: classify_lines(opened, options))
+    run_on_lines("classify", model, text, files, runtime, lambda opened, out: classify_lines(opened, options))
 
 
 def rerank(
@@ -37,7 +38,7 @@ def rerank(
     from mlx_transformer.generation.files import rerank_lines
 
     as_json = files.input is not None and files.input.suffix == ".jsonl"
-    files.write("rerank", model, text, runtime, lambda opened, out: rerank_lines(opened, options, as_json))
+    run_on_lines("rerank", model, text, files, runtime, lambda opened, out: rerank_lines(opened, options, as_json))
 
 
 def tag(
@@ -51,7 +52,7 @@ def tag(
     and places."""
     from mlx_transformer.generation.files import tag_lines
 
-    files.write("tag", model, text, runtime, lambda opened, out: tag_lines(opened))
+    run_on_lines("tag", model, text, files, runtime, lambda opened, out: tag_lines(opened))
 
 
 def answer(
@@ -66,4 +67,4 @@ def answer(
     text."""
     from mlx_transformer.generation.files import answer_lines
 
-    files.write("answer", model, text, runtime, lambda opened, out: answer_lines(opened, options))
+    run_on_lines("answer", model, text, files, runtime, lambda opened, out: answer_lines(opened, options))

@@ -12,7 +12,7 @@ from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 
-from .models import open_folder, open_model
+from .models import open_folder, open_model, run_on_lines
 from .parameters import Argument, Option
 from .settings import Embedding, Folder, LineFiles, RuntimeSettings, Shown, Texts, chosen
 
@@ -60,7 +60,9 @@ def fill(
     """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
     from mlx_transformer.generation.files import fill_lines
 
-    files.write("fill", model, text, runtime, lambda opened, out: fill_lines(opened, top_k, json or out is not None))
+    run_on_lines(
+        "fill", model, text, files, runtime, lambda opened, out: fill_lines(opened, top_k, json or out is not None)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ def embed(
     from mlx_transformer.generation.files import embed_lines
 
     make = lambda opened, out: embed_lines(opened, options, out)  # noqa: E731
-    files.write("embed", model, text, runtime, make, open_model)
+    run_on_lines("embed", model, text, files, runtime, make, open_model)
 
 
 def _standard_input(what: str) -> str:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from export.settings import PrecisionName
     from mlx_transformer import Transformer
     from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.generation.line_files import LineWork
     from mlx_transformer.generation.verbs import TextVerbs
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
+    from mlx_transformer.system.durable import Output
 
-    from .settings import RuntimeSettings
+    from .settings import LineFiles, RuntimeSettings
 
 
 def open_model(
@@ -101,6 +103,24 @@ def open_folder(path: Path, **options: Any) -> TextVerbs:
     if path.is_file():
         raise UserError(f"{path}: is a file; give a checkpoint folder or an ONNX folder")
     return open_model(path, **options)
+
+
+def run_on_lines(
+    verb: str,
+    model: Path,
+    text: Sequence[str] | None,
+    files: LineFiles,
+    runtime: RuntimeSettings,
+    make: Callable[[TextVerbs, Output | None], LineWork],
+    open: Callable[..., TextVerbs] = open_folder,
+) -> None:
+    """Open the model, and write what `make(model, output)` makes of each line."""
+    from mlx_transformer.generation.line_files import write_lines
+    from mlx_transformer.generation.output import claim_lines
+
+    out = claim_lines(verb, files.out, files.force, model, files.input)  # before the model is opened
+    work, facts = make(open(model, **vars(runtime)), out), facts_of(model, runtime)
+    write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, str]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -28,13 +28,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import ADVANCED, FieldType, field_docs, field_types
 from mlx_transformer.system.files import check_text
 
-from .models import facts_of, open_folder
 from .parameters import Argument, Option, check_values
-
-if TYPE_CHECKING:
-    from mlx_transformer.generation.line_files import LineWork
-    from mlx_transformer.generation.verbs import TextVerbs
-    from mlx_transformer.system.durable import Output
 
 UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
@@ -113,24 +107,6 @@ class LineFiles:
     """Continue what was interrupted on its way to OUT."""
     force: bool = False
     """Replace an earlier file of this command."""
-
-    def write(
-        self,
-        verb: str,
-        model: Path,
-        text: Sequence[str] | None,
-        runtime: RuntimeSettings,
-        make: Callable[[TextVerbs, Output | None], LineWork],
-        open: Callable[..., TextVerbs] = open_folder,
-    ) -> None:
-        """Open the model, and write what `make(model, output)` makes of each line."""
-        from mlx_transformer.generation.line_files import write_lines
-        from mlx_transformer.generation.output import claim_lines
-
-        out = claim_lines(verb, self.out, self.force, model, self.input)  # before the model is opened
-        opened, facts = open(model, **vars(runtime)), facts_of(model, runtime)
-        work = make(opened, out)
-        write_lines(work, self.input, out, text=text or (), resume=self.resume, model_facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
