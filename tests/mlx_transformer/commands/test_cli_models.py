@@ -22,6 +22,7 @@ from export.package.facts import describe_graphs
 from mlx_transformer import load
 from mlx_transformer.commands import quickstart
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.generation import line_files
 from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
@@ -221,7 +222,7 @@ def test_evaluate_keeps_the_translations(call, made, tmp_path):
     assert found["overlong"] == {"lines": 1, "treated_by": "split"}
 
 
-def test_score(call, made, tmp_path):
+def test_score(call, made, tmp_path, monkeypatch):
     (tmp_path / "source").write_text(TEXT, encoding="utf-8")
     (tmp_path / "target").write_text("".join(reversed(TEXT.splitlines(True))), encoding="utf-8")
     files = ["--source", tmp_path / "source", "--target", tmp_path / "target"]
@@ -249,6 +250,10 @@ def test_score(call, made, tmp_path):
     status, out, said = call("score", made / "onnx", *files, "--overlong", "skip")
     assert (status, out.split("\n")[1]) == (0, "\t")
     assert said.endswith("1 of 5 pairs, the first of them line 2: longer than the model takes, left empty\n")
+    monkeypatch.setattr(line_files, "PART_LINES", 2)
+    assert call("score", made / "onnx", *files, "--overlong", "skip") == (0, out, said)
+    refused(call("score", made / "onnx", *files, "--output", tmp_path / "new"), "line 2: ")
+    assert not (tmp_path / "new").exists()
 
 
 def test_export_writes_what_it_says(call, made, tmp_path):
