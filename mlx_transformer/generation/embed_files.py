@@ -47,7 +47,7 @@ def embed_stream(
     as_array = output is not None and os.fspath(output).lower().endswith(ARRAY)
     if as_array and embedder.kind != "dense":
         raise UserError(
-            f"{output}: an array holds one vector of each line (kind=dense); name a file that ends in .jsonl"
+            "{}: an array holds one vector of each line ({kind}); name a file that ends in .jsonl", output, kind="dense"
         )
     key, written = FORMS[embedder.kind]
 

@@ -62,7 +62,9 @@ def translate_stream(
     if s.task_prefix is not None:
         options[TASK_PREFIX] = s.task_prefix
     if s.stream and (s.scores or s.json or s.resume or s.alignment):
-        raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
+        raise UserError(
+            "{stream} writes bare text as it is decided: without scores, json, resume and alignment", stream=True
+        )
     layout = Layout(n_best=options.get("n_best", 1), scores=s.scores, json=s.json, alignment=s.alignment)
     aligned = s.alignment and (cross_weights or True)
 

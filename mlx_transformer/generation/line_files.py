@@ -79,7 +79,7 @@ def write_lines(
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
     if resume and (input is None or output is None):
-        raise UserError("resume=True continues a file: it needs input and output")
+        raise UserError("{resume} continues a file: it needs input and output", resume=True)
     is_file = input is not None and input.is_file()
     no_file = input is None or (input.exists() and not is_file)  # one that is missing is said so when it is opened
     if work.head is not None and not text and no_file:

@@ -54,7 +54,11 @@ def score_pairs(
             fits.append(longest <= limit)
             if longest > limit and overlong == "error":
                 raise UserError(
-                    f"line {i}: {longest} tokens, the model takes at most {limit}; shorten it, or choose overlong=skip"
+                    "line {}: {} tokens, the model takes at most {}; shorten it, or choose {overlong}",
+                    i,
+                    longest,
+                    limit,
+                    overlong="skip",
                 )
     target_file = writer(output, None, False)
     try:
