@@ -42,7 +42,7 @@ class Way:
 
 
 # The better of a few that were tried by hand, for 100 and 150 steps; what isn't here is train's own.
-ADAPTER = ("--rank", "32", "--alpha", "64", "--targets", "*", "--learning-rate", "1e-2")
+ADAPTER = ("--adapter-rank", "32", "--adapter-alpha", "64", "--adapter-targets", "*", "--learning-rate", "1e-2")
 NEW = ("--preset", "tiny", "--vocab-size", "2000")
 BASE = Way("model of the first half", "first", NEW, from_base=False)
 WAYS = (

@@ -91,8 +91,7 @@ class Ports(NamedTuple):
         return {port.value: port.name for port in self.outputs}
 
     def among(self, inputs: Collection[str], outputs: Collection[str]) -> Ports:
-        """Return those that a graph has whose inputs and outputs are called so: one of others, or of an earlier
-        version, may have fewer."""
+        """Keep the ports that a graph has, by name: another exporter's graph may have fewer."""
         return Ports(
             tuple(port for port in self.inputs if port.name in inputs),
             tuple(port for port in self.outputs if port.name in outputs),

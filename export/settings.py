@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, joined
 from mlx_transformer.system.fields import ADVANCED, Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
@@ -169,10 +169,12 @@ class ServeSettings:
     def __post_init__(self) -> None:
         _check(self)
         if isinstance(self.cors, str) or not all(isinstance(origin, str) for origin in self.cors):
-            raise UserError(f"cors={self.cors!r} must be a list of origins")
+            raise UserError("{cors!r} must be a list of origins", cors=self.cors)
         for origin in self.cors:
             if origin != "*" and not _is_origin(origin):
-                raise UserError(f"cors={origin!r} is no origin: give scheme and host, as https://example.org, or *")
+                raise UserError(
+                    "{cors!r} is no origin: give scheme and host, as https://example.org, or *", cors=origin
+                )
 
     def api_keys(self) -> list[str]:
         """Return the keys of `api_key_file`; empty lines and those that begin with # are none. `UserError` without
@@ -237,4 +239,4 @@ class ValidateSettings(JudgeSettings):
 
 def _check(settings: object) -> None:
     if problems := check_fields(settings):
-        raise UserError("; ".join(problems))
+        raise UserError(joined(problems))

@@ -10,9 +10,7 @@ print(mt.OnnxTransformer("quickstart-onnx").translate(["May 3, 2024"], beam=4)) 
 
 from __future__ import annotations
 
-from .system.lazy import find_old_names, lazy
-
-find_old_names()
+from .system.lazy import lazy
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:

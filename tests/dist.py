@@ -224,7 +224,7 @@ def try_out(python: Path, everything: bool) -> Path:
     if with_mlx != with_onnx:
         raise DistError(f"MLX translates to {with_mlx!r}, ONNX Runtime to {with_onnx!r}")
     if everything:
-        run([program, "export", "run", "text.onnx", "--text"], place)
+        run([program, "export", "run", "text.onnx", "--embed-tokenizer"], place)
         run([python, "-c", TEXT], place)
         run([python, "-c", SERVE], place)
     return place / "onnx"

@@ -12,7 +12,7 @@ from typing import Any
 from export.settings import ExplainSettings
 from export.validate.engines.registry import full_name
 from export.validate.opening import RUNTIMES, Opened, open_model
-from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim, page_kind
 from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.options import Options
@@ -104,7 +104,7 @@ def open_other(text: str, first: Opened, threads: int | None, verify: bool) -> O
     """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
     is_runtime = full_name(text).partition(":")[0] in RUNTIMES and not Path(text).exists()
     folder, runtime = (first.folder, text) if is_runtime else (Path(text), None)
-    onnx = folder.is_dir() and is_onnx_folder(folder)
+    onnx = Place.of(folder).onnx
     other = open_model(folder, runtime, threads if onnx else None, verify)
     if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
         raise UserError(f"{text}: has another vocabulary than {first.folder}; compare models of the same tokens")

@@ -180,7 +180,8 @@ def fewest(
             too_few = count
     if best is None:
         raise UserError(
-            f"least_neighbours {least:g}: with any layer in int8 fewer are kept: take float16, or a smaller share"
+            "{least_neighbours} {}: with any layer in int8 fewer are kept: take float16, or a smaller share",
+            f"{least:g}",
         )
     return list(order[:enough]), best
 

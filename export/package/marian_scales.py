@@ -16,14 +16,12 @@ from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.int8_scales import Int8Scales, ProductScales, read_int8_scales
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.families.marian_files.writing import multiplier
-from mlx_transformer.system.lazy import renamed
 
 from .fixed_scales import Trial, calibration_text
 from .plan import Plan
 from .write import write_package
 
 
-@renamed(told="log")
 def marian_scales(
     checkpoint: str | Path, calibrate: str | Path | None = None, log: Callable[[str], None] = lambda _: None
 ) -> Int8Scales | None:

@@ -144,7 +144,10 @@ def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | No
         return embedding.cut(dimensions, opened.config.d_model)
     if dimensions is not None:
         raise UserError(
-            f"dimensions={dimensions}: {opened.folder} has no {EMBEDDING}, which says how a text's vector is made"
+            "{dimensions}: {} has no {}, which says how a text's vector is made",
+            opened.folder,
+            EMBEDDING,
+            dimensions=dimensions,
         )
     return None
 
@@ -182,11 +185,13 @@ def check_scales(settings: ExportSettings, precisions: list[str], architecture: 
         raise UserError(f"calibrate {settings.calibrate}: with a scale a token nothing is calibrated: leave out one")
     if (least := settings.least_neighbours) is not None:
         if not 0 < least <= 1:
-            raise UserError(f"least_neighbours {least:g}: is a share, above 0 and at most 1")
+            raise UserError("{least_neighbours} {}: is a share, above 0 and at most 1", f"{least:g}")
         if architecture != "encoder":
-            raise UserError(f"least_neighbours {least:g}: only an encoder alone makes vectors that have neighbours")
+            raise UserError(
+                "{least_neighbours} {}: only an encoder alone makes vectors that have neighbours", f"{least:g}"
+            )
         if settings.gate_source is None:
-            raise UserError(f"least_neighbours {least:g}: is judged on text: give some with --gate-source FILE")
+            raise UserError("{least_neighbours} {}: is judged on text: give some with --gate-source FILE", f"{least:g}")
 
 
 def _check_positions(opened: Checkpoint) -> None:

@@ -126,7 +126,7 @@ def gate_text(
     if vectors:
         if source is not None or reference is not None:
             raise UserError(
-                f"{source or reference}: with inputs_embeds the encoder reads vectors: none of it is judged"
+                "{}: with {inputs_embeds} the encoder reads vectors: none of it is judged", source or reference
             )
         for precision in judged:
             log(f"{precision}: not judged: with inputs_embeds the encoder reads vectors, not text")
@@ -140,7 +140,7 @@ def gate_text(
             " vectors of texts an encoder with its own"
         )
     if reference is not None and embeds:
-        raise UserError(f"{reference}: vectors of texts have no reference: give the texts alone, as gate_source")
+        raise UserError("{}: vectors of texts have no reference: give the texts alone, as {gate_source}", reference)
     if source is not None and reference is not None:
         text = read_parallel(source, reference)
         return Text(list(text.source), list(text.target), str(source))

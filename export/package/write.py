@@ -39,8 +39,8 @@ from mlx_transformer.core.checkpoint import resolve
 from mlx_transformer.core.outputs import ONNX_FOLDER, claim
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.system.durable import Output, Target, replace_folder
-from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.lazy import naming_extra, renamed
+from mlx_transformer.system.errors import Text, UserError, joined
+from mlx_transformer.system.lazy import naming_extra
 from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.watch import Progress, no_progress
 
@@ -60,7 +60,6 @@ GRAPHS = "onnx"
 
 
 @naming_extra("export_onnx")
-@renamed(told="log")
 def export_onnx(
     checkpoint: str | Path,
     out: Target,
@@ -117,11 +116,11 @@ def export_onnx(
                 qualities = judge(folder, Path(plain), plan.judged, text, watch, plan.provider)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not settings.accept_loss:
-                hint = "accept_loss=True writes it all the same"
+                hints = [Text("{accept_loss} writes it all the same", accept_loss=True)]
                 if layers is not None:
-                    hint += "; least_neighbours leaves matrices in float32 for as many neighbours as you name"
-                hint += "; force=True only replaces a model" * settings.force
-                raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); {hint}")
+                    hints += [Text("{least_neighbours} leaves matrices in float32 for as many neighbours as you name")]
+                hints += [Text("{force} only replaces a model", force=True)] * settings.force
+                raise UserError("{}: not written: {} ({}); {}", out, "; ".join(problems), text.origin, joined(hints))
             record(folder, qualities, None if layers is None else layers.to_dict())
             for quality in qualities:
                 log(str(quality))

@@ -35,13 +35,13 @@ from export.precision.table import (
     check_precisions,
 )
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
+from mlx_transformer.core.folders import AN_ONNX_FOLDER, ONNX_CONFIG, Place
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.generation.settings import SETTINGS
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file, verify_files
 
@@ -51,14 +51,10 @@ if TYPE_CHECKING:
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL)
 """Each folder has one of these graphs in each of its precisions."""
 
-
-OLD_GRAPH_NAMES = {ENCODER_CPU: "encoder_rows", DECODER_CPU: "decoder_rows"}
-"""Folders that were written up to version 0.1 hold the same graphs under these names."""
-
 READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, EMBEDDING, DENSE, *NAMES)
 """The files that are read beside the graphs' folder."""
 INNER_MANIFEST = f"onnx/{MANIFEST}"
-"""The manifest of the graphs, in that of the files around them; folders of earlier versions don't list it."""
+"""The manifest of the graphs, in that of the files around them."""
 
 
 class OnnxFolder(NamedTuple):
@@ -149,16 +145,11 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     `precision`: which of the folder's; default: float32 if it is there, else the only one.
     """
     check_name(path)
-    path = Path(path)
-    if path.name == "onnx" and not _has_config(path) and _has_config(path.parent):
-        path = path.parent
+    path = _whole(Path(path))
     if path.is_file():
         raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --embed-tokenizer")
-    if not is_onnx_folder(path):
-        from shlex import quote
-
-        build = f"python -m export build {quote(str(path))} OUT"
-        raise UserError(f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: {build}")
+    if not (what := Place.of(path)).onnx:
+        raise what.error(AN_ONNX_FOLDER)
     place = _place(path)
     precision = _precision(place, precision)
     request, activations, standard = _described(path, precision)
@@ -187,7 +178,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 
 def has_row_per_token(path: Path) -> bool:
     """Return whether the folder's encoder alone is target cpu's."""
-    place = path.parent if path.name == "onnx" and not _has_config(path) and _has_config(path.parent) else path
+    place = _whole(path)
     return (place / ONNX_CONFIG).is_file() and _described(place, "float32")[0].by_token
 
 
@@ -235,11 +226,9 @@ def has_graph(path: str | Path, name: str) -> bool:
 
 
 def graph_file(place: Path, name: str, suffix: str) -> Path | None:
-    """Return the graph of that name in a folder of graphs, be it of this version or an earlier one; None if it isn't
-    there."""
-    called = (name, OLD_GRAPH_NAMES[name]) if name in OLD_GRAPH_NAMES else (name,)
-    files = (place / f"{known}{suffix}.onnx" for known in called)
-    return next((file for file in files if file.is_file()), None)
+    """Return the graph of that name in a folder of graphs; None if it isn't there."""
+    file = place / f"{name}{suffix}.onnx"
+    return file if file.is_file() else None
 
 
 def _place(folder: Path) -> Path:
@@ -263,6 +252,12 @@ def _precision(place: Path, requested: str | None) -> str:
     if len(available) > 1 and "float32" not in available:
         raise UserError(f"{place}: holds {' and '.join(available)}; choose with precision")
     return available[0] if len(available) == 1 else "float32"
+
+
+def _whole(path: Path) -> Path:
+    """The folder around the graphs' own, which the config lies in, if that is the one that is named."""
+    inner = path.name == "onnx" and not _has_config(path) and _has_config(path.parent)
+    return path.parent if inner else path
 
 
 def _has_config(path: Path) -> bool:
@@ -305,7 +300,7 @@ def _from_published(file: Path, values: Any) -> TransformerConfig:
     model_type = values.get("model_type") if isinstance(values, dict) else None
     if model_type not in list(FAMILIES):
         raise UserError(
-            f"{file}: model_type {model_type!r} can't be run here: export with `python -m export build`, or one of "
-            f"{', '.join(FAMILIES)} with Optimum"
+            "{}: model_type {!r} can't be run here: export with `{}`, or one of {} with Optimum",
+            *(file, model_type, CommandLine("export"), ", ".join(FAMILIES)),
         )
     return config_of(FAMILIES[model_type], values, {}, file)

@@ -179,7 +179,9 @@ class SearchModel(TextVerbs):
         raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
 
     def _streamed(self, begin: Callable[[Model], Iterator[Any]]) -> Iterator[Any]:
-        raise UserError(f"{self.path}: the search is in the file, which gives whole lines alone: leave out stream=True")
+        raise UserError(
+            "{}: the search is in the file, which gives only whole lines: leave out {stream}", self.path, stream=True
+        )
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -24,7 +24,6 @@ from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import open_checkpoint, resolve
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.system.durable import Target, replace_folder
-from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.watch import Progress, no_progress
 
 from .write import export_search
@@ -44,7 +43,6 @@ curl localhost:8000/v2/models/{name}
 ```"""
 
 
-@renamed(told="log")
 def export_triton(
     checkpoint: str | Path,
     out: Target,

@@ -38,7 +38,6 @@ from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import Settings
 from mlx_transformer.system.durable import Output, Target, replace_files
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.watch import Progress, no_progress
 
 from .graph import search_model
@@ -59,7 +58,6 @@ PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2
 EXTERNAL_THRESHOLD = 1024
 
 
-@renamed(told="log")
 def export_search(
     checkpoint: str | Path,
     out: Target,
@@ -155,7 +153,7 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
     if len(precisions := check_precisions(settings.precision)) > 1:
         raise UserError(f"{out}: search in the graph is one file of one precision, not {', '.join(precisions)}")
     if settings.inputs_embeds:
-        raise UserError(f"{out}: search in the graph is one file that reads ids: leave out inputs_embeds")
+        raise UserError("{}: search in the graph is one file that reads ids: leave out {inputs_embeds}", out)
     if out.suffix != ".onnx" or out.is_dir():
         raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from export.runtime.folder import open_folder
 from export.search.metadata import check_file
 from export.settings import PrecisionName, ServeSettings
-from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.folders import Place
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.translate import Overlong, Translation, join
@@ -49,7 +49,7 @@ def check(path: Path, settings: ServeSettings, open: Open) -> None:
         path = find_model(path).folder
     if path.is_file():
         check_file(path, settings.precision)
-    elif open is open_onnx or not path.is_dir() or is_onnx_folder(path):
+    elif open is open_onnx or Place.of(path).runs_onnx:
         open_folder(path, settings.precision)
     elif settings.workers > 1:
         raise UserError(f"{path}: is a checkpoint, and MLX computes one batch at a time: leave out --workers")

@@ -17,8 +17,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from export.settings import ServeSettings
+from mlx_transformer.system.early import HANGUP, drop_hung_up, restore_handlers
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.process import HANGUP, drop_hung_up, restore_handlers
 
 from .connections import Bounds, Connection, Guard, allow_files
 from .metrics import Metrics

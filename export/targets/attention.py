@@ -27,7 +27,9 @@ def requested_layer(config: TransformerConfig, attention: bool, layer: int | Non
     if config.architecture != "encoder-decoder":
         raise UserError(f"attention: architecture={config.architecture!r} has no source to attend to; leave it out")
     if layer is not None and not 0 <= layer < config.decoder_layers:
-        raise UserError(f"attention_layer={layer}: the decoder has layers 0 to {config.decoder_layers - 1}")
+        raise UserError(
+            "{attention_layer}: the decoder has layers 0 to {}", config.decoder_layers - 1, attention_layer=layer
+        )
     return alignment_layer(config) if layer is None else layer
 
 

@@ -27,8 +27,9 @@ from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
 from export.validate.reference import Reference
-from mlx_transformer.core.checkpoint import Checkpoint, is_published, open_checkpoint
+from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import Place
 from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.families.conversion import as_checkpoint
@@ -131,7 +132,7 @@ def compare(
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
     report = replace(report, seed=seed, onnx=str(named), absent=tuple(absent), gradients=derivatives, files=files)
-    return replace(report, checkpoint=str(checkpoint)) if is_published(Path(checkpoint)) else report
+    return replace(report, checkpoint=str(checkpoint)) if Place.of(checkpoint).what == "a published model" else report
 
 
 def _file_of(onnx: Path) -> Path:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from export.runtime.folder import verify_export
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import KINDS, TransformerConfig
-from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.folders import Place
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.translate import USES, fitting_tokenizer
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 
 from .cases import Case
 from .engines import Engine, open_engine
@@ -94,7 +94,7 @@ def open_model(
         runtime = f"onnxruntime:cpu:all:{precision}"
     if folder.is_file():
         raise UserError(f"{folder}: is a file, which shows nothing from within; give a checkpoint or an ONNX folder")
-    onnx = is_onnx_folder(folder)
+    onnx = Place.of(folder).check_model().onnx
     chosen = full_name(runtime or ("onnxruntime" if onnx else _best()))
     name = chosen.partition(":")[0]
     if name not in RUNTIMES:
@@ -109,7 +109,7 @@ def open_model(
         engine, path = open_engine(chosen, None, folder, threads), tokenizer_path(folder)
     else:
         if threads is not None:
-            raise UserError(f"{folder}: is a checkpoint; --threads is for ONNX folders")
+            raise UserError("{}: is a checkpoint; {} is for ONNX folders", folder, Name("threads"))
         checkpoint = open_checkpoint(folder, verify)
         engine, path = open_engine(chosen, checkpoint, None), checkpoint.tokenizer_path
     config = engine.config

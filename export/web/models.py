@@ -34,7 +34,7 @@ from mlx_transformer.generation.settings import (
     chosen_options,
     read_settings,
 )
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import parse_json, read_json
 from mlx_transformer.system.manifest import verify_file, verify_files
 
@@ -172,7 +172,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     facts = metadata_of(model)
     if CONFIG not in facts:
         raise UserError(
-            f"{file}: holds no search of ours; write it: mlx-transformer export CHECKPOINT OUT.onnx --search"
+            "{}: holds no search of ours; write it: {}", file, CommandLine("export", "CHECKPOINT OUT.onnx --search")
         )
     config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
     if PORTS[SEARCH](Request(config=config, text=True)).input_names["text"] in {v.name for v in model.graph.input}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from shlex import quote
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import sha256
 
@@ -26,7 +26,8 @@ def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
     """Return {path below the folder: SHA-256} of a site's listed files. `UserError` for what is no site and, with
     `verify`, if one is missing or damaged."""
     if not is_site(folder):
-        raise UserError(f"{folder}: is no site; write one: mlx-transformer web ONNX --out {quote(str(folder))}")
+        write = CommandLine("web", f"ONNX --out {quote(str(folder))}")
+        raise UserError("{}: is no site; write one: {}", folder, write)
     try:
         values = read_json(folder / SITE)
         version = values["format"]

@@ -17,7 +17,6 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.settings import NO_SHORTLIST, named_files
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.lazy import renamed
 from mlx_transformer.system.manifest import sha256
 
 from .assets import WASM, WEBGPU, find_package, version_of
@@ -44,7 +43,6 @@ class Inside:
     taps: Mapping[str, Mapping[str, str]]
 
 
-@renamed(told="log")
 def write_site(
     models: str | Path | Sequence[str | Path],
     out: Target,

@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import CommandLine, Name, UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import click
+
+    from mlx_transformer.system.errors import Spelling
 
     from .parameters import Command
 
@@ -74,7 +75,6 @@ WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """The name of a command there."""
-USUAL_NAMES = {there: here for here, there in BUILD.items()}
 PROGRAMS = {
     "mlx-transformer": (
         list(ALL),
@@ -86,20 +86,12 @@ VERSION = ("--version", "-V")
 COMPLETE = "_MLX_TRANSFORMER_COMPLETE"
 """The variable by which a shell asks what may follow."""
 
-# Hidden spellings of options: those of earlier versions, by command, and the field's names, where a command has the
-# option and no other of that name.
-EARLIER = {
-    "train": {"--rank": "--adapter-rank", "--alpha": "--adapter-alpha", "--targets": "--adapter-targets"}
-    | {"--warmup-steps": "--warmup", "--start-from": "--from", "--checkpoint-seconds": "--save-every"},
-    "launch": {"--backend": "--network"},
-    "validate": {"--runtime": "--runtimes", "--backend": "--runtimes", "--out": "--html", "-o": "--html"},
-    "score": {"--target": "--reference"},
-    "explain": {"--target": "--translation"},
-    "export": {"--text": "--embed-tokenizer"},
-    "serve": {"--batch-size": "--max-batch", "--max-batch-size": "--max-batch"},
-}
-USUAL = {"--backend": "--runtime", "--output": "--out", "--lr": "--learning-rate", "--num-beams": "--beam"}
-USUAL |= {"--max-length": "--max-new-tokens", "--batch-size": "--batch"}
+# Other programs' names of options. Help doesn't show them; a command takes them where it has the option itself.
+USUAL = (
+    *(("--backend", "--runtime"), ("--output", "--out"), ("--lr", "--learning-rate"), ("--warmup-steps", "--warmup")),
+    *(("--num-beams", "--beam"), ("--max-length", "--max-new-tokens"), ("--batch-size", "--batch")),
+    *(("--batch-size", "--max-batch"), ("--max-batch-size", "--max-batch")),
+)
 
 
 class Commands(Mapping[str, "Command"]):
@@ -140,8 +132,7 @@ def _made(name: str, function: Callable[..., Any]) -> Command:
 
     command = Command(name, with_settings(function))
     options = {option for each in command.params for option in each.opts}
-    known = {other: option for other, option in USUAL.items() if option in options and other not in options}
-    command.spellings = known | EARLIER.get(USUAL_NAMES.get(name, name), {})
+    command.spellings = {other: option for other, option in USUAL if option in options and other not in options}
     return command
 
 
@@ -196,8 +187,6 @@ def invoke(program: str, arguments: list[str]) -> int:
 
     if COMPLETE in os.environ:
         command_of(program).main(arguments, prog_name=program, complete_var=COMPLETE)  # a shell asks what may follow
-    if arguments[:2] == ["explain", "claims"] and not os.path.exists("claims"):
-        return invoke("mlx-transformer", arguments[1:])  # whose command it is now
     called = next((text for text in arguments if not text.startswith("-")), "")
     command = command_of(program)
     try:
@@ -212,44 +201,29 @@ def invoke(program: str, arguments: list[str]) -> int:
         reason = " ".join(error.format_message().split())
         raise UserError(f"{reason} (see {path} --help)") from None
     except UserError as error:
-        message = as_typed_in(program, str(error))
-        if called in command.commands:
-            message = as_options(message, options_of(command.commands[called].params), arguments)
-        error.args = (message, *error.args[1:])
+        parameters = command.commands[called].params if called in command.commands else ()
+        error.args = (error.said(spelling_of(program, parameters)),)
         raise
     return 0
 
 
-def as_typed_in(program: str, message: str) -> str:
-    """A message whose advice is what a person types who called this program."""
-    here, there = (program, EXPORT if program != EXPORT else "mlx-transformer")
-    for name in WITHOUT_MLX:
-        ours, theirs = ((BUILD.get(name, name) if which == EXPORT else name) for which in (here, there))
-        message = re.sub(rf"{there} {theirs}(?![\w-])", f"{here} {ours}", message)
-    return message
+def spelling_of(program: str, parameters: Iterable[Any]) -> Spelling:
+    """How a program spells the names in an error: options of the command that was called, and commands to type."""
+    from .settings import NOT
 
+    options = {each.name: each for each in parameters if any(name.startswith("--") for name in each.opts)}
 
-def options_of(parameters: Iterable[Any]) -> dict[str, tuple[str, bool]]:
-    """{argument of Python: (its option, whether that takes no value)}, of the parameters of a command."""
-    options = {}
-    for each in parameters:
-        option = next((name for name in each.opts if name.startswith("--")), None)
-        if option is not None:
-            options[each.name] = (option, bool(getattr(each, "is_flag", False)))
-    return options
+    def spelled(part: Name | CommandLine) -> str:
+        if isinstance(part, CommandLine):
+            there = EXPORT if program == EXPORT and part.name in WITHOUT_MLX else "mlx-transformer"
+            return f"{there} {_spelled_in(there, part.name)} {part.arguments}".rstrip()
+        turned_off = options.get(f"{NOT}{part.name}") if part.value == "False" else None
+        option = turned_off or options.get(part.name)
+        if option is None:
+            return str(part)
+        name = next(name for name in option.opts if name.startswith("--"))
+        if part.value is None or turned_off or option.is_flag:
+            return f"no {name}" if part.value == "False" and not turned_off else name
+        return f"{name} {part.value}"
 
-
-def as_options(message: str, known: Mapping[str, tuple[str, bool]], spelled: Sequence[str]) -> str:
-    """A message of the library, which names arguments of Python, with options for them: beam=0 is --beam 0. Text that
-    the user has written himself (`spelled`), a path perhaps, stays."""
-    for name, (option, flag) in known.items():
-        if any(name in text for text in spelled if not text.startswith("-")):
-            continue
-        if flag:
-            message = re.sub(rf"(?<![\w.-]){name}=True\b", option, message)
-            message = re.sub(rf"(?<![\w.-]){name}=False\b", f"no {option}", message)
-        else:
-            message = re.sub(rf"(?<![\w.-]){name}=(?=\S)", f"{option} ", message)
-        if "_" in name:  # a word of no other meaning; in quotes it is one of a file
-            message = re.sub(rf"(?<![\w.'-]){name}\b(?!=)", option, message)
-    return message
+    return spelled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from mlx_transformer.core.folders import check_there
+from mlx_transformer.core.folders import Place, check_there
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_text
 
@@ -39,9 +39,8 @@ def import_command(
 ) -> None:
     """Make a checkpoint of a published model, in the form of `transformers` or in Marian's own."""
     from mlx_transformer.convert import import_huggingface, import_marian
-    from mlx_transformer.families.marian_files.folder import is_marian
 
-    if is_marian(model):
+    if Place.of(model).what == "a Marian model":
         notes = import_marian(model, out, force)
     else:
         notes = import_huggingface(model, out, force, keep_float16, revision)

@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
-from mlx_transformer.core.checkpoint import CONFIG, is_published, open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
+from mlx_transformer.core.folders import ONNX_CONFIG, Place
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
 from mlx_transformer.core.tokenizer import Tokenizer, checked_tokenizer
@@ -44,13 +44,14 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
 
     `graph_facts` is `export.package.facts.describe_graphs`, or a function like it.
     """
+    place = Place.of(path)
     if path.is_file():
         return _file(path, graph_facts)
-    if (path / ADAPTER).is_file() and not (path / CONFIG).is_file():
+    if place.what == "an adapter":
         return Group(_table({"kind": "adapter", "folder": str(path), **_adapter(path)}), _files(path))
-    if is_onnx_folder(path):
+    if place.check_model().onnx:
         return _onnx(path, graph_facts)
-    return _published(path) if is_published(path) else _checkpoint(path)
+    return _published(path) if place.what == "a published model" else _checkpoint(path)
 
 
 def _file(path: Path, graph_facts: Facts) -> RenderableType:

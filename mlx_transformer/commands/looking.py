@@ -106,7 +106,7 @@ def compare(
 
     options, reference, json = chosen(search, BEST), settings.reference, settings.json
     if settings.batch < 1:
-        raise UserError(f"batch={settings.batch} must be at least 1")
+        raise UserError("{batch} must be at least 1", batch=settings.batch)
     if json is not None and json.resolve() == out.resolve():
         raise UserError(f"{out}: --out and --json need two names")
     read = (source, reference, a, b)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_transformer.core.folders import ONNX_CONFIG, is_onnx_folder
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.core.folders import AN_ONNX_FOLDER, Place
+from mlx_transformer.system.errors import CommandLine, Name, UserError
 from mlx_transformer.system.files import check_name
 from mlx_transformer.system.lazy import check_export, naming_extra, needs
 
@@ -78,7 +77,7 @@ def _opened_by(
         from mlx_transformer.families.hub import find_model
 
         checkpoint = find_model(path)
-        if checkpoint.repository is not None and not is_onnx_folder(checkpoint.folder):
+        if checkpoint.repository is not None and not Place.of(checkpoint.folder).onnx:
             return _checkpoint(path, verify)
         path = checkpoint.folder
     if runs_onnx(path):
@@ -89,7 +88,7 @@ def _opened_by(
 
         check_file(path, precision)
         if runtime == "mlx":
-            raise UserError(f"{path}: runs with --runtime onnx; MLX needs the checkpoint folder")
+            raise UserError("{}: an ONNX file needs {runtime}; MLX needs the checkpoint", path, runtime="onnx")
         return open_file(path, threads=threads, verify=verify)
     if _is_onnx(path, runtime, threads, precision):
         from export import OnnxTransformer
@@ -201,13 +200,13 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
         return Served(opened, facts, sum(file.stat().st_size for file in files if file.is_file()))
     import mlx.core as mx
 
-    from mlx_transformer.core.checkpoint import WEIGHTS, is_published, open_checkpoint
+    from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
     from mlx_transformer.device import device_record
     from mlx_transformer.families.conversion import sources
 
     _ = opened.translator
     facts["runs on"], facts["precision"] = f"MLX {packages.get('mlx')}, {device_record()}", "float32"
-    if is_published(folder):
+    if Place.of(folder).what == "a published model":
         return Served(opened, facts, sum(file.stat().st_size for file in sources(folder)), mx.get_peak_memory)
     checkpoint = open_checkpoint(folder, verify=False)
     if checkpoint.quantization:
@@ -217,18 +216,7 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
 def runs_onnx(model: Path) -> bool:
     """Return whether ONNX Runtime runs a model where nothing else is asked for; `UserError` if it is none."""
-    model = _local(model)
-    if model.is_file():
-        return True
-    if not is_onnx_folder(model) or (model / ONNX_CONFIG).is_file():
-        return is_onnx_folder(model)
-    from mlx_transformer.core.checkpoint import is_published  # which most folders that run are not asked
-
-    try:
-        import_module("mlx")
-    except ModuleNotFoundError:
-        return True
-    return not is_published(model)
+    return Place.of(_local(model)).runs_onnx
 
 
 def _local(model: Path) -> Path:
@@ -242,15 +230,16 @@ def _local(model: Path) -> Path:
 
 def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:
     """Return which runtime a folder is for; `UserError` if the options ask for the other."""
-    onnx = is_onnx_folder(model) if runtime == "onnx" else runs_onnx(model)
+    place = Place.of(model).check_model()
+    onnx = place.onnx if runtime == "onnx" else place.runs_onnx
     if runtime == "onnx" and not onnx:
-        raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {quote(str(model))} OUT")
+        raise place.error(AN_ONNX_FOLDER)
     if runtime == "mlx" and onnx:
-        raise UserError(f"{model}: an ONNX folder runs with --runtime onnx; MLX needs the checkpoint folder")
+        raise UserError("{}: an ONNX folder needs {runtime}; MLX needs the checkpoint", model, runtime="onnx")
     if not onnx:
         for name, value in (("threads", threads), ("precision", precision)):
             if value is not None:
-                raise UserError(f"{model}: is a checkpoint; --{name} is for ONNX folders")
+                raise UserError("{}: is a checkpoint; {} is for ONNX folders", model, Name(name))
     return onnx
 
 
@@ -260,8 +249,8 @@ def _checkpoint(model: Path, verify: bool, revision: str | None = None) -> Trans
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "mlx":
             raise
-        build = f"python -m export build {quote(str(model))} OUT"
+        build = CommandLine("export", f"{quote(str(model))} OUT")
         raise UserError(
-            f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
+            "{}: a checkpoint needs MLX, which is not installed; {}, or export it: {}", model, needs("train"), build
         ) from None
     return load(model, verify, revision)[0]

@@ -34,9 +34,9 @@ from mlx_transformer.system.tensors import read_tensors, write_tensors
 
 from .card import first_lines, put_card
 from .config import AdapterAlpha, AdapterKind, AdapterRank, Rate, TransformerConfig
+from .folders import ADAPTER, ARRAYS
 from .parameters import parameter_shapes
 
-ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
 FORMAT = 1
 A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)

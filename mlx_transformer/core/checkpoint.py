@@ -13,36 +13,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.system.durable import Target, previous, replace_folder
+from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import check_name, read_json, read_text
+from mlx_transformer.system.files import read_text
 from mlx_transformer.system.machine import check_memory
-from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest, sha256, verify_files, write_manifest
+from mlx_transformer.system.manifest import CARD, read_manifest, sha256, verify_files, write_manifest
 from mlx_transformer.system.stored import Stored
 from mlx_transformer.system.tensors import open_tensors, stored_tensors, write_tensors
 
-from .adapter import ADAPTER, ARRAYS, Adapter, attached_adapter
+from .adapter import Adapter, attached_adapter
 from .card import write_card
 from .config import TransformerConfig, parse_object
+from .folders import ARRAYS, CONFIG, WEIGHTS, Place
 from .outputs import Kind, claim
 from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-TORCH_WEIGHTS = "pytorch_model.bin"
-PARTS = "modules.json"
-IMPORTED = (
-    *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
-    *("umt5", "xlm-roberta"),
-)
-"""Every model_type that `families/table.py` reads, for those who can't import it."""
-"""The file that lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -186,41 +177,15 @@ def save_checkpoint(
     return folder
 
 
-def holds_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint of ours, whole or damaged."""
-    if has_graphs(folder):  # which have a manifest too
-        return False
-    if (folder / MANIFEST).is_file():
-        return True
-    return (folder / WEIGHTS).is_file() and not is_huggingface_folder(folder)
+CHECKPOINT = Kind("checkpoint", lambda folder: Place.of(folder).what == "a checkpoint", folder=True)
 
 
-CHECKPOINT = Kind("checkpoint", holds_checkpoint, folder=True)
+def _is_huggingface(folder: Path) -> bool:
+    place = Place.of(folder)
+    return place.what == "a published model" and place.holds(WEIGHTS)
 
 
-def is_huggingface_folder(folder: Path) -> bool:
-    """Return whether a folder is a Hugging Face model, with its weights in the form in which they are written here."""
-    return is_published(folder) and (folder / WEIGHTS).is_file()
-
-
-HUGGING_FACE = Kind("Hugging Face folder", is_huggingface_folder, folder=True)
-
-
-def is_published(folder: Path) -> bool:
-    """Return whether a folder is a Hugging Face model, its weights in whatever form; one of graphs alone is not. One of
-    sentence-transformers may hold its encoder in a folder within."""
-    try:
-        values = read_json(folder / CONFIG)
-    except UserError:
-        return (folder / PARTS).is_file() and not has_graphs(folder)
-    forms = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
-    theirs = isinstance(values, dict) and "model_type" in values
-    return theirs and (not has_graphs(folder) or any((folder / form).is_file() for form in forms))
-
-
-def has_graphs(folder: Path) -> bool:
-    """Return whether a folder holds ONNX graphs."""
-    return any(folder.glob("onnx/*.onnx")) or any(folder.glob("*.onnx"))
+HUGGING_FACE = Kind("Hugging Face folder", _is_huggingface, folder=True)
 
 
 def weights_digest(folder: Path) -> str:
@@ -241,8 +206,6 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     `verify` compares each file's SHA-256 with the manifest. Raises `UserError` naming the file and what is wrong.
     """
     folder = resolve(folder)
-    if is_huggingface_folder(folder):
-        raise UserError(_import_first(folder))
     if verify:
         verify_files(folder, listed=(CONFIG, WEIGHTS))
     with open_tensors(folder / WEIGHTS) as file:
@@ -278,38 +241,4 @@ def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, 
 
 def resolve(folder: str | Path) -> Path:
     """Return the checkpoint folder that a path means; `UserError` if there is none."""
-    check_name(folder)
-    folder = Path(folder)
-    for candidate in (folder, folder / "model", previous(folder), previous(folder / "model")):
-        if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
-            return candidate
-    if not folder.exists():
-        raise UserError(f"{folder}: no such folder")
-    if not folder.is_dir() and not folder.is_file():
-        raise UserError(f"{folder}: is neither a folder nor a regular file; a model is a folder, or one .onnx file")
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
-    if has_graphs(folder):
-        raise UserError(f"{folder}: is an ONNX model; here a checkpoint folder ({CONFIG}, {WEIGHTS}) is needed")
-    if saved := sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}")):
-        raise UserError(f"{folder}: this run has written no model yet; its newest checkpoint is {saved[-1].parent}")
-    if (folder / ADAPTER).is_file():
-        raise UserError(
-            f"{folder}: is an adapter; merge it into its base first (mlx-transformer merge BASE {folder} OUT)"
-        )
-    if is_published(folder):
-        raise UserError(_import_first(folder))
-    missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
-    raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
-
-
-def _import_first(folder: Path) -> str:
-    values = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
-    model_type = values.get("model_type") if isinstance(values, dict) else None
-    if model_type is not None and model_type not in IMPORTED:
-        return (
-            f"{folder}: is a published model with model_type {model_type!r:.60}, which can't be imported; "
-            f"these can: {', '.join(sorted(IMPORTED))}"
-        )
-    command = f"mlx-transformer import {quote(str(folder))} OUT"
-    return f"{folder}: is a published model, and here a checkpoint is needed; make one of it: {command}"
+    return Place.of(folder).checkpoint_folder()

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, cast
 
 from mlx_transformer.page import table
-from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.errors import Text, UserError, first_of
 from mlx_transformer.system.fields import Bounds, check_fields, field_types, unknown_keys
 from mlx_transformer.system.files import parse_json
 
@@ -228,7 +228,8 @@ class TransformerConfig:
         problems = [*check_fields(self), *self._keep_head(), *self._keep_pattern()]
         if not problems:
             if self.d_model % self.heads and None in (self.d_k, self.d_v):
-                problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
+                sizes = {"d_model": self.d_model, "heads": self.heads}
+                problems.append(Text("{d_model} is not a multiple of {heads}: give {d_k} and {d_v}", **sizes))
             for name, value in self._following().items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
@@ -238,7 +239,7 @@ class TransformerConfig:
         if not problems and (self.decoder or self.layer_pattern):
             problems += self._check_layers()
         if problems:
-            raise UserError(f"TransformerConfig: {first_of(problems)}", problems)
+            raise UserError("TransformerConfig: {}", first_of(problems), problems=problems)
 
     def _following(self) -> dict[str, int]:
         """Return what fields that are unset follow from."""
@@ -254,7 +255,7 @@ class TransformerConfig:
         try:
             object.__setattr__(self, "head", Head.from_dict(self.head))
         except UserError as error:
-            return [str(error)]
+            return [error.text]
         return []
 
     def _keep_pattern(self) -> list[str]:
@@ -396,9 +397,9 @@ class TransformerConfig:
         """Strict: an unknown key is an error (with the nearest known name), never dropped."""
         problems = unknown_keys(values, cls)
         if "vocab_size" not in values:
-            problems.append("vocab_size is missing")
+            problems.append(Text("{vocab_size} is missing"))
         if problems:
-            raise UserError(f"TransformerConfig: {first_of(problems)}", problems)
+            raise UserError("TransformerConfig: {}", first_of(problems), problems=problems)
         return cls(**values)
 
     @classmethod

@@ -1,20 +1,52 @@
-"""The kind of folder that a path is, by the files in it, and a digest of all of them."""
+"""What a path is: a checkpoint, a run, an ONNX folder, a published model, ... `Place.of` is the one that decides it.
+
+Kinds are told by names of files and by keys of config.json; no model is opened.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
+from typing import Any, Literal
 
 from mlx_transformer.system.durable import previous
-from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import check_name
-from mlx_transformer.system.manifest import CARD, digest_of, sha256
+from mlx_transformer.system.errors import CommandLine, Text, UserError, joined
+from mlx_transformer.system.files import check_name, read_json
+from mlx_transformer.system.manifest import CARD, MANIFEST, digest_of, read_manifest, sha256
 
-from .outputs import ONNX_CONFIG as ONNX_CONFIG
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TORCH_WEIGHTS = "pytorch_model.bin"
+ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
+ONNX_CONFIG = "mlx_transformer.json"
+"""Our config in an ONNX folder."""
+MODULES = "modules.json"
+"""The file that lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
+FORMS = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
+"""The files of a published model's weights that are read."""
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.onnx", "onnx/*.onnx")
+CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}
+"""At least one is in the config.json of a model; other programs call their settings config.json too."""
+MARIAN_FILES = (".npz", ".bin")
+IMPORTED = (
+    *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
+    *("umt5", "xlm-roberta"),
+)
+"""Every model_type that `families/table.py` reads, for those who can't import it."""
 
 HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")
 """The parts of a name that the Hub refuses that `HUB_NAME` fits."""
+
+Model = Literal["a checkpoint", "a run", "an adapter", "a PEFT adapter", "an ONNX model", "a published model"]
+Other = Literal["a Triton model", "a Marian model", "a file", "a special file", "a folder", "a name on the Hub"]
+What = Model | Other | Literal["nothing"]
+A_CHECKPOINT, AN_ONNX_FOLDER, A_MODEL = "a checkpoint", "an ONNX folder", "a checkpoint or an ONNX folder"
+FOLDER_OF_CHECKPOINT = f"checkpoint folder ({CONFIG}, {WEIGHTS})"
 
 
 def may_be_called(name: str) -> bool:
@@ -22,56 +54,212 @@ def may_be_called(name: str) -> bool:
     return HUB_NAME.fullmatch(name) is not None and NO_HUB_NAME.search(name) is None
 
 
+class Place:
+    """What a path is. Its files are looked at once, when they are first asked for."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def of(cls, path: str | Path) -> Place:
+        """`UserError` for what is no path at all, such as a name with a NUL."""
+        check_name(path)
+        return cls(Path(path))
+
+    def holds(self, *names: str) -> bool:
+        """Whether the folder has all of these files."""
+        return all((self.path / name).is_file() for name in names)
+
+    def matches(self, *patterns: str) -> bool:
+        """Whether the folder has anything of such a name."""
+        return any(any(self.path.glob(pattern)) for pattern in patterns)
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """The values in config.json; None if it is missing, damaged, or holds something else."""
+        values = None
+        with suppress(UserError):
+            values = read_json(self.path / CONFIG) if self.holds(CONFIG) else None
+        return values if isinstance(values, dict) else None
+
+    @cached_property
+    def graphs(self) -> bool:
+        return self.path.is_dir() and self.matches("onnx/*.onnx", "*.onnx")
+
+    @property
+    def onnx(self) -> bool:
+        """Whether ONNX Runtime can run it. A published model with graphs beside its weights runs on MLX too."""
+        return self.what == "an ONNX model" or self.graphs
+
+    @property
+    def runs_onnx(self) -> bool:
+        """Whether ONNX Runtime runs the model unless something else is asked for; `UserError` if it is no model."""
+        return self.check_model().what == "an ONNX model" or (self.graphs and not has_mlx())
+
+    @cached_property
+    def marian_models(self) -> list[Path]:
+        """The files of Marian's weights in the folder."""
+        models = (file for suffix in MARIAN_FILES for file in sorted(self.path.glob(f"*model*{suffix}")))
+        return [file for file in models if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
+
+    @cached_property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that a path means: the folder itself, `model` in a run, or what a kill has left of either."""
+        places = (self.path, self.path / "model", previous(self.path), previous(self.path / "model"))
+        return next((place for place in places if Place(place).holds(CONFIG, WEIGHTS)), None)
+
+    @cached_property
+    def sure(self) -> What | None:
+        """The kind of model or run, if the files leave no doubt, else None. No command writes into such a folder."""
+        return next((what for what, fits in SURE if fits(self)), None)
+
+    @cached_property
+    def what(self) -> What:
+        path = self.path
+        if path.is_dir():
+            return self.sure or next(what for what, fits in LIKELY if fits(self))
+        if path.exists():
+            return FILES.get(path.suffix, "a file") if path.is_file() else "a special file"
+        if self.checkpoint is not None:
+            return "a checkpoint"
+        return "a name on the Hub" if may_be_called(str(path)) and path.suffix not in FILES else "nothing"
+
+    def checkpoint_folder(self) -> Path:
+        """The folder with config.json and model.safetensors; `UserError` if the path means no checkpoint."""
+        found = self.checkpoint
+        place = self if found in (None, self.path) else Place(found)
+        if found is None or place.what not in ("a checkpoint", "a run"):
+            raise place.error(A_CHECKPOINT)
+        return found
+
+    def check_model(self) -> Place:
+        """Return itself; `UserError` unless it is a model that can be run: a checkpoint, ONNX, or a published one."""
+        if self.what in ("a checkpoint", "a run"):
+            self.checkpoint_folder()
+        elif self.what not in ("an ONNX model", "a published model"):
+            raise self.error(A_MODEL)
+        return self
+
+    def error(self, needed: str) -> UserError:
+        """The error of a command that needs something else: what is there, and how to make of it what is needed."""
+        path, what, name = self.path, self.what, quote(str(self.path))
+        missing = " and ".join(file for file in (CONFIG, WEIGHTS) if not self.holds(file))
+        damaged = f"not a checkpoint folder ({missing} missing)"
+        saved = [f"; its newest checkpoint is {file.parent}" for file in sorted(path.glob(SAVED))]
+        model_type = (self.config or {}).get("model_type", IMPORTED[0])
+        known = f"model_type {model_type!r:.60} can't be imported; these can: {', '.join(sorted(IMPORTED))}"
+        make = Text("make one of it: {}", CommandLine("import", f"{name} OUT"))
+        export = Text("write one: {}", CommandLine("export", f"{name} OUT"))
+        advice = {
+            "a checkpoint": export,
+            "a run": export,
+            "an adapter": f"merge it into its base first: mlx-transformer merge BASE {name} OUT",
+            "a PEFT adapter": "merge it with PEFT (merge_and_unload, save_pretrained), and import that",
+            "a published model": make if model_type in IMPORTED else known,
+            "a Marian model": make,
+        }
+        texts = {
+            "a checkpoint": damaged if missing else None,
+            "a run": None if self.checkpoint else f"this run has written no model yet{''.join(saved[-1:])}",
+            "a file": f"is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}",
+            "a special file": "is neither a folder nor a regular file; a model is a folder, or one .onnx file",
+            "a folder": damaged if needed == A_CHECKPOINT else f"neither a {FOLDER_OF_CHECKPOINT} nor {AN_ONNX_FOLDER}",
+            "a name on the Hub": "no such folder",
+            "nothing": f"no such {'file' if path.suffix in FILES else 'folder'}",
+        }
+        here = texts.get("a file" if path.is_file() and what == "an ONNX model" else what)
+        return UserError(
+            "{}: {}",
+            path,
+            here or joined([f"is {what}, and here {needed} is needed", *filter(None, [advice.get(what)])]),
+        )
+
+
+def _is_of_model(place: Place) -> bool:
+    """Whether config.json beside weights is a model's, or damaged."""
+    known = place.config is None or not CONFIG_KEYS.isdisjoint(place.config)
+    return place.holds(CONFIG) and known and place.matches(*WEIGHT_FILES)
+
+
+def _is_of_run(place: Place) -> bool:
+    parts = ("metrics.jsonl", "checkpoints", "model")
+    return place.holds("distil.json") or (place.holds("run.json") and any((place.path / x).exists() for x in parts))
+
+
+def _is_of_sentences(place: Place) -> bool:
+    return place.holds(MODULES) and (place.holds("config_sentence_transformers.json") or place.matches("1_Pooling"))
+
+
+def _lists_weights(place: Place) -> bool:
+    """Whether a manifest names a checkpoint's weights, which may be missing."""
+    try:
+        return WEIGHTS in (read_manifest(place.path) or ())
+    except UserError:
+        return place.holds(CONFIG) and is_ours(place.config)
+
+
+Table = tuple[tuple[What, Callable[[Place], bool]], ...]
+SURE: Table = (
+    ("an ONNX model", lambda place: place.holds(ONNX_CONFIG)),
+    ("a run", _is_of_run),
+    ("an ONNX model", lambda place: _is_of_model(place) and place.graphs and not any(map(place.holds, FORMS))),
+    ("a checkpoint", lambda place: _is_of_model(place) and is_ours(place.config)),
+    ("a published model", lambda place: _is_of_model(place) or _is_of_sentences(place)),
+    ("an adapter", lambda place: place.holds(ADAPTER, ARRAYS)),
+    ("a PEFT adapter", lambda place: place.holds("adapter_config.json") and place.matches("adapter_model.*")),
+    ("a Triton model", lambda place: place.holds("config.pbtxt") and (place.path / "1").is_dir()),
+    ("a Marian model", lambda place: place.holds("model.npz") and place.matches("*.yml")),
+)
+"""Folders whose files leave no doubt. The first row that fits counts."""
+LIKELY: Table = (
+    ("an ONNX model", lambda place: place.graphs),
+    (
+        "a published model",
+        lambda place: "model_type" in (place.config or {}) or (not place.config and place.holds(MODULES)),
+    ),
+    ("a checkpoint", _lists_weights),
+    ("a run", lambda place: place.checkpoint is not None or place.matches(SAVED)),
+    ("an adapter", lambda place: place.holds(ADAPTER)),
+    ("a Marian model", lambda place: bool(place.marian_models) and not place.holds(CONFIG)),
+    ("a folder", lambda _: True),
+)
+"""Folders that lack files, or have none that name a kind."""
+FILES: dict[str, What] = {".onnx": "an ONNX model", **dict.fromkeys(MARIAN_FILES, "a Marian model")}
+SAVED = f"checkpoints/step-*/{MANIFEST}"
+"""The manifests of what a run has saved on its way."""
+
+
+def is_ours(config: Mapping[str, Any] | None) -> bool:
+    """Whether the values of a model's config.json are in our form, as far as it can be read."""
+    return config is None or ("d_model" in config and config.keys().isdisjoint(("model_type", "architectures")))
+
+
+def has_mlx() -> bool:
+    try:
+        return find_spec("mlx") is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def check_there(path: str | Path) -> None:
     """Raise `UserError` if a model is neither on this machine nor may be on the Hugging Face Hub.
 
     Takes no time: a command asks before it imports what runs models.
     """
-    check_name(path)
-    path = Path(path)
-    if not (path.exists() or previous(path).exists() or may_be_called(str(path))):
-        raise UserError(f"{path}: no such folder")
-
-
-def is_onnx_folder(path: str | Path) -> bool:
-    """Return True for an ONNX folder, False for a checkpoint, a run's folder or a published model; `UserError` for
-    anything else."""
-    check_name(path)
-    path = Path(path)
-    if not path.exists():
-        raise UserError(f"{path}: no such folder")
-    if path.is_dir() and (any(path.glob("onnx/*.onnx")) or any(path.glob("*.onnx"))):
-        return True
-    # Not at the top: running an ONNX folder needs nothing of what reads weights.
-    from .adapter import ADAPTER
-    from .checkpoint import is_published, resolve
-
-    if is_published(path):
-        return False
-    try:
-        resolve(path)
-    except UserError as error:
-        if path.is_dir() and not (path / ADAPTER).is_file():
-            raise UserError(
-                f"{path}: neither a checkpoint folder (config.json, model.safetensors) nor an ONNX folder"
-            ) from error
-        raise
-    return False
+    place = Place.of(path)
+    if place.what == "nothing":
+        raise place.error(A_MODEL)
 
 
 def fingerprint(path: Path) -> str:
     """Digest all files of a model, to see whether it is the one that it was: of a checkpoint, the run that holds it, an
-    ONNX folder, or one file and the data beside it. A card, which people change, is left out. `UserError` if it is none
-    of these."""
+    ONNX folder, a published one, or one file and the data beside it. A card, which people change, is left out.
+    `UserError` if it is none of these."""
+    place = Place.of(path)
     if path.is_file():
         files = [path, *path.parent.glob(f"{path.name}_data")]
         folder = path.parent
     else:
-        if is_onnx_folder(path):
-            folder = path
-        else:
-            from .checkpoint import is_published, resolve
-
-            folder = path if is_published(path) else resolve(path)
+        folder = place.checkpoint_folder() if place.check_model().what in ("a checkpoint", "a run") else path
         files = [file for file in folder.rglob("*") if file.is_file() and file.name != CARD]
     return digest_of(f"{file.relative_to(folder).as_posix()} {sha256(file)}\n".encode() for file in sorted(files))

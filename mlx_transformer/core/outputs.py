@@ -26,13 +26,10 @@ from mlx_transformer.system.durable import Output, Target, previous, seen
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json
 
-ONNX_CONFIG = "mlx_transformer.json"
-"""Our config in an ONNX folder."""
+from .folders import ONNX_CONFIG, Place
+
 BEGINNING = 1 << 16
 """Bytes of a file by which its kind is told."""
-CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}
-"""At least one is in the config.json of a model; other programs call their settings config.json too."""
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.onnx", "onnx/*.onnx")
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Kind:
     folder: bool = False
 
 
-ONNX_FOLDER = Kind("ONNX folder", lambda folder: (folder / ONNX_CONFIG).is_file(), folder=True)
+ONNX_FOLDER = Kind("ONNX folder", lambda folder: Place(folder).holds(ONNX_CONFIG), folder=True)
 
 
 def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own: bool = False) -> Output:
@@ -87,41 +84,8 @@ def check_outside(out: Path) -> None:
     """Raise `UserError` if `out` would lie inside a model's or a run's folder, or where no file can be made."""
     _check_parent(out)
     for folder in Path(os.path.realpath(out)).parents:
-        if what := kind_of_model(folder):
+        if what := Place(folder).sure:
             raise UserError(f"{out}: would lie inside {folder}, which is {what}; choose a place outside of it")
-
-
-def kind_of_model(folder: Path) -> str | None:
-    """Say what kind of model or run a folder holds, by the names of its files; None: none."""
-    holds = lambda name: (folder / name).is_file()  # noqa: E731
-    if holds(ONNX_CONFIG):
-        return "an ONNX folder"
-    if holds("run.json") and (holds("metrics.jsonl") or any((folder / part).is_dir() for part in RUN_FOLDERS)):
-        return "the folder of a run"
-    if holds("distil.json") or (holds("adapter.json") and holds("adapter.safetensors")):
-        return "the folder of a run" if holds("distil.json") else "an adapter"
-    if holds("adapter_config.json") and any(folder.glob("adapter_model.*")):
-        return "an adapter"
-    if holds("config.json") and any(any(folder.glob(form)) for form in WEIGHTS):
-        return "a model" if _is_model_config(folder / "config.json") else None
-    if holds("modules.json") and (holds("config_sentence_transformers.json") or (folder / "1_Pooling").is_dir()):
-        return "a model of sentence-transformers"
-    if holds("config.pbtxt") and (folder / "1").is_dir():
-        return "a model of Triton's"
-    if holds("model.npz") and any(folder.glob("*.yml")):
-        return "a model of Marian's"
-    return None
-
-
-RUN_FOLDERS = ("checkpoints", "model")
-
-
-def _is_model_config(path: Path) -> bool:
-    try:
-        values = read_json(path)
-    except UserError:
-        return True  # damaged, beside weights
-    return isinstance(values, dict) and not CONFIG_KEYS.isdisjoint(values)
 
 
 def is_within(path: Path, folder: Path) -> bool:

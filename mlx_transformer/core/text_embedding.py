@@ -135,7 +135,7 @@ class TextEmbedding:
         if dimensions is None or dimensions == (width := self.width(d_model)):
             return self
         if not 1 <= dimensions < width:
-            raise UserError(f"dimensions={dimensions}: the model's vectors have {width}")
+            raise UserError("{dimensions}: the model's vectors have {}", width, dimensions=dimensions)
         chosen = {f"dense.{len(self.dense)}.weight": np.eye(dimensions, width, dtype=np.float32)}
         layer = Dense(width=dimensions, activation="identity", bias=False)
         return replace(self, dense=(*self.dense, layer), weights={**self.weights, **chosen})
@@ -169,7 +169,7 @@ class TextEmbedding:
             return ""
         if chosen not in self.prompts:
             known = f"it has {first_of(list(self.prompts), ', ')}" if self.prompts else "it has none"
-            raise UserError(f"prompt_name={chosen!r} is none of the model's prompts: {known}")
+            raise UserError("{prompt_name!r} is none of the model's prompts: {}", known, prompt_name=chosen)
         return self.prompts[chosen]
 
     def vectors(

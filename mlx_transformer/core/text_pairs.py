@@ -46,7 +46,9 @@ class Located(NamedTuple):
         head, text, tail = self.ids[:before], self.ids[before:end], self.ids[end:]
         size = most - len(head) - len(tail)
         if size < 1:
-            raise UserError(f"max_length={most}: {len(head) + len(tail)} tokens stand around a text: give more")
+            raise UserError(
+                "{max_length}: {} tokens stand around a text: give more", len(head) + len(tail), max_length=most
+            )
         windows = []
         for start in _starts(len(text), size):
             part = text[start : start + size]
@@ -95,7 +97,7 @@ class PairForm:
         around = sum(len(self._special[part["SpecialToken"]["id"]]) for part in self._parts if "SpecialToken" in part)
         self._room = None if max_length is None else max_length - around
         if self._room is not None and self._room < 1:
-            raise UserError(f"max_length={max_length}: {around} tokens stand around two texts: give more")
+            raise UserError("{max_length}: {} tokens stand around two texts: give more", around, max_length=max_length)
 
     def row(self, first: list[int], second: list[int]) -> Pair:
         """Join the ids of two texts. Where they are too many, the longer text loses its last ones, then both."""

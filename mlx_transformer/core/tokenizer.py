@@ -134,7 +134,9 @@ class Tokenizer:
         ids is <mask>.
         """
         if vocab_size < MIN_VOCAB_SIZE:
-            raise UserError(f"vocab_size is {vocab_size}; at least {MIN_VOCAB_SIZE} are needed (4 special, 256 bytes)")
+            raise UserError(
+                "{vocab_size} is {}; at least {} are needed (4 special, 256 bytes)", vocab_size, MIN_VOCAB_SIZE
+            )
         backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [

@@ -74,8 +74,12 @@ class BatchSettings:
             return max(fitting_batch(tokens), least)
         if self.batch_tokens < least and not self.grow:
             raise UserError(
-                f"batch_tokens is {self.batch_tokens}; {self.row_multiple} rows of {words} need {least}: raise "
-                f"batch_tokens or lower max_length{remedy}"
+                "{batch_tokens} is {}; {} rows of {} need {}: raise {batch_tokens} or lower {max_length}{}",
+                self.batch_tokens,
+                self.row_multiple,
+                words,
+                least,
+                remedy,
             )
         return max(self.batch_tokens, least)
 
@@ -124,7 +128,9 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self._usable = usable(examples, s.max_length)
         self.dropped = examples.dropped + len(examples) - len(self._usable)
         if not len(self._usable):
-            raise UserError(f"no pair has 1 to {s.max_length} tokens a side (of {len(examples)}); raise max_length")
+            raise UserError(
+                "no pair has 1 to {} tokens a side (of {}); raise {max_length}", s.max_length, len(examples)
+            )
         source_lengths, target_lengths = self._lengths()
         lengths = (source_lengths, target_lengths)
         longest = max(int(_rounded_up(n.max(), s.length_multiple, s.min_length)) for n in lengths)

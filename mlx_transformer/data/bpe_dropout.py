@@ -17,7 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Text, UserError
 
 from .epochs import legacy_random
 from .examples import Examples, Rows
@@ -34,7 +34,9 @@ class BpeDropout:
     def __init__(self, tokenizer: Tokenizer, dropout: float):
         if tokenizer.merges is None:
             raise UserError(
-                "bpe_dropout: this vocabulary is SentencePiece's, which isn't cut by merges of bytes: leave it 0"
+                Text(
+                    "{bpe_dropout}: this vocabulary is SentencePiece's, which isn't cut by merges of bytes: leave it 0"
+                )
             )
         specification = tokenizer.own_json()
         self._ids: dict[str, int] = json.loads(specification)["model"]["vocab"]

@@ -39,7 +39,7 @@ class Mixture(Examples):
         self._corpora = [_sorted(pairs, part, seed, i) for i, part in enumerate(np.split(fits, ends[:-1]))]
         for i, corpus in enumerate(self._corpora, 1):
             if not len(corpus):
-                raise UserError(f"corpus {i}: no pair has 1 to {max_length} tokens a side; raise max_length")
+                raise UserError("corpus {}: no pair has 1 to {} tokens a side; raise {max_length}", i, max_length)
         self.counts = shares(len(fits), weights)
         self._ends = np.cumsum(self.counts)
         bounds = [_bounds(pairs, ranked, count) for ranked, count in zip(self._corpora, self.counts, strict=True)]

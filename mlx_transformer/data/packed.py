@@ -63,7 +63,7 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         self.dropped = len(both) - len(fitting)
         self._pieces = [piece for prompt, ids in fitting for piece in _pieces(prompt, ids, row_length, s.bos_id)]
         if not self._pieces:
-            raise UserError(f"no document fits rows of {row_length} tokens; raise max_length")
+            raise UserError("no document fits rows of {} tokens; raise {max_length}", row_length)
         self._rows = _pack([len(ids) - 1 for ids, _ in self._pieces], row_length)
         tokens = sum(len(ids) - 1 for ids, _ in self._pieces)
         self.batch_tokens = s.budget(row_length, tokens, f"max_length = {row_length}")

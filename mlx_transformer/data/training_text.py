@@ -117,7 +117,7 @@ def load_training(
         train = TrainingText(stored, _split(stored.for_training, stored.counts), weights, 0.0, seed)
         return train, stored.valid, stored.dropped
     for corpus, size in zip(corpora, sizes, strict=True):
-        check_memory(4 * size, f"{corpus.name}: its text", "give less, or leave out bpe_dropout")
+        check_memory(4 * size, f"{corpus.name}: its text", "give less, or leave out {bpe_dropout}")
     text, counts, dropped = _in_memory(corpora)
     trained = training_mask(len(text), seed, corpora[0].name) if set_aside else np.ones(len(text), dtype=bool)
     valid = text.select(np.flatnonzero(~trained).tolist()) if set_aside else None

@@ -16,13 +16,12 @@ from mlx_transformer.core.checkpoint import (
     CHECKPOINT,
     CONFIG,
     HUGGING_FACE,
-    is_published,
     open_checkpoint,
     resolve,
     save_checkpoint,
 )
 from mlx_transformer.core.config import KINDS, TransformerConfig
-from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.folders import MODULES, Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
@@ -40,7 +39,7 @@ from .folder import GENERATION, read_folder, read_languages, read_tokenizer, wri
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model
 from .origin import place_of
-from .sentence_folder import is_sentence_folder, read_sentence_folder
+from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import places_of_languages, with_ends
 from .weights import FORMS
@@ -65,7 +64,7 @@ class Imported(NamedTuple):
 
 def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     """Return the model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
-    sentences = read_sentence_folder(folder) if is_sentence_folder(folder) else None
+    sentences = read_sentence_folder(folder) if Place.of(folder).holds(MODULES) else None
     folder = folder if sentences is None else sentences.network
     source = with_first_end(read_folder(folder, keep_float16))
     model_type = source.config.get("model_type")
@@ -113,7 +112,9 @@ def import_huggingface(
     """
     output = claim(out, CHECKPOINT, force, Path(folder))
     place = find_model(folder, revision)
-    _check_theirs(place.folder)
+    found = Place.of(place.folder)
+    if found.what in ("a run", "an ONNX model") or (found.what == "a checkpoint" and found.config is not None):
+        raise UserError(f"{folder}: is {found.what} already, which other commands take as it is: nothing to import")
     ours = read_published(place.folder, keep_float16)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
     texts[ORIGIN] = (
@@ -130,26 +131,13 @@ def import_huggingface(
 def as_checkpoint(model: str | Path) -> Iterator[Path]:
     """The folder of a checkpoint: of a published model one that is made of it and deleted behind, with its name; else
     `model` itself, whatever it is. `UserError` as `import_huggingface` says."""
-    if not is_published(Path(model)):
+    if Place.of(model).what != "a published model":
         yield Path(model)
         return
     with TemporaryDirectory() as folder:
         out = Path(folder) / (Path(model).resolve().name or "model")
         import_huggingface(model, out)
         yield out
-
-
-def _check_theirs(folder: Path) -> None:
-    """Raise `UserError` for a model that is one of ours, or for ONNX Runtime alone."""
-    if is_published(folder):
-        return
-    try:
-        kind = "an ONNX model" if is_onnx_folder(folder) else "a checkpoint"
-        if kind == "a checkpoint":
-            open_checkpoint(folder, verify=False)
-    except UserError:
-        return  # which reading it says better
-    raise UserError(f"{folder}: is {kind} already, which other commands take as it is: nothing to import")
 
 
 def sources(folder: Path) -> list[Path]:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.card import Form, kind_of, write_card
-from mlx_transformer.core.checkpoint import CONFIG, HUGGING_FACE, WEIGHTS
+from mlx_transformer.core.checkpoint import HUGGING_FACE
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.core.folders import CONFIG, MODULES, ONNX_CONFIG, WEIGHTS
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.outputs import claim
@@ -35,7 +35,7 @@ from mlx_transformer.system.torch_writing import write_torch_tensors
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of, listed_tokens
-from .sentence_folder import HEADS, LIMITS, MODULES, PROMPTS, dense_weights, head_weights, sentence_files
+from .sentence_folder import HEADS, LIMITS, PROMPTS, dense_weights, head_weights, sentence_files
 from .text import ADDED, check_tokenizer, read_text_files
 from .weights import FORMS, open_weights
 

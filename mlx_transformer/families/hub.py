@@ -10,9 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlx_transformer.core.checkpoint import CONFIG
-from mlx_transformer.core.folders import may_be_called
-from mlx_transformer.system.durable import previous
+from mlx_transformer.core.folders import CONFIG, Place
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.lazy import needs
 
@@ -33,11 +31,6 @@ class Found(NamedTuple):
         return {"repository": self.repository, "revision": self.revision} if self.repository and self.revision else {}
 
 
-def is_name(path: str | Path) -> bool:
-    """Return whether there is no such folder or file, and it is what a repository may be called."""
-    return may_be_called(str(path)) and not Path(path).exists() and not previous(Path(path)).exists()
-
-
 def find_model(name: str | Path, revision: str | None = None) -> Found:
     """Return the folder of that name, or else the repository, fetched if it isn't in the cache. revision: a branch, tag
     or commit of the Hub's, by default its main branch.
@@ -45,7 +38,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Found:
     `UserError` for a name that is neither, for a folder with a revision, and where the Hub can't be reached or used.
     """
     path, text = Path(name), str(name)
-    if not is_name(path):
+    if Place.of(name).what != "a name on the Hub":
         if revision is not None:
             raise UserError(f"{shortened(text)}: is no name on the Hub, which alone has revisions: leave it out")
         return Found(path)

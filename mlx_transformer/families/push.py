@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mlx_transformer.core.adapter import ADAPTER, read_adapter
+from mlx_transformer.core.adapter import read_adapter
 from mlx_transformer.core.card import LEGAL
-from mlx_transformer.core.checkpoint import CONFIG, is_huggingface_folder, open_checkpoint, resolve
-from mlx_transformer.core.folders import ONNX_CONFIG, may_be_called
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.folders import ONNX_CONFIG, WEIGHTS, Place, may_be_called
 from mlx_transformer.system.errors import UserError, first_of, shortened
-from mlx_transformer.system.files import check_name, read_bytes
+from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.front_matter import keys_of
 from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verify_files
 from mlx_transformer.system.version import __version__
@@ -52,16 +52,14 @@ def shipment(folder: str | Path) -> Shipment:
 
     `UserError` for any other folder, and for one that is damaged.
     """
-    check_name(folder)
-    folder = Path(folder)
-    if (folder / ONNX_CONFIG).is_file():
+    place, folder = Place.of(folder), Path(folder)
+    if place.holds(ONNX_CONFIG):
         verify_files(folder)
         verify_files(folder / GRAPHS)
-    elif (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+    elif place.what == "an adapter":
         read_adapter(folder)
-    elif (folder / ADAPTER).is_file() or not (is_huggingface_folder(folder) or holds_marian(folder)):
-        folder = resolve(folder)
-        open_checkpoint(folder)
+    elif not (place.what == "a published model" and place.holds(WEIGHTS)) and not holds_marian(folder):
+        folder = open_checkpoint(folder).folder
     found = {path.relative_to(folder): path for path in sorted(folder.rglob("*"))}
     shown = {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
     _check_links(folder, shown)

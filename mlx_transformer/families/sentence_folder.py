@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.folders import MODULES
 from mlx_transformer.core.pooling import Pooling
 from mlx_transformer.core.text_embedding import Activation, Dense, Similarity, TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT
@@ -27,7 +28,7 @@ from mlx_transformer.system.torch_files import stored_torch_tensors
 
 from .weights import open_weights
 
-MODULES, PROMPTS, LIMITS = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+PROMPTS, LIMITS = "config_sentence_transformers.json", "sentence_bert_config.json"
 KINDS = "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
 """The ways to name the second file; all mean the same."""
 FLAGS: dict[Pooling, tuple[str, str]] = {
@@ -60,11 +61,6 @@ class SentenceFolder(NamedTuple):
     embedding: TextEmbedding
     notes: list[str]
     """The lines to print about it."""
-
-
-def is_sentence_folder(path: Path) -> bool:
-    """Return whether it names the parts of a model."""
-    return (path / MODULES).is_file()
 
 
 def read_sentence_folder(path: Path) -> SentenceFolder:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from mlx_transformer.core.checkpoint import TORCH_WEIGHTS, WEIGHTS
+from mlx_transformer.core.folders import TORCH_WEIGHTS, WEIGHTS
 from mlx_transformer.system.errors import UserError, refusal, shortened
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.stored import Stored

@@ -73,24 +73,27 @@ class Embedder:
         self.kind = settings.kind
         if settings.kind != "dense" and (embedding is None or settings.kind not in embedding.kinds):
             raise UserError(
-                f"{where}: kind={settings.kind}: the model has no such head; its texts have one vector each"
+                "{}: {kind}: the model has no such head; its texts have one vector each", where, kind=settings.kind
             )
         if embedding is None and settings.pooling is None:
             raise UserError(
-                f"{where}: doesn't say how a text's vector is made: give pooling=mean, or how it was trained for it"
+                "{}: doesn't say how a text's vector is made: give {pooling}, or how it was trained for it",
+                where,
+                pooling="mean",
             )
         embedding = embedding or TextEmbedding()
         if settings.pooling is not None:
             if embedding.dense:
                 raise UserError(
-                    f"pooling={settings.pooling!r}: its dense layers were made for its own pooling; leave it out"
+                    "{pooling!r}: its dense layers were made for its own pooling; leave it out",
+                    pooling=settings.pooling,
                 )
             embedding = replace(embedding, pooling=(settings.pooling,))
         if settings.normalize is not None:
             embedding = replace(embedding, normalize=settings.normalize)
         self.embedding, self.width = embedding, embedding.width(config.d_model)
         if settings.dimensions is not None and settings.dimensions > self.width:
-            raise UserError(f"dimensions={settings.dimensions}: the model's vectors have {self.width}")
+            raise UserError("{dimensions}: the model's vectors have {}", self.width, dimensions=settings.dimensions)
         self.dimensions = settings.dimensions or self.width
         whole = self.dimensions == self.width and embedding.prompt_counts
         self._graph = graph if graph is not None and whole and graph.embedding == embedding.arithmetic else None

@@ -124,7 +124,9 @@ def translate_stream(
     if s.task_prefix is not None:
         options[TASK_PREFIX] = s.task_prefix
     if s.stream and (s.scores or s.json or s.resume or s.alignment):
-        raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
+        raise UserError(
+            "{stream} writes bare text as it is decided: without scores, json, resume and alignment", stream=True
+        )
     layout = Layout(n_best=options.get("n_best", 1), scores=s.scores, json=s.json, alignment=s.alignment)
 
     def run(lines: Sequence[str], report: LineReport) -> list[list[Translation]]:
@@ -176,8 +178,9 @@ def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair 
         for number, ids in enumerate(encoded(pairs), first_line):
             if (longest := max(map(len, ids))) > limit:
                 raise UserError(
-                    f"line {number}: {longest} tokens, the model takes at most {limit}; shorten it, or choose"
-                    " overlong=skip"
+                    "line {}: {} tokens, the model takes at most {}; shorten it, or choose {overlong}",
+                    *(number, longest, limit),
+                    overlong="skip",
                 )
 
     def run(pairs: Sequence[tuple[str, str]], report: LineReport) -> list[tuple[list[int], NDArray[np.float32] | None]]:
@@ -218,7 +221,7 @@ def embed_lines(model: TextVerbs, options: EmbedOptions, output: Target | None =
     as_array = output is not None and os.fspath(output).lower().endswith(ARRAY)
     if as_array and embedder.kind != "dense":
         raise UserError(
-            f"{output}: an array holds one vector of each line (kind=dense); name a file that ends in .jsonl"
+            "{}: an array holds one vector of each line ({kind}); name a file that ends in .jsonl", output, kind="dense"
         )
     key, form = FORMS[embedder.kind]
 

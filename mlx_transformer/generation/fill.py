@@ -62,7 +62,7 @@ def filling_tokenizer(config: TransformerConfig, tokenizer: Tokenizer | None, wh
     if tokenizer.mask_id is None:
         raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
     if not 1 <= top_k <= most:
-        raise UserError(f"top_k={top_k}: give 1 to {most}")
+        raise UserError("{top_k}: give 1 to {}", most, top_k=top_k)
     return tokenizer
 
 

@@ -175,7 +175,7 @@ def write_lines(
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
     if resume and (input is None or output is None):
-        raise UserError("resume=True continues a file: it needs input and output")
+        raise UserError("{resume} continues a file: it needs input and output", resume=True)
     files = input if isinstance(input, tuple) else (input,)
     output = claim_lines(work.name, output, force, *files)
     if output is not None and work.suffixes and output.path.suffix.lower() not in ("", *work.suffixes):
@@ -245,8 +245,11 @@ class _Job:
             self.target.finish()
         except (UserError, KeyboardInterrupt) as error:
             if saved := self.target.progress.lines:
-                what = f"{error}; " if str(error) else ""
-                error.args = (f"{what}{saved:,} lines are done: go on with --resume",)
+                done = f"{saved:,} lines are done: go on with --resume"
+                if isinstance(error, UserError):
+                    error.add(done)
+                else:
+                    error.args = ("; ".join(filter(None, [str(error), done])),)
             raise
         if count := progress.overlong:
             which = f"{count:,} of {progress.lines:,} {work.unit}, the first of them line {progress.first_overlong:,}"

@@ -8,7 +8,7 @@ from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, Text, UserError, joined
 from mlx_transformer.system.fields import ADVANCED, Bounds, check_fields, unknown_keys
 
 if TYPE_CHECKING:
@@ -105,24 +105,30 @@ class Options:
     def of(cls, values: Mapping[str, Any]) -> Options:
         """Make options from a mapping; `UserError` for an unknown name."""
         if problems := unknown_keys(values, cls, "there is no option {!r}"):
-            raise UserError("; ".join(problems))
+            raise UserError(joined(problems))
         return cls(**values)
 
     def __post_init__(self) -> None:
         problems = [*check_fields(self), *(p for name in ID_FIELDS for p in self._check_ids(name))]
         if problems := [*problems, *self._check_sequences()]:
-            raise UserError("; ".join(problems))
+            raise UserError(joined(problems))
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
-                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower one"
+                "{min_new_tokens} is more than {max_new_tokens}: lower one",
+                min_new_tokens=self.min_new_tokens,
+                max_new_tokens=self.max_new_tokens,
             )
         if self.n_best > self.beam:
-            raise UserError(f"n_best={self.n_best} is more than beam={self.beam}: widen the beam")
+            raise UserError("{n_best} is more than {beam}: widen the beam", n_best=self.n_best, beam=self.beam)
         if self.sample and self.beam > 1:
-            raise UserError(f"sample=True draws one hypothesis a row: it can't be used with beam={self.beam}")
+            raise UserError(
+                "{sample} draws one hypothesis a row: it can't be used with {beam}", sample=True, beam=self.beam
+            )
         for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
             if not self.sample and getattr(self, name) != neutral:
-                raise UserError(f"{name}={getattr(self, name)} has an effect in sampling only: add sample=True")
+                raise UserError(
+                    "{} has an effect in sampling only: add {sample}", Name(name, str(getattr(self, name))), sample=True
+                )
 
     def _check_ids(self, name: str) -> list[str]:
         """Make the field a tuple of ids; return what is wrong with it."""
@@ -139,7 +145,7 @@ class Options:
         if type(sequences) is tuple and not sequences:
             return []
         if isinstance(sequences, str) or not isinstance(sequences, Sequence) or len(sequences) > LONGEST:
-            return [f"{name}={sequences!r:.60} must be a list of lists of ids"]
+            return [Text("{} must be a list of lists of ids", Name(name, f"{sequences!r:.60}"))]
         if problems := [problem for ids in sequences for problem in _problems_of_ids(name, ids)]:
             return problems[:1]
         if short := [ids for ids in sequences if len(ids) < 2]:
@@ -172,7 +178,7 @@ class Options:
 
 def _problems_of_ids(name: str, ids: Any) -> list[str]:
     if isinstance(ids, str) or not isinstance(ids, Sequence) or len(ids) > LONGEST:
-        return [f"{name}={ids!r:.60} must be a list of ids"]
+        return [Text("{} must be a list of ids", Name(name, f"{ids!r:.60}"))]
     wrong = (id for id in ids if not _is_id(id))
     return [f"{name}: {id!r:.60} is no id" for id in islice(wrong, 1)]
 
@@ -195,7 +201,12 @@ def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
     """Raise `UserError` for an n_best above 1; `verb` returns one output, `instead` several."""
     if options.get("n_best", 1) != 1:
-        raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
+        raise UserError(
+            "{n_best}: {} returns the best alone; {} returns several",
+            verb,
+            instead,
+            n_best=f"{options['n_best']!r:.60}",
+        )
 
 
 def check_prefix(
@@ -240,7 +251,7 @@ def check_options(options: Options, config: TransformerConfig) -> None:
         if options.start_id >= config.vocab_size:
             raise UserError(f"start_id: {options.start_id} is outside the vocabulary of {config.vocab_size}")
     if options.beam > config.vocab_size:
-        raise UserError(f"beam={options.beam} is more than the vocabulary's {config.vocab_size} tokens")
+        raise UserError("{beam} is more than the vocabulary's {} tokens", config.vocab_size, beam=options.beam)
 
 
 def length_limits(
@@ -268,17 +279,22 @@ def length_limits(
     name = "min_new_tokens" if options.max_new_tokens is None else "max_new_tokens"
     for i in np.flatnonzero(limits > room) if hard else ():
         raise UserError(
-            f"{name}={limits[i]}: source row {i} leaves room for {room[i]} tokens"
-            f" (max_positions={config.max_positions})"
+            "{}: source row {} leaves room for {} tokens ({max_positions})",
+            *(Name(name, str(limits[i])), i, room[i]),
+            max_positions=config.max_positions,
         )
     for i in np.flatnonzero(limits > max(EXTENDED * config.max_positions, EXTRA_TOKENS + lengths.max(initial=0))):
         raise UserError(
-            f"{name}={limits[i]} is more than {EXTENDED} times the model's max_positions={config.max_positions}"
+            "{} is more than {} times the model's {max_positions}",
+            *(Name(name, str(limits[i])), EXTENDED),
+            max_positions=config.max_positions,
         )
     first = len(options.forced_first)
     for i, row in enumerate(prefix):
         if first + len(row) > limits[i]:
-            raise UserError(f"prefix row {i}: {first + len(row)} tokens, but max_new_tokens is {limits[i]}: raise it")
+            raise UserError(
+                "prefix row {}: {} tokens, but {max_new_tokens} is {}: raise it", i, first + len(row), limits[i]
+            )
     return limits
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from mlx_transformer.core.outputs import Kind, beginning, claim, holds_json_lines, holds_lines, holds_object
 from mlx_transformer.system.durable import Output, Target, put_output, write_text
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, Text, UserError, joined
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.locks import open_locked
 
@@ -170,12 +170,13 @@ class Partial(Writer):
         changed = [
             f"{name} is another than before"
             if len(now.get(name, "")) == DIGEST
-            else f"{name}={begun.get(name)} before, now {now.get(name)}"
+            else Text("{} before, now {}", Name(name, str(begun.get(name))), now.get(name))
             for name in {**begun, **now}
             if begun.get(name) != now.get(name)
         ]
         if changed:
-            raise UserError(f"{self.file_name}: {'; '.join(changed)}; give what it was begun with, or remove the file")
+            hint = "give what it was begun with, or remove the file"
+            raise UserError("{}: {}; {}", self.file_name, joined(changed), hint)
         self.progress = progress
 
     @cached_property

@@ -146,7 +146,7 @@ def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> Non
     are reordered, and the logits of a step."""
     position = 4 * sum(layer.key_value_heads * (layer.d_k + layer.d_v) for layer in c.layers("decoder"))
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
-    check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
+    check_memory(needed, f"decoding {target} tokens", "lower {beam} or {max_new_tokens}", beam=beam)
 
 
 def _search(

@@ -77,7 +77,7 @@ def built_shortlist(
     is left to count.
     """
     if not 1 <= first <= config.vocab_size:
-        raise UserError(f"first={first} must be from 1 to the vocabulary's {config.vocab_size}")
+        raise UserError("{first} must be from 1 to the vocabulary's {}", config.vocab_size, first=first)
     counts, skipped = Counts(config.vocab_size), 0
     for begin in range(0, len(text), PAIRS):
         part = slice(begin, begin + PAIRS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 
 from .candidates import Candidates, among, check_candidates
 from .greedy import Greedy
@@ -39,7 +39,9 @@ def stream_ids(
     """
     chosen = Options.of(options)
     if chosen.beam > 1:
-        raise UserError(f"beam={chosen.beam} has no token that is sure before the end: stream with beam=1")
+        raise UserError(
+            "{beam} has no token that is sure before the end: stream with {}", Name("beam", "1"), beam=chosen.beam
+        )
     sources, forced, limits = checked(model, {"ids": [ids]}, [prefix], chosen)
     listed = None if candidates is None else check_candidates([candidates], 1, model.config)
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mlx_transformer.core.pooling import Kind, Pooling
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, Text, UserError
 from mlx_transformer.system.fields import Bounds, Checked
 
 Overlong = Literal["error", "truncate", "split", "skip"]
@@ -62,10 +62,15 @@ class EmbedOptions(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt is not None and self.prompt_name is not None:
-            raise UserError("prompt and prompt_name: give one of them")
+            raise UserError(Text("prompt and {prompt_name}: give one of them"))
         for name in ("dimensions", "pooling", "normalize"):
             if self.kind != "dense" and getattr(self, name) is not None:
-                raise UserError(f"{name}: is of a text's one vector (kind=dense); leave it out for kind={self.kind}")
+                raise UserError(
+                    "{}: is of a text's one vector ({}); leave it out for {kind}",
+                    Name(name),
+                    Name("kind", "dense"),
+                    kind=self.kind,
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from mlx_transformer.core.config import Architecture, TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, Text, UserError
 
 from .alignment import Alignment, CrossWeights, align
 from .options import Hypothesis
@@ -68,7 +68,7 @@ class Translator:
         if prefix is None:
             return self
         if not isinstance(prefix, str):
-            raise UserError(f"task_prefix={prefix!r:.60} must be text")
+            raise UserError("{task_prefix} must be text", task_prefix=f"{prefix!r:.60}")
         chosen = copy(self)
         chosen.prefix = prefix
         return chosen
@@ -93,7 +93,9 @@ class Translator:
         lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
         if aligned and self.prefix:
-            raise UserError("alignments count the words of the text, before which a task_prefix stands: leave one out")
+            raise UserError(
+                Text("alignments count the words of the text, before which a {task_prefix} stands: leave one out")
+            )
         if aligned is True:
             if not self.shows_attention:
                 raise UserError(
@@ -120,7 +122,7 @@ class Translator:
         empty or skipped has none, one that is split has several."""
         lines = as_lines(lines)
         if overlong not in get_args(Overlong):
-            raise UserError(f"overlong={overlong!r} is not one of {', '.join(get_args(Overlong))}")
+            raise UserError("{overlong!r} is not one of {}", ", ".join(get_args(Overlong)), overlong=overlong)
         owners, rows = [], []
         for i, ids in enumerate(self._encode(lines)):
             if lines[i].strip():
@@ -177,8 +179,8 @@ class Translator:
         if overlong == "skip":
             return []
         raise UserError(
-            f"line {number}: {len(ids)} tokens, the model takes at most {limit};"
-            " shorten it, or choose overlong=split, overlong=truncate or overlong=skip"
+            "line {}: {} tokens, the model takes at most {}; shorten it, or choose {}, {} or {}",
+            *(number, len(ids), limit, *(Name("overlong", each) for each in ("split", "truncate", "skip"))),
         )
 
     def _pieces(self, text: str, ids: list[int]) -> Iterator[list[int]]:

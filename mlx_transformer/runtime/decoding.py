@@ -16,12 +16,10 @@ from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.device import tuning
 from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.steps import Model
-from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn import Cache, Transformer
 from mlx_transformer.nn.classifier import Classifier
 
 if TYPE_CHECKING:
-    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.candidates import Among, Candidates
 
 
@@ -129,18 +127,3 @@ def evaluating(model: Transformer) -> Iterator[None]:
     finally:
         if training:  # else it is in that mode, which takes a walk through all modules
             model.train()
-
-
-class MlxTranslator(TextVerbs):
-    """The verbs for a network and a tokenizer that are held apart, as documents showed them up to version 0.1."""
-
-    tokenizer: Tokenizer | None = None
-
-    def __init__(self, model: Transformer, tokenizer: Tokenizer | None, where: str = "model"):
-        self.model, self.config, self.tokenizer, self.where = model, model.config, tokenizer, where
-        _ = self.translator  # which refuses what translates no text
-
-    @contextmanager
-    def decoding(self) -> Iterator[Model]:
-        with evaluating(self.model):
-            yield MlxModel(self.model)

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer import nn
-from mlx_transformer.core.checkpoint import CHECKPOINT, is_published, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.pooling import DENSE, EMBEDDING
@@ -72,7 +73,7 @@ class Transformer(nn.Transformer, TextVerbs):
         from mlx_transformer.families.hub import find_model
 
         place = find_model(folder, revision)
-        if is_published(place.folder):
+        if Place.of(place.folder).what == "a published model":
             from mlx_transformer.families.conversion import read_published  # few need it: it reads any family
 
             return cls._published(read_published(place.folder), str(folder))

@@ -22,7 +22,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from .errors import UserError
+from .errors import Name, Text, UserError, joined
 
 Settings = TypeVar("Settings")
 
@@ -109,8 +109,10 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
+def check_fields(values: Any, table: str | None = None) -> list[str]:
     """Return every field of a frozen dataclass that doesn't hold what its annotation says, each by its name and value.
+
+    table: of a file that has the fields, which are keys of it then: `data.seed = x` in place of `seed=x`.
 
     A whole number where a float is meant becomes a float, in place, and NumPy's numbers become Python's.
     """
@@ -118,7 +120,8 @@ def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
     for name, kind in field_types(type(values)).items():
         value = getattr(values, name)
         if not kind.accepts(value):
-            problems.append(f"{spelled.format(name, short(value))} {kind.expectation}")
+            field = f"{table}.{name} = {short(value)}" if table else Name(name, short(value))
+            problems.append(Text("{} {}", field, kind.expectation))
         elif type(value) is not kind.type and kind.type in (int, float) and value is not None:
             object.__setattr__(values, name, kind.type(value))
     return problems
@@ -129,7 +132,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         if problems := check_fields(self):
-            raise UserError("; ".join(problems))
+            raise UserError(joined(problems))
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -137,7 +140,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     kind = _kind(hint, optional=False)
     assert kind is not None
     if not kind.accepts(value):
-        raise UserError(f"{name}={short(value)} {kind.expectation}")
+        raise UserError("{} {}", Name(name, short(value)), kind.expectation)
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:

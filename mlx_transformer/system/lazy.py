@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import wraps
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
     from typing import Any, ParamSpec, TypeVar
 
     P = ParamSpec("P")
@@ -133,33 +131,3 @@ def naming_extra(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return naming
 
     return decorate
-
-
-def renamed(**arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function take arguments by names that they had before, old="new"."""
-
-    def decorate(call: Callable[P, R]) -> Callable[P, R]:
-        @wraps(call)
-        def taking_both(*args: P.args, **kwargs: P.kwargs) -> R:
-            return call(*args, **{arguments.get(name, name): value for name, value in kwargs.items()})  # type: ignore[arg-type]
-
-        return taking_both
-
-    return decorate
-
-
-class OldNames:
-    """The last finder of `sys.meta_path`: it is asked for what no file is named."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if not name.startswith("mlx_transformer."):
-            return None
-        from .moved import find_moved
-
-        return find_moved(name)
-
-
-def find_old_names() -> None:
-    """Find modules by their old names too, from now on."""
-    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(OldNames())  # type: ignore[arg-type]

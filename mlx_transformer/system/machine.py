@@ -12,6 +12,10 @@ from pathlib import Path
 from .errors import UserError
 from .mac import performance_cores
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 FEW = 1 << 24
 """Bytes that are never asked about: to ask takes a tenth of a millisecond, as long as a step of a small model."""
@@ -36,10 +40,14 @@ def memory() -> int:
     return min(size for size in bounds if size > 0)
 
 
-def check_memory(needed: float, what: str, remedy: str) -> None:
-    """Raise `UserError` ("what needs N GB ...: remedy") if that many bytes are more than there are at all."""
+def check_memory(needed: float, what: str, remedy: str, **options: Any) -> None:
+    """Raise `UserError` ("what needs N GB ...: remedy") if that many bytes are more than there are at all.
+
+    remedy: a template, as of `Text`, for `options`.
+    """
     if needed > FEW and needed > (there := memory()):
-        raise UserError(f"{what} needs {needed / 1e9:,.1f} GB of memory, and there are {there / 1e9:,.1f} GB: {remedy}")
+        sizes = f"{needed / 1e9:,.1f} GB of memory, and there are {there / 1e9:,.1f} GB"
+        raise UserError("{} needs {}: " + remedy, what, sizes, **options)
 
 
 def usable_cores() -> int:

@@ -1,4 +1,4 @@
-"""The edge of a command's process: its streams, Ctrl-C, and an exit status that never lies. For both command lines.
+"""The edge of a command's process: its streams, and an exit status that never lies. For both command lines.
 
     0    done; of validate: equal
     1    of validate, and of quickstart, which validates: a mismatch; nothing else ends with it
@@ -13,28 +13,21 @@ Imports next to nothing, so that Ctrl-C is in good hands before the rest is impo
 
 from __future__ import annotations
 
-import _thread
 import codecs
 import errno
 import os
-import signal
-import stat
 import sys
-import time
 from contextlib import suppress
 
+from .early import Interrupts
 from .errors import UserError, error_line, one_line
 from .lazy import what_is_missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import FrameType
-    from typing import Any
+    from collections.abc import Callable
 
 FAULT, INTERRUPTED, UNREAD = 70, 130, 141
-
-HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -46,8 +39,6 @@ PLAIN = {"✓": "+", "✗": "x", "…": "~"}
 """The replacements for our marks where the terminal's encoding lacks them; "?" for any other character."""
 
 DIGITS_OF_WIDTH = 4
-POLL_SECONDS = 0.02  # seconds between two looks whether an import that Ctrl-C has met is done
-KILL_AFTER_SECONDS = 5.0  # seconds: after these Ctrl-C ends an import too
 
 
 def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int:
@@ -56,7 +47,7 @@ def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int
     `name` begins that line. `whole`: the process ends with the command, so that a late Ctrl-C must find no Python that
     would print a traceback.
     """
-    interrupts = _Interrupts(whole)
+    interrupts = Interrupts(whole)
     try:
         with interrupts:
             return _flushed(name, _status(name, command, interrupts))
@@ -64,7 +55,7 @@ def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int
         return _failed(name, "interrupted", INTERRUPTED)
 
 
-def _status(name: str, command: Callable[[], int | None], interrupts: _Interrupts) -> int:
+def _status(name: str, command: Callable[[], int | None], interrupts: Interrupts) -> int:
     try:
         _prepare_streams()
         _bound_width()
@@ -192,87 +183,3 @@ def _drop_output() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
-
-
-def drop_hung_up() -> None:
-    """Drop output after SIGHUP: what is still to be said to a terminal that has gone is said to nobody, and is no
-    error."""
-    for number in (1, 2):
-        if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, number)
-            os.close(null)
-
-
-def restore_handlers(before: Mapping[int, Callable | int | None], hung_up: bool) -> None:
-    """Give signals back the handlers that they had. `hung_up`: SIGHUP has been obeyed. It often comes twice, from the
-    system and from the shell, and the second must not kill a process that is ending in order."""
-    for number, handler in before.items():
-        late = hung_up and number == HANGUP and handler is signal.SIG_DFL
-        signal.signal(number, signal.SIG_IGN if late else handler)
-
-
-class _Interrupts:
-    """Ctrl-C raises KeyboardInterrupt, but not in the midst of an import: libraries would make other errors of it, or
-    swallow it. It waits until the import is done; and where a callback has swallowed it, it comes again. A second one
-    ends the process at once."""
-
-    def __init__(self, whole: bool):
-        self._whole, self._mine, self._naps, self.raised = whole, False, 0, False
-        self._thread = _thread.get_ident()
-
-    @property
-    def waiting(self) -> bool:
-        """Ctrl-C was pressed, and has not been raised yet."""
-        return self._naps > 0 and not self.raised
-
-    def __enter__(self) -> None:
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.default_int_handler and not hasattr(before, "early"):  # ignored, or somebody else's
-            return
-        try:
-            signal.signal(signal.SIGINT, self._receive)
-        except ValueError:  # not the main thread, whose matter signals are
-            return
-        self._mine, self._hook = True, sys.unraisablehook
-        sys.unraisablehook = self._unraisable
-
-    def __exit__(self, *_: object) -> None:
-        if self._mine:
-            sys.unraisablehook = self._hook
-            ended = signal.SIG_DFL if self.raised else signal.SIG_IGN  # too late: all is done, and its status is known
-            signal.signal(signal.SIGINT, ended if self._whole else signal.default_int_handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._naps * POLL_SECONDS < KILL_AFTER_SECONDS and _importing(frame):
-            self._naps += 1
-            self._later()
-            return
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self.raised = True
-        raise KeyboardInterrupt
-
-    def _unraisable(self, unraisable: Any) -> None:
-        if unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, self._receive)
-            self._later()
-        else:
-            self._hook(unraisable)
-
-    def _later(self) -> None:
-        _thread.start_new_thread(self._again, ())
-
-    def _again(self) -> None:
-        time.sleep(POLL_SECONDS)
-        if hasattr(signal, "pthread_kill"):  # which also ends a wait of that thread
-            signal.pthread_kill(self._thread, signal.SIGINT)
-        else:
-            _thread.interrupt_main()
-
-
-def _importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mlx_transformer.data.built_in import NAMES, check, is_of_sentences, languages
 from mlx_transformer.data.pair_files import language_pair
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Text, UserError
 
 from .options import CorpusOptions, DataOptions, TrainingOptions
 
@@ -42,7 +42,7 @@ def data_problems(d: DataOptions, t: TrainingOptions, reads: Reads) -> Iterator[
     if t.best in SCORES:
         yield f"best = {t.best!r} is a score of translations: take loss or another one"
     if d.max_length < 2:
-        yield "max_length: a text needs two tokens"
+        yield Text("{max_length}: a text needs two tokens")
     names = ("bpe_dropout", "cache", "separate_vocabularies", "vocab_model")
     if others := [name for name in names if getattr(d, name) != getattr(DataOptions, name)]:
         yield f"{others[0]} is for translation: leave it out"
@@ -59,7 +59,7 @@ def _document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
         yield f"data.{for_pairs[0]} is for translation: a {t.objective} is trained on text"
     yield from _corpus_problems(d)
     if one_language and (d.text is not None or d.valid_text is not None):
-        yield f"corpus {d.corpus} is a text and brings its own for validation: leave out text and valid_text"
+        yield Text("corpus {} is a text and brings its own for validation: leave out text and {valid_text}", d.corpus)
     if d.text is None and not one_language:
         yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
     if t.objective == "distillation" and t.teacher is None:
@@ -73,7 +73,7 @@ def _match_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     elif d.corpora or (d.pairs is None) == (d.source is None and d.target is None):
         yield "contrastive learning reads one file of pairs, or source and target files: give one of them"
     if d.batch_tokens is not None:
-        yield "batch_tokens: contrastive learning takes a number of pairs a batch: set batch_pairs"
+        yield Text("{batch_tokens}: contrastive learning takes a number of pairs a batch: set {batch_pairs}")
     if t.memory is not None:
         yield "memory: a batch of contrastive learning is one whole: set chunk, the texts computed at a time"
     yield from _file_problems(d, "")
@@ -115,17 +115,20 @@ def _translation_problems(d: DataOptions) -> Iterator[str]:
         yield f"corpus {d.corpus} has one language: translation learns two, as in sentences:en-de"
     yield from _valid_problems(d)
     if d.corpus is not None and (d.valid_source is not None or d.valid_pairs is not None):
-        yield f"corpus {d.corpus} brings its own validation text: leave out valid_source, valid_target and valid_pairs"
+        yield Text(
+            "corpus {} brings its own validation text: leave out {valid_source}, {valid_target} and {valid_pairs}",
+            d.corpus,
+        )
     yield from _vocabulary_problems(d)
     if d.bpe_dropout and d.cache is not None:
-        yield "bpe_dropout makes other tokens in every epoch, cache keeps them: leave one out"
+        yield Text("{bpe_dropout} makes other tokens in every epoch, cache keeps them: leave one out")
 
 
 def _valid_problems(d: DataOptions) -> Iterator[str]:
     if (d.valid_source is None) != (d.valid_target is None):
-        yield "valid_source and valid_target files go together"
+        yield Text("{valid_source} and {valid_target} files go together")
     if d.valid_source is not None and d.valid_pairs is not None:
-        yield "valid_source and valid_pairs exclude each other"
+        yield Text("{valid_source} and {valid_pairs} exclude each other")
 
 
 def _corpus_problems(d: DataOptions) -> Iterator[str]:
@@ -136,20 +139,26 @@ def _corpus_problems(d: DataOptions) -> Iterator[str]:
     except UserError as error:
         yield str(error)
     if is_of_sentences(d.corpus) and d.train_pairs != DataOptions.train_pairs:
-        yield f"corpus {d.corpus} has pairs enough for itself: leave out train_pairs"
+        yield Text("corpus {} has pairs enough for itself: leave out {train_pairs}", d.corpus)
 
 
 def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
     if d.tokenizer is not None and (d.vocab_size != DataOptions.vocab_size or d.vocab_lines is not None):
-        yield "tokenizer is a vocabulary that is there: leave out vocab_size and vocab_lines"
+        yield Text("tokenizer is a vocabulary that is there: leave out {vocab_size} and {vocab_lines}")
     if d.tokenizer is not None and d.separate_vocabularies:
         yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
     if d.vocab_model != DataOptions.vocab_model and d.tokenizer is not None:
-        yield "tokenizer is a vocabulary that is there: leave out vocab_model"
+        yield Text("tokenizer is a vocabulary that is there: leave out {vocab_model}")
     if d.vocab_model != DataOptions.vocab_model and d.separate_vocabularies:
-        yield f"vocab_model = {d.vocab_model!r} makes one vocabulary of both languages: leave out separate_vocabularies"
+        yield Text(
+            "{vocab_model} = {!r} makes one vocabulary of both languages: leave out {separate_vocabularies}",
+            d.vocab_model,
+        )
     if d.vocab_model != DataOptions.vocab_model and d.bpe_dropout:
-        yield f"bpe_dropout leaves out merges, of which vocab_model = {d.vocab_model!r} has none: leave out one of both"
+        yield Text(
+            "{bpe_dropout} leaves out merges, of which {vocab_model} = {!r} has none: leave out one of both",
+            d.vocab_model,
+        )
 
 
 def _file_problems(files: DataOptions | CorpusOptions, where: str) -> Iterator[str]:

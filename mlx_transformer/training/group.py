@@ -20,8 +20,8 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from mlx_transformer.nn.parameters import named_arrays
+from mlx_transformer.system.early import HANGUP
 from mlx_transformer.system.errors import UserError, error_line
-from mlx_transformer.system.process import HANGUP
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
 """Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""

@@ -75,8 +75,10 @@ def fit_memory(recipe: Recipe, start: Start, text: EncodedText, group: Group) ->
     parts, checked, needed = group.broadcast([parts, checkpointing, needed])
     if not parts:
         raise UserError(
-            f"memory = {options.memory:g} GB: the smallest part of a step needs {needed / (1 - SPARE) / 1e9:.2g} GB; "
-            "raise it, or lower max_length, vocab_size or the model's size"
+            "memory = {} GB: the smallest part of a step needs {} GB; raise it, or lower {max_length}, "
+            "{vocab_size} or the model's size",
+            f"{options.memory:g}",
+            f"{needed / (1 - SPARE) / 1e9:.2g}",
         )
     part = math.ceil(tokens / parts)
     training = replace(options, accumulate=options.accumulate * int(parts), gradient_checkpointing=bool(checked))

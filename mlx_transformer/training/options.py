@@ -41,7 +41,7 @@ FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id
 # The placement that is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose
 # record has no such key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates
 # that suit pre-norm (benchmarks/RESULTS.md, "What the defaults learn").
-NORM_PLACEMENT, EARLIER_PLACEMENT = "pre", "post"
+NORM_PLACEMENT = "pre"
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
 
 # A number above these bounds is a slip; below them float32 may round it to nothing.

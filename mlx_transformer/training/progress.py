@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from mlx_transformer.system.early import HANGUP, drop_hung_up, restore_handlers
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes
-from mlx_transformer.system.process import HANGUP, drop_hung_up, restore_handlers
 
 from .group import Group
 from .options import TrainingOptions

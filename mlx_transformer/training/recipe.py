@@ -19,14 +19,13 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Text, UserError, joined
 from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import read_json, read_text
 
 from .data_problems import SCORES, data_problems
 from .objectives import OBJECTIVES, Objective
 from .options import (
-    EARLIER_PLACEMENT,
     ENDLESS,
     FILES,
     FROM_TOKENIZER,
@@ -47,8 +46,6 @@ PATHS = (*FILES, "tokenizer", "cache")
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 SECONDS = ("perplexity", "accuracy", "cosine")
-# The optimizer of runs whose record has no such key.
-EARLIER_OPTIMIZER = "adam"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class Recipe(ModelOptions):
     def __post_init__(self) -> None:
         problems = list(_problems(self))
         if problems:
-            raise UserError("recipe: " + "; ".join(problems))
+            raise UserError("recipe: {}", joined(problems))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -138,7 +135,7 @@ class Recipe(ModelOptions):
             for table, kind in (("data", DataOptions), ("training", TrainingOptions)):
                 values[table] = _options(kind, values.get(table, {}), table, problems)
         if problems:
-            raise UserError(f"{where}: " + "; ".join(problems))
+            raise UserError("{}: {}", where, joined(problems))
         return cls(preset=preset, model=model, data=values["data"], training=values["training"])
 
 
@@ -156,21 +153,13 @@ def _options(kind: type, entries: dict[str, Any], table: str, problems: list[str
         else:
             problems.append("data.corpora must be tables: [[data.corpora]], once for each corpus")
     options = kind(**chosen)
-    problems += check_fields(options, f"{table}.{{}} = {{}}")
+    problems += check_fields(options, table)
     return options
 
 
 def _with_whole_paths(options: Any) -> Any:
     paths = {name: path for name in PATHS if (path := getattr(options, name, None)) is not None}
     return replace(options, **{name: os.path.abspath(path) for name, path in paths.items()})
-
-
-def earlier_defaults(recipe: Recipe) -> dict[str, Any]:
-    """Return the values, as "recipe.training.optimizer": "adam", of the keys that an earlier version didn't know."""
-    tables = {"data": DataOptions, "training": TrainingOptions}
-    keys = {f"recipe.{t}.{f.name}": f.default for t, kind in tables.items() for f in dataclasses.fields(kind)}
-    placement = {} if recipe.training.start_from else {"recipe.model.norm_placement": EARLIER_PLACEMENT}
-    return {**keys, **placement, "recipe.training.optimizer": EARLIER_OPTIMIZER}
 
 
 def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
@@ -212,12 +201,9 @@ def _recorded(path: Path) -> dict[str, Any]:
     try:
         tables = record["recipe"]
         model = {"preset": tables["preset"], **tables["model"]}
-        training = {"optimizer": EARLIER_OPTIMIZER, **tables["training"]}
-        if training.get("start_from") is None:
-            model.setdefault("norm_placement", EARLIER_PLACEMENT)
         return {
             table: {key: value for key, value in values.items() if value is not None}
-            for table, values in {"data": tables["data"], "model": model, "training": training}.items()
+            for table, values in {"data": tables["data"], "model": model, "training": tables["training"]}.items()
         }
     except (AttributeError, LookupError, TypeError) as error:
         raise UserError(f"{path}: damaged (no recipe in it); give the recipe again or restore it") from error
@@ -243,13 +229,13 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     yield from data_problems(d, t, recipe.objective.reads)
     for name in ("tokenizer", "separate_vocabularies", "vocab_model"):
         if t.start_from is not None and getattr(d, name) != getattr(DataOptions, name):
-            yield f"data.{name}: start_from keeps the checkpoint's model and vocabulary: leave it out"
+            yield Text("data.{}: {start_from} keeps the checkpoint's model and vocabulary: leave it out", name)
     if all(getattr(t, name) is None for name in LENGTHS):
         yield "say how long to train: epochs, steps or minutes, such as --epochs 10"
     if t.learning_rate is not None and t.learning_rate_scale != 1:
-        yield "learning_rate and learning_rate_scale exclude each other"
+        yield Text("{learning_rate} and {learning_rate_scale} exclude each other")
     if t.learning_rate is not None and t.schedule == "noam":
-        yield "schedule noam has the paper's own peak: leave out learning_rate, or take inverse-square-root"
+        yield Text("schedule noam has the paper's own peak: leave out {learning_rate}, or take inverse-square-root")
     if t.schedule in ENDLESS and t.cooldown != TrainingOptions.cooldown:
         yield f"schedule {t.schedule} has no falling end: leave out cooldown"
     if t.final == "best" and t.best is None:
@@ -257,16 +243,16 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     if t.patience and t.best is None:
         yield "patience needs the score that is to get better: set best"
     if t.final == "average" and not t.checkpoint_steps:
-        yield "final = 'average' needs checkpoint_steps, so that the same run averages the same steps"
+        yield Text("final = 'average' needs {checkpoint_steps}, so that the same run averages the same steps")
     if t.best in SCORES and not t.valid_sentences:
-        yield f"best = {t.best!r} is a score of translations: raise valid_sentences"
+        yield Text("best = {!r} is a score of translations: raise {valid_sentences}", t.best)
     if t.best in SECONDS and t.best != recipe.objective.step.second:
         yield f"best = {t.best!r}: a validation of {t.objective} has loss and {recipe.objective.step.second}"
     yield from _adapter_problems(t)
     if t.optimizer_name == "adam" and t.weight_decay:
         yield "optimizer adam has no weight decay: take adamw"
     if not t.weight_decay and t.weight_decay is not None and t.no_decay is not None:
-        yield "no_decay says nothing where weight_decay is 0"
+        yield Text("{no_decay} says nothing where {weight_decay} is 0")
 
 
 def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
@@ -276,7 +262,7 @@ def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
             yield f"{changed[0]} says nothing without an adapter: set adapter"
         return
     if t.start_from is None:
-        yield "an adapter changes a trained model: say which by start_from"
+        yield Text("an adapter changes a trained model: say which by {start_from}")
     if t.freeze is not None:
         yield "an adapter leaves all parameters but its own as they are: leave out freeze"
 
@@ -288,7 +274,7 @@ def _start_problems(recipe: Recipe) -> Iterator[str]:
     others += ["model.preset"] if recipe.preset != Recipe.preset else []
     others += ["data.vocab_size"] if recipe.data.vocab_size != DataOptions.vocab_size else []
     if others:
-        yield f"{others[0]}: start_from keeps the checkpoint's model and vocabulary: leave it out"
+        yield Text("{}: {start_from} keeps the checkpoint's model and vocabulary: leave it out", others[0])
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
@@ -310,14 +296,17 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         vocab_size = max(MIN_VOCAB_SIZE, recipe.data.vocab_size)
         config = recipe.config(vocab_size, vocab_size if recipe.data.separate_vocabularies else None)
     except UserError as error:
-        yield f"[model] {error}"
+        yield Text("[model] {}", error)
         return
     if config.head.kind != "vocabulary" and recipe.objective.reads != "labelled" and "head" in recipe.model:
         yield f"model.head: no objective learns a head of kind {config.head.kind!r}: leave it out"
     if recipe.data.separate_vocabularies and config.one_embedding:
         yield (
-            f"model.tie_embeddings = {config.tie_embeddings!r} is one table for both languages, separate_vocabularies "
-            "make two: choose target-output or none"
+            Text(
+                "model.tie_embeddings = {!r} is one table for both languages, {separate_vocabularies} make two: "
+                "choose target-output or none",
+                config.tie_embeddings,
+            )
         )
     if config.positions == "learned" and recipe.data.max_length > config.max_positions:
         yield (

@@ -34,6 +34,7 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_bytes, read_json
 from mlx_transformer.system.locks import lock
 from mlx_transformer.system.machine import versions
+from mlx_transformer.system.manifest import MANIFEST
 from mlx_transformer.system.tensors import read_tensors
 
 from .boards import TENSORBOARD, WANDB_ID, Board, boards
@@ -119,13 +120,11 @@ class Run:
         resume: bool,
         warn: Callable[[str], None],
         force: bool = False,
-        defaults: Mapping[str, Any] = MappingProxyType({}),
         project: str | None = None,
     ):
         """Begin the run's files, or go on with them.
 
-        `defaults`: the values of keys, such as "recipe.training.optimizer", that the record of an earlier version may
-        lack. `project`: the one of Weights & Biases that gets the curves.
+        `project`: the one of Weights & Biases that gets the curves.
         """
         check_folder(folder, resume, force)
         self.folder, self.warn, self._force = folder, warn, force
@@ -134,7 +133,7 @@ class Run:
         self._project = project
         self._first_step = 0
         self._record = record = json.loads(json.dumps({**record, "versions": versions()}))
-        self._before = check_same(folder, record, defaults, warn) if resume else None
+        self._before = check_same(folder, record, warn) if resume else None
         self._made = [place for place in (folder, *folder.parents) if not place.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -266,8 +265,8 @@ class Run:
         damaged: list[Path] = []
         for path in reversed(self.checkpoints()):
             try:
-                if not (path / checkpoint.MANIFEST).exists():
-                    raise UserError(f"{path / checkpoint.MANIFEST} is missing")
+                if not (path / MANIFEST).exists():
+                    raise UserError(f"{path / MANIFEST} is missing")
                 opened = checkpoint.open_checkpoint(path)
                 contents = opened, read_tensors(path / OPTIMIZER), read_json(path / STATE)
             except (UserError, OSError) as error:
@@ -328,12 +327,12 @@ def _refused(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: could not be written ({error}); fix that and continue with --resume")
 
 
-def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
+def check_same(folder: Path, record: dict[str, Any], warn: Callable[[str], None]) -> Any:
     """Return the record of the run so far, if `record` continues it; else raise `UserError`."""
     before = read_json(folder / RECORD)
     if isinstance(before, dict):
         before.pop(MODEL, None)
-    old, new = {**flat(dict(defaults)), **flat(before)}, flat(record)
+    old, new = flat(before), flat(record)
     _check_device(folder, old, new)
     # The recipe first: the rest mostly follows from it.
     names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
@@ -359,8 +358,6 @@ def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any]
 def _check_device(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Refuse another kind of device: batches are cut otherwise there, and text would come twice or never."""
     was, now = old.get("device"), new.get("device")
-    if was == "Device(cpu, 0)":  # earlier versions' word for it
-        was = old["device"] = "cpu"
     if was != now:
         where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
         raise UserError(

@@ -163,7 +163,9 @@ def check_start(recipe: Recipe) -> None:
 def check_fits(config: TransformerConfig) -> None:
     """Raise `UserError` if the machine hasn't even the memory for weights, gradients and Adam's two means of them."""
     count = parameter_count(config)
-    check_memory(16 * count, f"training {count:,} parameters", "choose a smaller preset, d_model, d_ff or vocab_size")
+    check_memory(
+        16 * count, f"training {count:,} parameters", "choose a smaller preset, {d_model}, {d_ff} or {vocab_size}"
+    )
 
 
 def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
@@ -277,7 +279,9 @@ def chosen_adapter(options: TrainingOptions, base: Checkpoint) -> AdapterConfig 
     try:
         config.shapes(base.config)
     except UserError as error:
-        raise UserError(f"adapter_rank={config.rank}: {error}; lower it, or choose other adapter_targets") from error
+        raise UserError(
+            "{adapter_rank}: {}; lower it, or choose other {adapter_targets}", error, adapter_rank=config.rank
+        ) from error
     return config
 
 

@@ -38,7 +38,7 @@ class Teacher:
         own = self.model.embedder().width
         if own < width:
             raise UserError(
-                f"teacher = {folder!r}: its vectors have {own} numbers, the student's {width}: lower d_model"
+                "teacher = {!r}: its vectors have {} numbers, the student's {}: lower {d_model}", folder, own, width
             )
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:

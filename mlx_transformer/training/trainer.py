@@ -41,7 +41,7 @@ from .objectives import validation_scores
 from .optimizers import learning_rate
 from .options import tables_of
 from .progress import CLOCK, Clock, Speed, State, StopSignal
-from .recipe import Recipe, earlier_defaults, load_recipe
+from .recipe import Recipe, load_recipe
 from .run_folder import STATE, FollowerFolder, Run, check_folder
 from .setup import batches_per_step, check_apart, check_start, model_and_step, start
 from .weights import BEST, MOVING, AdapterWeights, MovingAverage, Weights, final_weights
@@ -110,8 +110,7 @@ class Trainer:
         record |= {"processes": group.size} if group.size > 1 else {}
         self.stop = StopSignal()
         if group.leads:
-            earlier = earlier_defaults(recipe)
-            self.files = Run(out, record, resume, self.reporter.line, force, earlier, self.options.wandb)
+            self.files = Run(out, record, resume, self.reporter.line, force, self.options.wandb)
         else:
             self.files = FollowerFolder(out)
         try:
@@ -268,8 +267,10 @@ class Trainer:
             checkpoints = self.files.checkpoints()
             last = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "no checkpoint was written yet"
             raise UserError(
-                f"{in_a_row} steps in a row had a gradient that is not finite; {last}; "
-                "lower learning_rate or raise warmup_steps"
+                "{} steps in a row had a gradient that is not finite; {}; lower {learning_rate} or raise "
+                "{warmup_steps}",
+                in_a_row,
+                last,
             )
 
     def validate(self) -> dict[str, float]:

@@ -77,7 +77,10 @@ WRITERS = (
         "o.txt",
     ),
     Writer(
-        "score", "score {b}/model --source {b}/in.txt --target {b}/in.txt --output {o} --force", "scores.txt", "o.txt"
+        "score",
+        "score {b}/model --source {b}/in.txt --reference {b}/in.txt --output {o} --force",
+        "scores.txt",
+        "o.txt",
     ),
     Writer(
         "validate",

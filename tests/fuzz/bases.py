@@ -124,9 +124,9 @@ def make(folder: Path) -> None:
     call("train", folder / "recipe.toml", "--out", folder / "run")
     shutil.rmtree(folder / "run" / "tensorboard", ignore_errors=True)
     start = ["--from", folder / "model", "--source", folder / "0.source", "--target", folder / "0.target"]
-    call("train", *start, "--adapter", "lora", "--rank", 2, "--steps", 2, "--out", folder / "adapted")
+    call("train", *start, "--adapter", "lora", "--adapter-rank", 2, "--steps", 2, "--out", folder / "adapted")
     start[1] = folder / "quantized"
-    call("train", *start, "--adapter", "dora", "--rank", 2, "--steps", 1, "--out", folder / "of-integers")
+    call("train", *start, "--adapter", "dora", "--adapter-rank", 2, "--steps", 1, "--out", folder / "of-integers")
     call("merge", folder / "quantized", folder / "of-integers", "--keep-adapter", "--out", folder / "kept")
     export_onnx(folder / "kept", folder / "packed", precision="packed")
     (folder / "words").mkdir()

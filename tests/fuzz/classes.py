@@ -26,7 +26,7 @@ MODEL = (
     ),
     *(
         "to-huggingface {f}/model {f}/new",
-        "export {f}/model {f}/new.onnx --text",
+        "export {f}/model {f}/new.onnx --embed-tokenizer",
         "export {f}/model {f}/new --precision int8",
     ),
     "evaluate {f}/model --source {f}/in.txt --reference {f}/in.txt --beam 2",

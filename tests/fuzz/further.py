@@ -25,7 +25,7 @@ PAGES = (
     *("explain {f}/model one --with {f}/onnx --out {f}/new.html", "explain {f}/cpu one --figures {f}/new"),
     "compare {f}/model {f}/onnx --source {f}/in.txt --out {f}/new.html",
     "compare {f}/onnx {f}/cpu --source {f}/in.txt --reference {f}/in.txt --json {f}/new.json --out {f}/new.html",
-    *(f"score {{f}}/{name} --source {{f}}/in.txt --target {{f}}/in.txt" for name in ("model", "onnx", "cpu")),
+    *(f"score {{f}}/{name} --source {{f}}/in.txt --reference {{f}}/in.txt" for name in ("model", "onnx", "cpu")),
     *("translate {f}/model --input {f}/in.txt --alignment", "translate {f}/page --input {f}/in.txt --alignment"),
     *("web {f}/page --out {f}/new --assets {f}/node_modules", "validate {f}/model {f}/page"),
 )
@@ -42,7 +42,7 @@ KEPT = (
 TWO = (
     *("translate {f}/two --input {f}/in.txt", "translate {f}/two-onnx --input {f}/in.txt", "info {f}/two"),
     *("export {f}/two {f}/new", "validate {f}/two {f}/two-onnx", "to-huggingface {f}/two {f}/new"),
-    "score {f}/two --source {f}/in.txt --target {f}/in.txt",
+    "score {f}/two --source {f}/in.txt --reference {f}/in.txt",
 )
 RUNS = (
     *("report {f}/run --out {f}/new.html", "report {f}/run {f}/adapted --out {f}/new.html", "info {f}/run"),
@@ -98,7 +98,7 @@ def more_numbers(random: Random, folder: Path) -> Attempt:
         (f"generate {here}/alone-onnx one", "max-new-tokens min-new-tokens beam stop threads precision"),
         (f"fill {here}/encoder one<mask>", "top-k backend"),
         (f"fill {here}/encoder-onnx one<mask>", "top-k threads precision"),
-        (f"score {here}/onnx --source {here}/in.txt --target {here}/in.txt", "threads precision overlong backend"),
+        (f"score {here}/onnx --source {here}/in.txt --reference {here}/in.txt", "threads precision overlong backend"),
         (f"export {here}/model {here}/new --attention", "attention-layer target precision"),
         (f"train {here}/recipe.toml --out {here}/new --steps 1", "accumulate memory precision optimizer schedule"),
         (

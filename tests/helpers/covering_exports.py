@@ -17,15 +17,15 @@ from options import Factors, Values, covering, factors_of, merged
 from random_models import random_weights
 
 from export.precision.table import IN_BLOCKS
+from mlx_transformer.convert.merge import keep_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
-from mlx_transformer.spec.checkpoint import CONFIG, save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.manifest import MANIFEST
-from mlx_transformer.spec.quantization import Scheme
-from mlx_transformer.spec.tokenizer import Tokenizer
-from mlx_transformer.spec.tokenizer_files import join_texts
-from mlx_transformer.spec.versions import versions
-from mlx_transformer.training.merge import keep_adapter
+from mlx_transformer.core.checkpoint import CONFIG, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.system.machine import versions
+from mlx_transformer.system.manifest import MANIFEST
 
 SIZES = {**covering_configs.BASE, "d_model": 32}  # which groups of 32 divide
 LINES = ["one two three. four five six! größer 東京 " * 3]

@@ -187,17 +187,6 @@ def test_one_file(place):
         model.log_probabilities([[5, 2]], [[5, 2]])
 
 
-def test_the_translator_of_earlier_documents(place):
-    from mlx_transformer.generation.with_mlx import MlxTranslator  # type: ignore[import-not-found]
-
-    model, tokenizer = mt.load(place / "run")
-    translator = MlxTranslator(model, tokenizer)
-    assert translator.translate(LINES, max_new_tokens=8) == model.translate(LINES, max_new_tokens=8)
-    assert "".join(translator.stream(LINES[0], max_new_tokens=8)) == model.translate(LINES[0], max_new_tokens=8)
-    with pytest.raises(UserError, match="has no tokenizer"):
-        MlxTranslator(model, None)
-
-
 def test_quantised_models_are_saved_as_they_are(place):
     from mlx_transformer.convert.quantize import quantize_checkpoint
     from mlx_transformer.core.checkpoint import open_checkpoint

@@ -27,7 +27,6 @@ from export.package.around import files_around, graphs_of, json_bytes, record
 from export.package.plan import SHORTLIST_FILE, Plan
 from export.package.recorded import recorded_plan, with_findings
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS, STANDARD, UNPACKED, blocks_operators
-from export.runtime.folder import graph_file
 from export.search.metadata import CONFIG, GENERATION, GIVEN, SOURCE, inputs_of
 from export.search.options import default_of
 from export.search.record import record as file_record
@@ -38,8 +37,8 @@ from export.search.triton import FILE as TRITON_FILE
 from export.search.triton import VERSION as TRITON_VERSION
 from export.search.triton import config_of
 from export.validate.findings import PackageFiles
-from mlx_transformer.core.checkpoint import Checkpoint, has_graphs
-from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.folders import ONNX_CONFIG, Place
 from mlx_transformer.core.heads import VOCABULARY
 from mlx_transformer.generation.settings import SHORTLIST
 from mlx_transformer.system.errors import UserError, shortened
@@ -72,7 +71,7 @@ def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
     within = path.name == GRAPHS_FOLDER and not (path / ONNX_CONFIG).is_file()
     folder = path.parent if within and (path.parent / ONNX_CONFIG).is_file() else path
     if not (folder / ONNX_CONFIG).is_file():
-        ours = has_graphs(folder) and any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
+        ours = Place.of(folder).onnx and any((place / MANIFEST).is_file() for place in (folder, folder / GRAPHS_FOLDER))
         return PackageFiles(0, (f"{ONNX_CONFIG}: is missing",)) if ours else None
     try:
         values = parsed(read_bytes(folder / ONNX_CONFIG))
@@ -253,12 +252,10 @@ def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
         suffix = PRECISIONS[precision].suffix
         for owner, names in graphs_of(plan, precision).items():
             for name in names:
-                known = graph_file(
-                    folder / GRAPHS_FOLDER, name, suffix
-                )  # which may have the name of an earlier version
-                file = f"{name}{suffix}.onnx" if known is None else known.name
+                file = f"{name}{suffix}.onnx"
                 graphs[file] = f"{owner}{suffix}.onnx_data"
-                if known is None:
+                known = folder / GRAPHS_FOLDER / file
+                if not known.is_file():
                     problems.append(f"{GRAPHS_FOLDER}/{file}: is missing")
                     continue
                 graph = read_model(known).graph

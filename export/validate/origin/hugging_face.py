@@ -21,7 +21,8 @@ from export.validate.checks.free_running import own_options
 from export.validate.engines.protocol import Unavailable
 from export.validate.reference.rules import without_end
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.families.sentence_folder import is_sentence_folder, read_sentence_folder
+from mlx_transformer.core.folders import MODULES, Place
+from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.errors import UserError
@@ -45,7 +46,7 @@ class HuggingFace(Origin):
         if missing:
             raise Unavailable(f"--against transformers: not installed here: pip install {' '.join(missing)}")
         # The encoder may lie in a folder within.
-        self.folder = read_sentence_folder(folder).network if is_sentence_folder(folder) else folder
+        self.folder = read_sentence_folder(folder).network if Place.of(folder).holds(MODULES) else folder
         self.config = config
         try:
             self.torch, self.transformers = import_module("torch"), import_module("transformers")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.core.folders import Place
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_text
 
 from .options import parse_options
 
-SUFFIXES = (".npz", ".bin")
 PAIRS = (("srcvocab*.spm", "trgvocab*.spm"), ("source.spm", "target.spm"))
 GENERATION = ("beam-size", "normalize", "word-penalty", "max-length-factor", "allow-unk", "skip-cost")
 """Keys of the settings that say how the model is meant to be searched."""
@@ -40,18 +40,10 @@ class MarianFiles:
         return [*dict.fromkeys(self.vocabularies), *filter(None, (self.shortlist, self.settings))]
 
 
-def is_marian(path: str | Path) -> bool:
-    """Return whether a path is a Marian model, or a folder that holds one and no model of `transformers`."""
-    path = Path(path)
-    if path.is_dir():
-        return bool(_models(path)) and not (path / "config.json").is_file()
-    return path.suffix in SUFFIXES
-
-
 def holds_marian(folder: Path) -> bool:
     """Return whether a folder is a Marian model with settings that name it, such as `to_marian` writes."""
     try:
-        return is_marian(folder) and _settings(folder)[0] is not None
+        return folder.is_dir() and Place.of(folder).what == "a Marian model" and _settings(folder)[0] is not None
     except UserError:
         return False
 
@@ -61,7 +53,7 @@ def find_files(path: Path) -> MarianFiles:
     folder = path if path.is_dir() else path.parent
     settings, values, unread = _settings(folder)
     named = [folder / Path(name).name for name in _texts(values.get("models"))]
-    models = [path] if path != folder else [model for model in named if model.is_file()] or _models(folder)
+    models = [path] if path != folder else [model for model in named if model.is_file()] or Place(folder).marian_models
     if not models:
         raise UserError(f"{path}: holds no Marian model (model*.npz, model*.bin)")
     if len(models) > 1:
@@ -76,11 +68,6 @@ def find_files(path: Path) -> MarianFiles:
     shortlist = shortlists[0] if shortlists else None
     vocabularies = _vocabularies(folder, values)
     return MarianFiles(models[0], vocabularies, shortlist, bool(listed), settings, generation, unread)
-
-
-def _models(folder: Path) -> list[Path]:
-    models = (file for suffix in SUFFIXES for file in sorted(folder.glob(f"*model*{suffix}")))
-    return [file for file in models if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
 
 
 def _settings(folder: Path) -> tuple[Path | None, dict[str, Any], tuple[Path, ...]]:

@@ -146,7 +146,7 @@ def test_what_cannot_be_explained(place, tmp_path):
     refused("runtime 'tpu'", exported, [TEXT], runtime="tpu")
     refused("is an ONNX folder; runtime mlx needs", exported, [TEXT], runtime="mlx")
     refused("is a checkpoint; runtime onnxruntime needs", model, [TEXT], runtime="onnxruntime")
-    refused("--threads is for ONNX folders", model, [TEXT], threads=2)
+    refused("threads is for ONNX folders", model, [TEXT], threads=2)
     refused("exclude each other", exported, [TEXT], precision="int8", runtime="onnxruntime")
     refused("int8", exported, [TEXT], precision="int8")
     refused("is a checkpoint; runtime onnxruntime", model, [TEXT], precision="int8")

@@ -181,7 +181,10 @@ def test_the_command_without_mlx(translating, tmp_path):
     ("arguments", "message"),
     [
         (["translate", "{none}"], "no such folder"),
-        (["translate", "{checkpoint}", "--backend", "onnx"], "not an ONNX folder; write one with"),
+        (
+            ["translate", "{checkpoint}", "--backend", "onnx"],
+            "here an ONNX folder is needed; write one",
+        ),
         (["translate", "{onnx}", "--input", "{none}"], "cannot be read"),
         (["translate", "{onnx}", "--beam", "2", "--n-best", "3"], "--n-best 3 is more than --beam 2"),
         (["translate", "{onnx}", "--threads", "0"], "--threads 0 must be"),

@@ -108,7 +108,7 @@ def test_translate_aligns_with_it(call, copying, tmp_path, precision):
 
 def test_refusals(call, copying, tmp_path):
     model, one = copying / "model", tmp_path / "one.onnx"
-    refused(call("export", model, one, "--text", "--attention"), "leave out --attention")
+    refused(call("export", model, one, "--embed-tokenizer", "--attention"), "leave out --attention")
     refused(call("export", model, one, "--search", "--attention-layer", 5), "layers 0 to 1")
     assert call("export", model, one, "--search")[0] == 0
     refused(call("translate", one, "--alignment", "one"), "export it with --search --attention")

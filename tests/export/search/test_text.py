@@ -261,7 +261,7 @@ def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
 def test_on_the_command_line(model, tmp_path, capsys, main):
     _, checkpoint = model
     out = tmp_path / "text.onnx"
-    main(["export", str(checkpoint), str(out), "--text", "--target", "cpu"])
+    main(["export", str(checkpoint), str(out), "--embed-tokenizer", "--target", "cpu"])
     assert f"{out}: 0." in capsys.readouterr().out
     assert SearchModel(out).takes_text
     main(["export", str(checkpoint), str(out), "--search", "--force"])

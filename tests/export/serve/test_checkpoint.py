@@ -61,8 +61,8 @@ def test_what_is_refused(text_folder):
     checkpoint = text_folder / "model"
     with pytest.raises(UserError, match="leave out --workers"):
         serve(checkpoint, open_model, workers=2, port=0)
-    with pytest.raises(UserError, match="is a checkpoint; ONNX Runtime needs"):
+    with pytest.raises(UserError, match="is a checkpoint, and here an ONNX folder is needed"):
         serve(checkpoint, port=0)
-    with pytest.raises(UserError, match="--threads is for ONNX folders"):
+    with pytest.raises(UserError, match="threads is for ONNX folders"):
         load_all(Named.of([checkpoint]), ServeSettings(threads=2), open_model)
     check(checkpoint, ServeSettings(), open_model)

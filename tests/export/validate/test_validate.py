@@ -199,8 +199,8 @@ def test_bad_folders_are_exit_2(exported: dict[str, tuple[Path, Path]], tmp_path
     for first, second, message in [
         (tmp_path / "nothing", onnx, "no such folder"),
         (checkpoint, tmp_path / "nothing", "no such folder"),
-        (onnx, onnx, "is an ONNX model; here a checkpoint folder"),
-        (checkpoint, checkpoint, "is a checkpoint; ONNX Runtime needs an exported folder"),
+        (onnx, onnx, "is an ONNX model, and here a checkpoint"),
+        (checkpoint, checkpoint, "is a checkpoint, and here an ONNX folder"),
         (checkpoint, exported["decoder"][1], "not exported from"),
     ]:
         assert validate_command(first, second, runtimes=["onnxruntime"]) == 2

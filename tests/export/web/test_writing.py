@@ -174,7 +174,7 @@ def test_what_a_page_cannot_run_is_refused(text_folder, made, tmp_path):
 
     refused("a site needs a model")
     refused("no such folder", tmp_path / "absent")
-    refused("is a checkpoint; ONNX Runtime needs", text_folder / "model")
+    refused("is a checkpoint, and here an ONNX folder", text_folder / "model")
     refused("two models are called 'float32'", made / "web", text_folder / "onnx")
     refused("holds no onnxruntime-web", made / "web", assets=tmp_path)
     export_onnx(text_folder / "model", tmp_path / "cpu", target="cpu")

@@ -110,8 +110,12 @@ def test_wrong_kinds_of_folder(call, made, tmp_path):
     for command in (["translate"], ["info"], ["evaluate", "--source", __file__, "--reference", __file__]):
         refused(call(*command, tmp_path / "file"), "is a file")
         refused(call(*command, tmp_path / "empty"), "neither a checkpoint folder", "nor an ONNX folder")
-    refused(call("translate", made / "model", "--backend", "onnx"), "not an ONNX folder", "mlx-transformer export")
-    refused(call("translate", made / "onnx", "--backend", "mlx"), "MLX needs the checkpoint folder")
+    refused(
+        call("translate", made / "model", "--backend", "onnx"),
+        "here an ONNX folder is needed",
+        "mlx-transformer export",
+    )
+    refused(call("translate", made / "onnx", "--backend", "mlx"), "MLX needs the checkpoint")
     refused(call("export", made / "onnx", tmp_path / "out"), "is an ONNX model")
     refused(call("export", made / "model", tmp_path / "file"), "is a file")
     refused(call("export", made / "model", made / "model"), "is the folder that is read")

@@ -9,7 +9,6 @@ import pytest
 from command_line import both_models, caller, refused
 from explained_models import data_of
 
-from export.__main__ import main
 from mlx_transformer.commands import looking
 from mlx_transformer.commands.app import PROGRAMS
 
@@ -56,27 +55,21 @@ def test_explain_refuses_in_one_line(call, made, tmp_path):
     refused(call("explain", made / "onnx", "one", *page, "--force"), "holds no page of explain")
 
 
-@pytest.mark.parametrize("command", [["claims"], ["explain", "claims"]])
-def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch, command):
-    status, out, said = call(*command, "7", "23")
+def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch):
+    status, out, said = call("claims", "7", "23")
     assert (status, said) == (0, "")
     assert re.findall(r"^ ?(\d+)  \w", out, re.MULTILINE) == ["7", "23"]
-    refused(call(*command, "99"), "99")
+    refused(call("claims", "99"), "99")
     page, folder = tmp_path / "deep" / "page.html", tmp_path / "figures"
-    assert call(*command, "10", "--out", page, "--figures", folder)[0] == 0
+    assert call("claims", "10", "--out", page, "--figures", folder)[0] == 0
     assert page.is_file()
     assert sorted(path.name for path in folder.iterdir()) == ["10-dot-products.png", "10-dot-products.svg"]
-    refused(call(*command, "10", "--out", page), "--force")
-    assert call(*command, "10", "--out", page, "--force")[0] == 0
-    refused(call(*command, "36", "--model", tmp_path / "none"), "no such folder")
-    refused(call(*command, "30", "--model", tmp_path / "none", "--sentence", "one"), "no such folder")
+    refused(call("claims", "10", "--out", page), "--force")
+    assert call("claims", "10", "--out", page, "--force")[0] == 0
+    refused(call("claims", "36", "--model", tmp_path / "none"), "no such folder")
+    refused(call("claims", "30", "--model", tmp_path / "none", "--sentence", "one"), "no such folder")
     monkeypatch.setattr(looking, "DOCS", tmp_path)  # as in site-packages
-    refused(call(*command, "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
-
-
-def test_claims_were_a_word_of_explain_in_both_programs(capfd):
-    assert main(["explain", "claims", "7"]) == 0
-    assert capfd.readouterr().out.startswith(" 7  ")
+    refused(call("claims", "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
 
 
 def test_other_options_of_claims_are_theirs_alone(call, made):

@@ -195,7 +195,7 @@ def test_an_interrupted_file_is_continued(models: Path, call, tmp_path: Path, mo
     ("arguments", "message"),
     [
         (["classify", "classes", "x", "--resume"], "--resume continues a file: it needs"),
-        (["classify", "classes", "x", "--runtime", "onnx"], "not an ONNX folder"),
+        (["classify", "classes", "x", "--runtime", "onnx"], "here an ONNX folder is needed"),
         (["classify", "tokens", "x"], "classify needs a head of kind 'classes'; its head is of kind 'token-classes'"),
         (["rerank", "classes", "a\tb"], "rerank needs a head with one class; its head has 3"),
         (["rerank", "tokens", "a\tb"], "rerank needs a head of kind 'classes'; its head is of kind 'token-classes'"),

@@ -92,9 +92,9 @@ def test_scores_and_json(call, made):
         assert [f"{t['score']:.4f}" for t in row["translations"]] == [score for score in cells[1::2] if score]
 
 
-@pytest.mark.parametrize("inside", thinned(["--text", "--search"], 2))
+@pytest.mark.parametrize("inside", thinned(["--embed-tokenizer", "--search"], 2))
 def test_one_file_with_the_search(call, made, tmp_path, inside):
-    if inside == "--text":
+    if inside == "--embed-tokenizer":
         pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
     file = tmp_path / "one.onnx"
     assert call("export", made / "model", file, inside)[0] == 0
@@ -112,7 +112,7 @@ def test_one_file_with_the_search(call, made, tmp_path, inside):
         assert word in out
     assert ("text by the tokenizer in it" in out) == (inside == "--search")
     refused(call("translate", file, "x", "--stream"), "leave out --stream")
-    refused(call("translate", file, "x", "--backend", "mlx"), "MLX needs the checkpoint folder")
+    refused(call("translate", file, "x", "--backend", "mlx"), "MLX needs the checkpoint")
     refused(call("serve", file, "--precision", "int8"), "is of one precision; leave out --precision")
     (tmp_path / "bad.onnx").write_text("x")
     refused(call("translate", tmp_path / "bad.onnx", "x"), "bad.onnx: ONNX Runtime can't open it")
@@ -225,7 +225,7 @@ def test_evaluate_keeps_the_translations(call, made, tmp_path):
 def test_score(call, made, tmp_path, monkeypatch):
     (tmp_path / "source").write_text(TEXT, encoding="utf-8")
     (tmp_path / "target").write_text("".join(reversed(TEXT.splitlines(True))), encoding="utf-8")
-    files = ["--source", tmp_path / "source", "--target", tmp_path / "target"]
+    files = ["--source", tmp_path / "source", "--reference", tmp_path / "target"]
     found = {}
     for name in ("model", "onnx"):
         status, out, said = call("score", made / name, *files)
@@ -330,7 +330,7 @@ def test_commands_that_are_advised_can_be_typed(call, made, tmp_path):
     place.mkdir()
     (place / "model").symlink_to(made / "model")
     refused(call("translate", place / "model", "x", "--runtime", "onnx"), f"export '{place / 'model'}' OUT")
-    with pytest.raises(UserError, match=rf"build '{place / 'model'}' OUT$"):
+    with pytest.raises(UserError, match=rf"export '{place / 'model'}' OUT$"):
         OnnxTransformer(place / "model")
     (place / "wide").write_text("one", encoding="utf-16")
     refused(call("translate", made / "model", "-i", place / "wide"), f"UTF-8 '{place / 'wide'}' > NEW")

@@ -174,8 +174,8 @@ def test_interrupted_in_an_import_after_which_nothing_is_left_to_do():
     """The look whether the import is done may come too late on a busy machine."""
     code = (
         "import os, signal, sys, types\n"
-        "from mlx_transformer.system import process\n"
-        "process.POLL_SECONDS = 60\n"
+        "from mlx_transformer.system import early, process\n"
+        "early.POLL_SECONDS = 60\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'colorsys':\n"

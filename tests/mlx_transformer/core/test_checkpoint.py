@@ -17,7 +17,6 @@ from small_checkpoint import CONFIG, TOKENIZER, contents, refusal, saved, weight
 
 from mlx_transformer.core import checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system import durable
 from mlx_transformer.system.errors import UserError
@@ -217,18 +216,12 @@ def test_paths_of_the_wrong_kind(tmp_path, folder):
     for name, message in {
         "nowhere": "no such folder",
         "file": "is a file",
-        "exported": "is an ONNX model",
+        "exported": "is an ONNX model, and here a checkpoint is needed",
         "run": "no model yet; its newest checkpoint is .*step-00000008",
         "": "not a checkpoint folder",
     }.items():
         with pytest.raises(UserError, match=message):
             open_checkpoint(tmp_path / name)
-    assert is_onnx_folder(tmp_path / "exported")
-    assert not is_onnx_folder(folder)
-    with pytest.raises(UserError, match="neither a checkpoint folder"):
-        is_onnx_folder(tmp_path)
-    with pytest.raises(UserError, match="no such folder"):
-        is_onnx_folder(tmp_path / "nowhere")
 
 
 def test_digests_of_any_folder(tmp_path):

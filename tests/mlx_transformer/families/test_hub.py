@@ -27,10 +27,10 @@ from export.validate import compare
 from mlx_transformer import Transformer, load, open_model
 from mlx_transformer.commands import info
 from mlx_transformer.convert import import_huggingface
-from mlx_transformer.core.checkpoint import IMPORTED, open_checkpoint
-from mlx_transformer.core.folders import fingerprint
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.folders import IMPORTED, Place, fingerprint
 from mlx_transformer.families.folder import needed
-from mlx_transformer.families.hub import find_model, is_name
+from mlx_transformer.families.hub import find_model
 from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.system.errors import UserError
 
@@ -159,15 +159,15 @@ def test_a_published_folder_is_opened_as_one_on_the_hub_is(tmp_path):
     for folder in (MARIAN, tmp_path / "graphs", tmp_path / "torch"):
         assert load(folder)[0].generate(IDS) == expected
         assert open_model(folder, runtime="mlx").where == str(folder)
-        with pytest.raises(UserError, match="--threads is for ONNX folders"):
+        with pytest.raises(UserError, match="threads is for ONNX folders"):
             open_model(folder, threads=1)
         assert fingerprint(folder) == fingerprint(folder)
     (tmp_path / "torch" / "pytorch_model.bin").rename(tmp_path / "torch" / "tf_model.h5")
     with pytest.raises(UserError, match=r"torch: none of .*; its weights may be in tf_model\.h5; save it by"):
         load(tmp_path / "torch")
-    with pytest.raises(UserError, match="both: is an ONNX model; here a checkpoint folder"):
+    with pytest.raises(UserError, match="both: is an ONNX model, and here a checkpoint is needed"):
         Transformer.load(export_onnx(tmp_path / "ours", tmp_path / "both"))
-    with pytest.raises(UserError, match=r"torch: not an ONNX folder; write one with"):
+    with pytest.raises(UserError, match=r"torch: is a published model, and here an ONNX folder is needed"):
         open_model(tmp_path / "torch", runtime="onnx")
     # What was exported is that, whatever lies beside it.
     exported = tmp_path / "both"
@@ -242,7 +242,7 @@ def test_a_family_that_is_not_read_is_not_advised_to_be_imported(tmp_path):
     folder = shutil.copytree(MARIAN, tmp_path / "theirs")
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     for needs in (open_checkpoint, lambda path: export_onnx(path, tmp_path / "out")):
-        with pytest.raises(UserError, match="model_type 'gpt2', which can't be imported; these can: bart, ") as error:
+        with pytest.raises(UserError, match="model_type 'gpt2' can't be imported; these can: bart, ") as error:
             needs(folder)
         assert IMPORT not in str(error.value)
 
@@ -279,7 +279,7 @@ TAKEN = "org/tiny o/t Org-1/t_2.b 1/2 org/_t a.b/c-d o_o/t.gi"
 
 @pytest.mark.parametrize("name", [*REFUSED.split(), "örg/t", "org/tö"])
 def test_what_is_no_name_is_a_path(name):
-    assert not is_name(name)
+    assert Place.of(name).what != "a name on the Hub"
     assert find_model(name).folder == Path(name)
 
 
@@ -288,9 +288,9 @@ def test_names_are_those_that_the_hub_takes(name):
     try:
         validate_repo_id(name)
     except ValueError:
-        assert not is_name(name)
+        assert Place.of(name).what != "a name on the Hub"
     else:
-        assert is_name(name)
+        assert Place.of(name).what == "a name on the Hub"
 
 
 def test_only_what_a_model_needs_is_chosen():

@@ -71,7 +71,7 @@ def test_a_model_of_ours_is_no_published_one(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "ours").rename(tmp_path / "run" / "model")
     export_onnx(tmp_path / "run" / "model", tmp_path / "onnx")
-    for name, kind in (("run", "a checkpoint"), ("run/model", "a checkpoint"), ("onnx", "an ONNX model")):
+    for name, kind in (("run", "a run"), ("run/model", "a checkpoint"), ("onnx", "an ONNX model")):
         with pytest.raises(UserError, match=f"{name}: is {kind} already, which other commands take as it is"):
             import_huggingface(tmp_path / name, tmp_path / "back")
     values = read_object(folder / "config.json")

@@ -13,7 +13,6 @@ from mlx_transformer.families.sentence_folder import (
     CLASSES,
     FLAGS,
     dense_weights,
-    is_sentence_folder,
     read_sentence_folder,
     sentence_files,
 )
@@ -48,11 +47,9 @@ def read(folder: Path, **changed) -> TextEmbedding:
 
 
 def test_the_files_of_a_published_model(tmp_path):
-    assert not is_sentence_folder(tmp_path)
     write(tmp_path, MINILM)
     write(tmp_path, {"tokenizer.json": {"truncation": {"max_length": 128}}})
     found = read_sentence_folder(tmp_path)
-    assert is_sentence_folder(tmp_path)
     assert found.network == tmp_path
     assert found.embedding == TextEmbedding(pooling=["mean"], normalize=True, max_length=256, dense=[])
     assert found.notes == [

@@ -11,7 +11,7 @@ from waiting import until
 
 from export import OnnxTransformer
 from mlx_transformer import load
-from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.folders import Place
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
@@ -74,14 +74,14 @@ def test_text_and_names_that_are_none(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, f"{'b/' * 3000}c", "a\0b"])
-@pytest.mark.parametrize("reader", [load, OnnxTransformer, is_onnx_folder, READERS["tokenizer"], READERS["recipe"]])
+@pytest.mark.parametrize("reader", [load, OnnxTransformer, Place.of, READERS["tokenizer"], READERS["recipe"]])
 def test_names_that_the_system_does_not_take(name, reader):
     with pytest.raises(UserError, match=r"cannot be read \(") as error:
         reader(name)
     assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("reader", [load, OnnxTransformer, is_onnx_folder])
+@pytest.mark.parametrize("reader", [load, OnnxTransformer, Place.of])
 @pytest.mark.parametrize(("name", "found"), [("", "nothing"), (None, "NoneType"), (0, "int"), (b"model", "bytes")])
 def test_what_is_no_name(name, found, reader):
     with pytest.raises(UserError, match=f"expected a path or a name, found {found}"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from imports import ROOT, modules
 
-from mlx_transformer.system.lazy import lazy, needs, renamed
+from mlx_transformer.system.lazy import lazy, needs
 
 FACES = sorted(
     name.removesuffix(".__init__") for name, path in modules().items() if "= lazy(" in path.read_text(encoding="utf-8")
@@ -130,13 +130,3 @@ def test_another_export_is_nobodys_matter_where_none_is_needed(tmp_path: Path) -
     code = "import mlx_transformer as mt; print(mt.Transformer.__name__, mt.TransformerConfig)"
     done = beside_another_export(tmp_path, "export.py", code)
     assert (done.returncode, done.stdout.split()[0]) == (0, "Transformer"), done.stderr
-
-
-def test_an_argument_is_taken_by_its_old_name_too() -> None:
-    @renamed(told="log")
-    def call(folder: str, *, log: str = "") -> tuple[str, str]:
-        return folder, log
-
-    assert call("a", told="b") == call("a", log="b") == ("a", "b")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tell'"):
-        call("a", tell="b")  # type: ignore[call-arg]

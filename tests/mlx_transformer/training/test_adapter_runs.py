@@ -215,8 +215,17 @@ def test_force_begins_without_the_adapter_of_before(bases, tmp_path):
 
 def test_flags_say_all_of_it(bases, tmp_path, capsys):
     data = adapting(bases["float32"], tmp_path / "other").recipe.data
-    flags = ["--source", data.source, "--target", data.target, "--steps", 2, "--adapter", "dora", "--rank", 2]
-    flags += ["--alpha", 3, "--targets", "decoder.*_proj", "--adapter-dropout", 0.1, "--out", tmp_path / "run"]
+    flags = ["--source", data.source, "--target", data.target, "--steps", 2, "--adapter", "dora", "--adapter-rank", 2]
+    flags += [
+        "--adapter-alpha",
+        3,
+        "--adapter-targets",
+        "decoder.*_proj",
+        "--adapter-dropout",
+        0.1,
+        "--out",
+        tmp_path / "run",
+    ]
     with pytest.raises(SystemExit, match="2"):
         main(["train", *map(str, flags)])
     assert "an adapter changes a trained model: say which by --from" in capsys.readouterr().err

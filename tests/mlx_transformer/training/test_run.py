@@ -12,7 +12,6 @@ from tiny_run import metrics, recipe, write_pairs
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.device import deciding_as
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training.recipe import load_recipe
 from mlx_transformer.training.trainer import Trainer
 
 pytestmark = [*both_choices, pytest.mark.usefixtures("all_cores")]
@@ -232,26 +231,6 @@ def test_another_kind_of_device_is_refused(tmp_path, monkeypatch):
     path.write_text(record, encoding="utf-8")
     with deciding_as("gpu"), pytest.raises(UserError, match="with MLX_TRANSFORMER_DEVICE=cpu"):
         train(tmp_path, resume=True, steps=3)
-    path.write_text(record.replace('"device": "cpu"', '"device": "Device(cpu, 0)"'), encoding="utf-8")
-    with deciding_as("cpu"):
-        assert train(tmp_path, resume=True, steps=3).state.step == 3  # an earlier version's words for it
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path):
-    """Its record has no optimizer and no place of the norms: they were Adam and the paper's, and stay that."""
-    given = {"model": {"norm_placement": "post"}, "optimizer": "adam"}
-    train(tmp_path, "run", steps=2, **given)
-    whole = weights(train(tmp_path, "whole", steps=4, **given).model)
-    path = tmp_path / "run" / "run.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    del record["recipe"]["training"]["optimizer"], record["recipe"]["model"]["norm_placement"]
-    path.write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(UserError, match=r"norm_placement was .*optimizer was .adam., now"):
-        train(tmp_path, "run", resume=True, steps=4)
-    own = load_recipe(None, {"training": {"steps": 4}}, run=tmp_path / "run")
-    found = weights(Trainer(own, tmp_path / "run", resume=True).run().model)
-    assert all(found[name].tobytes() == whole[name].tobytes() for name in whole)
 
 
 def test_two_processes_never_train_in_one_folder(tmp_path):

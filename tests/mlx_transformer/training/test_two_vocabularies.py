@@ -148,7 +148,7 @@ def test_both_runtimes_read_one_and_write_the_other(run, onnx, few, capsys):
     for model in (run / "model", onnx):
         main(["translate", str(model), LINES[2], "--alignment"])
         aligned.append(said(capsys))
-        main(["score", str(model), "--source", str(few / "source"), "--target", str(few / "target")])
+        main(["score", str(model), "--source", str(few / "source"), "--reference", str(few / "target")])
         scores.append(np.array(said(capsys).split(), float))
     assert aligned[0] == aligned[1]
     targets = tokenizer.encode_batch((few / "target").read_text(encoding="utf-8").splitlines())
@@ -209,7 +209,9 @@ def test_checkpoints_made_of_it_have_both(run, tmp_path):
 def test_one_file_with_the_search_inside(run, onnx, tmp_path, capsys):
     file = export_search(run, tmp_path / "mine.onnx")
     assert SearchModel(file).translate(LINES) == OnnxTransformer(onnx, threads=1).translate(LINES)
-    assert "text in a graph is of a joint one" in refused(capsys, "export", run, tmp_path / "text.onnx", "--text")
+    assert "text in a graph is of a joint one" in refused(
+        capsys, "export", run, tmp_path / "text.onnx", "--embed-tokenizer"
+    )
 
 
 def test_what_consumers_cannot_take_is_said(run, onnx, tmp_path, capsys):
