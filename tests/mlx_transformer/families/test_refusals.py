@@ -218,6 +218,7 @@ INEXPRESSIBLE = {
     "untied": [
         "attention_scale=0.5, Pegasus has None",
         "logit_scale=0.5, Pegasus has None",
+        "logit_cap=2.0, Pegasus has None",
         "positions='none', Pegasus has 'sinusoidal_halves'",
         "decoder={'heads': 2, 'key_value_heads': 1, 'd_k': 8, 'd_v': 5, 'd_ff': 40}, "
         "Pegasus has {'heads': 2, 'd_ff': 40}",
