@@ -24,9 +24,8 @@ from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import Name, UserError
 
 from .cases import Case
-from .engines import Engine, open_engine
+from .engines import Engine, full_name, open_engine
 from .engines.mlx_engine import has_gpu
-from .engines.registry import full_name
 from .reference import Reference
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")

@@ -1,7 +1,7 @@
 """A model of `transformers`, run by that package itself in float64.
 
-`torch` and `transformers` are no dependencies: whoever compares with them has them. Their code casts to float32 now and
-then (the variance of T5's norm, a softmax); while it runs here, such a cast is one to float64.
+`torch` and `transformers` are no dependencies: users of this comparison have them. Their code sometimes casts to
+float32 (the variance of T5's norm, a softmax); while it runs here, such a cast is one to float64.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 
-from .protocol import Array, Origin
+from . import Array, Origin
 
 BEAM = 4
 PUBLISHED = "as published"
 KINDS = {"encoder-decoder": "AutoModelForSeq2SeqLM", "encoder": "AutoModel", "decoder": "AutoModelForCausalLM"}
-"""The class of a folder whose config names none."""
+"""The class for a folder whose config names none."""
 
 
 class HuggingFace(Origin):
@@ -119,7 +119,7 @@ class HuggingFace(Origin):
 
     @contextmanager
     def _wide(self) -> Any:
-        """Cast to float64 where the code says float32."""
+        """While this runs, casts to float32 are casts to float64."""
         torch = self.torch
         mode = import_module("torch.overrides").TorchFunctionMode
 
@@ -151,7 +151,7 @@ class HuggingFace(Origin):
         return by_name if own is None else {**by_name, PUBLISHED: own}
 
     def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
-        """Search as `Origin` says, one source after the other: padding is nobody's business here."""
+        """Search one source at a time, so that no padding is needed."""
         c, theirs = self.config, self.transformers.GenerationConfig
         if name == PUBLISHED:
             chosen = theirs.from_dict(self.published.to_dict())
@@ -179,7 +179,7 @@ class HuggingFace(Origin):
         return outputs
 
     def _ended(self, written: list[int], o: Options) -> list[int]:
-        """Return an output up to its end, without padding behind it."""
+        """Cut an output at its end, without the padding behind it."""
         last = [self.config.eos_id, *o.end_ids]
         first = next((i for i, token in enumerate(written) if token in last), len(written))
         return without_end(written[: first + 1], self.config, o)

@@ -16,7 +16,7 @@ from waiting import PATIENCE, until
 
 from export.request import SENTENCE_EMBEDDING
 from export.validate import Report, compare, validate_command
-from export.validate.engines.webgpu_engine import PROVIDER
+from export.validate.engines.graph_runtimes import PROVIDER
 from export.validate.rule import BUDGETS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
