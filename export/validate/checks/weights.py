@@ -45,7 +45,7 @@ def check_weights(engine: Engine, stored: Parameters) -> Iterator[Weights]:
             expected = engine.as_stored(where, name, np.asarray(stored[name])) if name in stored else None
             problems[name] = difference(name, expected, array)
             sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            sha256.update(np.ascontiguousarray(array).tobytes())
+            sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         differing = tuple(problems[name] for name in arrays if problems[name])
         yield Weights(engine.name, where, len(arrays), differing, sha256.hexdigest())
     unused = engine.unused_parameters()

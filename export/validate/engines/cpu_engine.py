@@ -36,8 +36,6 @@ from .onnx_engine import TappedSession
 from .onnxruntime_engine import OnnxRuntimeEngine
 
 Array = NDArray
-
-
 OPERATORS = {"self_attention": "DecoderMaskedMultiHeadAttention", "cross_attention": "MultiHeadAttention"}
 SCORES = 3
 """The index of the scores (masked and biased) among an operator's outputs; optional, since ONNX Runtime 1.22."""
@@ -53,15 +51,15 @@ class CpuEngine(OnnxRuntimeEngine):
             raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
         super().__init__(checkpoint, onnx_folder, device, *options, **named)
         tapped, request = self._tapping(*self.folder.graphs), self.folder.request
-        pair = [self.sessions[name] for name in (ROWS_CPU, LISTED_CPU) if self.folder.listed]
-        listed = {"listed": lambda: tuple(pair)} if pair else {}
-        self.graphs, self.tapped = graphs_of(request, self.sessions, **listed), graphs_of(request, tapped)
+        pair = (self.sessions[ROWS_CPU], self.sessions[LISTED_CPU]) if self.folder.listed else None
+        self.graphs = graphs_of(request, self.sessions, listed=lambda: pair)
+        self.tapped = graphs_of(request, tapped)
         names = tap_names(self.config)[:-1]
         self.memory = next((name for name in reversed(names) if name.startswith("encoder.")), "")
         observed = {self.memory}.union(*(session.taps for session in tapped.values()))
         missing = tuple(name for name in names if name not in observed)
         # Several operations are one node, and a tap names fewer points than the reference has.
-        self.capabilities = replace(self.capabilities, missing_taps=missing, isolates=None, among=bool(pair))
+        self.capabilities = replace(self.capabilities, missing_taps=missing, isolates=None, among=pair is not None)
 
     def logits(self, case: Case) -> Array:
         return self._logits_of(self.graphs, case)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -211,7 +212,7 @@ class OnnxFiles(Engine):
         table = parameter_shapes(self.config)
         for path in self.files.values():
             model = onnx.load(path, load_external_data=False)
-            tensors = {
+            tensors: dict[str, Any] = {
                 tensor.name: unread(tensor, path.parent)
                 for tensor in initializers(model.graph)
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
