@@ -63,7 +63,7 @@ def validate_command(
             note_in_cards(report)
         except UserError as error:  # a folder that may only be read is as equal as another
             Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="yellow", markup=False)
-        report.print(console)  # last, for nobody may be reading any more, as behind `| head`
+        report.print(console)  # last: the reader may be gone, as with `| head`
     except UserError as error:
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
         return error.status

@@ -150,7 +150,7 @@ def _file_of(onnx: Path) -> Path:
 
 
 def _package_files(opened: Checkpoint, onnx: Path) -> PackageFiles | None:
-    from .checks.package_files import package_files  # with what plans an export: MLX alone is judged without
+    from .checks.package_files import package_files  # imports the planning of exports, which MLX needs no part of
 
     return package_files(opened, onnx)
 
@@ -401,7 +401,7 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
             continue
         yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
-    # Before the logits: what comes first is what a failure is told by.
+    # Before the logits: a failure is reported by its first point.
     cached_taps, why = attempt(lambda: engine.cached_taps(case))
     for path, values in {"cached": {}}.items() if cached_taps is None else cached_taps.items():
         for name in taps:

@@ -66,7 +66,7 @@ class Opened:
 
     @property
     def label(self) -> str:
-        """For people: what runs it, and in which precision if not in float32."""
+        """The runtime in words, and the precision if it isn't float32."""
         engine, details = self.engine, self.engine.details()
         names = {"mlx": "MLX", "onnxruntime": "ONNX Runtime", "reference": "NumPy reference"}
         runtime = self.runtime.partition(":")[0]

@@ -181,7 +181,7 @@ class Deviation:
             shape = "" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
             detail = shape or missing or "the runtime doesn't show it"
             return cls(np.inf, np.inf, np.inf, (), np.nan, np.nan, detail=detail)
-        with np.errstate(invalid="ignore"):  # of what a broken runtime gives
+        with np.errstate(invalid="ignore"):  # a broken runtime may give infinities
             error = np.abs(got - truth.t64)
         error[~truth.valid] = 0.0
         error[np.isnan(error)] = np.inf

@@ -90,7 +90,7 @@ def _attention(wiring: Wiring, module: str) -> Iterator[tuple[str, str]]:
     product = wiring.maker.get(wiring.behind(scores, "Reshape"))
     if product is not None and product.op_type == "MatMul":
         scaled = wiring.behind(product.input[0], "Reshape")
-        yield "queries", wiring.behind(scaled, "Mul")  # by 1 / sqrt(d_k): what else multiplies belongs to the queries
+        yield "queries", wiring.behind(scaled, "Mul")  # by 1 / sqrt(d_k): other factors belong to the queries
         transposed = wiring.maker.get(product.input[1])
         if transposed is not None and transposed.op_type == "Transpose":
             yield "keys", transposed.input[0]

@@ -64,7 +64,7 @@ class MlxEngine(ModelEngine):
         self._rounds_once = device == "gpu" and bool(checkpoint.quantization)
         with self.stream():
             self.model = Transformer.load(checkpoint.folder)
-            self.model.shortlist = None  # what is compared chooses among all tokens
+            self.model.shortlist = None  # searches are compared among all tokens
             if not checkpoint.quantization:  # a checkpoint stored in 16 bits, too, is computed in this precision
                 self.model.set_dtype(getattr(self.mx, "float32" if precision == "tf32" else precision))
                 self.mx.eval(self.model.parameters())

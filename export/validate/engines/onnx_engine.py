@@ -89,7 +89,7 @@ class TappedSession:
             binding.bind_output(name)
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self._bind(binding)  # again: what the run before left there may be shorter
+        self._bind(binding)  # again: the outputs of the run before may be shorter
         self.session.run_with_iobinding(binding, options)
         for name, value in zip(self.taps, binding.get_outputs(), strict=False):
             self.observe(name, value.numpy().copy())  # the next run writes to the same memory

@@ -84,7 +84,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
     def __init__(self, checkpoint: Checkpoint, path: Path, device: str = "cpu", threads: int | None = None):
         self.provider = provider_of(device)
         self.model = SearchModel(path, threads=threads, providers=[self.provider])
-        self.model.shortlist = None  # what is compared chooses among all tokens
+        self.model.shortlist = None  # searches are compared among all tokens
         if self.model.takes_text:
             raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
         check_same_model(self.model, checkpoint)

@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], R
 ROWS = ("int8", "int8_rows")
 SCALES = {
     **{kind: (f"{kind}_scale",) for kind in KINDS},
-    # A product's, over the steps of what it is multiplied with; of one with fixed scales, and a lookup's: whole ones.
+    # A product's scales are over the steps of its activations; with fixed scales, and for a lookup, they are whole.
     **dict.fromkeys(ROWS, (f"{IN_STEPS}127", f"{IN_STEPS}255", WHOLE, "scales")),
     "uint8_rows": ("uint8_scale",),
 }

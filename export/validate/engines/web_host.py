@@ -292,7 +292,7 @@ FLAGS = (
     "--no-default-browser-check --remote-debugging-pipe"
 ).split()
 NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-# The debugging pipe is read from descriptor 3 and written to 4: the one never says anything, the other nobody reads.
+# Chromium reads its debugging pipe from descriptor 3, which stays silent, and writes to 4, which nobody reads.
 WITH_PIPE = 'exec "$@" 3<&0 4>/dev/null </dev/null'
 
 

@@ -1,1 +1,1 @@
-"""The operation that makes a runtime leave its budget, and what is wrong with it."""
+"""The operation that makes a runtime leave its budget, and its fault."""

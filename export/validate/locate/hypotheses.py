@@ -65,7 +65,7 @@ def _changed(
 ) -> Iterator[tuple[str, Array]]:
     """Yield (in words, the point's value) for each mistake that is easy to make in this kind of operation."""
     if last.endswith("_norm") or last == "norm":
-        x = {after: inputs[before] for before, after in pairwise(inputs)}.get(point)  # what a norm reads
+        x = {after: inputs[before] for before, after in pairwise(inputs)}.get(point)  # a norm's input
         if x is not None and x.size == truth.size:
             gamma, beta = np.asarray(weights[f"{point}.weight"]), weights.get(f"{point}.bias")
             beta = None if beta is None else np.asarray(beta)

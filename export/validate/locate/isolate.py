@@ -50,8 +50,8 @@ Array = NDArray
 class Culprit:
     """The result of an isolated run.
 
-    `tap`, `path`, `case`: where the error shows. `point`, `operation`: what makes it; empty if no single operation is
-    over budget. `why`: how it differs, as far as that can be told.
+    `tap`, `path`, `case`: where the error shows. `point`, `operation`: its cause; empty if no single operation is over
+    budget. `why`: how it differs, as far as that can be told.
     """
 
     runtime: str

@@ -50,7 +50,7 @@ class HuggingFace(Origin):
         self.config = config
         try:
             self.torch, self.transformers = import_module("torch"), import_module("transformers")
-        except ImportError as error:  # transformers checks the versions of what it needs
+        except ImportError as error:  # transformers checks the versions of its dependencies
             raise Unavailable(f"--against transformers: {' '.join(str(error).split())[:200]}") from error
         self.model = self._opened()
         self.published: Any = vars(self.model).get("generation_config")
@@ -133,7 +133,7 @@ class HuggingFace(Origin):
                 return function(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
 
         before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # of what its code makes of Python's numbers
+        torch.set_default_dtype(torch.float64)  # for tensors that its code makes from Python numbers
         try:
             with Wide():
                 yield
@@ -169,7 +169,7 @@ class HuggingFace(Origin):
                 decoder_start_token_id=c.bos_id,
             )
         torch, outputs = self.torch, []
-        self.model.generation_config = chosen  # what a given one doesn't say is taken from there
+        self.model.generation_config = chosen  # it fills in settings that a given config lacks
         for source in sources:
             ids = torch.tensor([source])
             with torch.no_grad(), self._wide():

@@ -22,7 +22,7 @@ from mlx_transformer.system.errors import UserError
 Array = NDArray
 Bits = NDArray[np.bool_]
 Observe = Callable[[str, Array], Array]
-"""Called with the name and value of a point of a calculation; returns what the calculation goes on with."""
+"""Called with the name and value of a point of a calculation; returns the value that the calculation continues with."""
 KeysValues = tuple[Array, Array]
 Past = tuple[Array, ...]
 """A layer's memory of its own positions: keys and values, or the state (B,D) of an SSRU."""

@@ -95,7 +95,7 @@ def allowed(scores: Array, before: Sequence[int], step: int, c: TransformerConfi
     if step == len(o.forced_first):
         never |= {*o.suppressed_first}
     read = tuple(before)
-    begun = [ids for ids in o.banned_sequences if ids[-2] == read[-1]]  # few of what may be a whole vocabulary's
+    begun = [ids for ids in o.banned_sequences if ids[-2] == read[-1]]  # few of possibly a whole vocabulary's
     never |= {ids[-1] for ids in begun if read[-len(ids) + 1 :] == ids[:-1]}
     scores = scores.copy()
     scores[sorted(never)] = -np.inf
