@@ -61,7 +61,7 @@ Tap = Callable[[str, Array], Array | None]
 """Called with the name and value of a point; an array that it returns replaces the value."""
 
 
-KEPT = 8 << 20
+KEPT = 4 << 20
 """Bytes of converted weights that stay in memory."""
 PART = 1 << 20
 """Numbers of a matrix that are converted together."""

@@ -233,7 +233,7 @@ def test_it_ends_with_the_program(ending: str, playing, package: Path, temporary
     code = f"""
         import pathlib, tempfile, time
         tempfile.tempdir = {str(temporary)!r}
-        from export.validate.engines.browser import Browser
+        from export.validate.engines.web_host import Browser
         opened = Browser(pathlib.Path({str(package)!r}), 1)
         print(opened.process.pid, flush=True)
         {"opened.request({'open': 'x', 'data': []}); time.sleep(300)" if ending == "Ctrl-C" else "1 / 0"}
