@@ -128,8 +128,7 @@ def test_it_ends_with_the_program_however_that_ends(name: str, tmp_path: Path) -
     code = """
         import sys, tempfile, time
         tempfile.tempdir = sys.argv[1]
-        from export.validate.engines.web_host import Browser
-        from export.validate.engines.web_host import find_package
+        from export.validate.engines.web_host import Browser, find_package
         opened = Browser(find_package("webgpu"), 1)
         print("opened", flush=True)
         time.sleep(300)
