@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from export.settings import ExplainSettings
-from export.validate.engines.registry import full_name
+from export.validate.engines import full_name
 from export.validate.opening import RUNTIMES, Opened, open_model
 from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim, page_kind

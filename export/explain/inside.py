@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.graph.protos import add_taps, arrays_of, read_model
-from export.validate.findings import inner_names
-from export.validate.locate.isolate_onnx import points_of
+from export.validate.engines.graph_points import points_of
+from export.validate.points import inner_names
 from export.web.models import Graph, SiteModel
 from export.web.write import Inside
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes

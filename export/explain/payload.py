@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from export.validate.findings import inner_names
 from export.validate.opening import Opened
+from export.validate.points import inner_names
 from export.web.models import facts_of
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.parameters import (

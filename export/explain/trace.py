@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.findings import inner_names, tap_names
 from export.validate.opening import Opened
+from export.validate.points import inner_names, tap_names
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError

@@ -1,18 +1,18 @@
 """Proof that two runtimes compute the same function: weights, every named point, logits, caches and tokens.
 
-from export.validate import compare
+from . import compare
 report = compare("run/model", "run/onnx")
 report.print()
 
 In a test suite:
 
-from export.validate import assert_equal
+from . import assert_equal
 assert_equal("run/model", "run/onnx")  # AssertionError names the first failing point and the operation that made it
 """
 
 from .command import runtime_names, validate_command
 from .compare import assert_equal, compare, compare_engines
-from .explain import explain
 from .report import Report
+from .rule import explain
 
 __all__ = ["Report", "assert_equal", "compare", "compare_engines", "explain", "runtime_names", "validate_command"]

@@ -1,11 +1,11 @@
-"""Inputs of one validation run: fresh random numbers every time, printed, and the same again for the same seed.
+"""Inputs of one validation run: random numbers, new in each run, and the same again with the same seed.
 
-The grid holds what breaks implementations: one token alone, one row, batches without padding, ragged padding on the
-right, on the left and on both sides, rows of one token, the longest sequence that the model takes, and real text where
-the checkpoint has a tokenizer. Cached runs begin with one token, some or nearly all of them, and go on by one token or
-by several at once.
+The grid has the shapes that break implementations: a single token, one row, batches without padding, ragged padding on
+the right, on the left and on both sides, rows of one token, the longest sequence that the model takes, and real text if
+the checkpoint has a tokenizer. Cached runs begin with one token, some, or nearly all of them, and continue with one
+token or several at once.
 
-B batch, S source length, T target length (an encoder or a decoder alone has one length, S).
+B batch, S source length, T target length (a model with one stack has one length, S).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .findings import tap_names
-from .reference.vectors import MADE
+from .points import tap_names
+from .reference.layers import MADE
 
 if TYPE_CHECKING:
-    from export.validate.reference import Cache, Reference, Tap
+    from .reference import Cache, Reference, Tap
 
 Array = NDArray
 Bits = NDArray[np.bool_]
@@ -53,11 +53,11 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One input. `ids` (B,S) int64, `mask` (B,S) True on tokens or None, `target_ids` (B,T) where both stacks exist.
-    `vectors` (B,S,D) float32, if there are any, are what the encoder reads in place of `ids`; `others` (B,S), by name
-    (`core/inputs.py`), what it reads with either.
+    """One input.
 
-    `prefill`: how many decoder tokens a cached run takes in its first pass, `chunk`: how many in each one after it.
+    `ids` (B,S) int64; `mask` (B,S), True on tokens, or None; `target_ids` (B,T) with both stacks. `vectors` (B,S,D)
+    float32, if given, are read by the encoder in place of `ids`; `others` (B,S), by name (`core/inputs.py`), are read
+    with either. `prefill`: decoder tokens in the first pass of a cached run; `chunk`: tokens in each later pass.
     """
 
     name: str
@@ -76,43 +76,43 @@ class Case:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """All that the first stack reads but the mask, by name."""
+        """All inputs of the first stack except the mask, by name."""
         return {(SOURCE_IDS if self.vectors is None else VECTORS).name: self.source, **self.others}
 
     def passes(self) -> list[slice]:
-        """Return the passes of a cached run over the decoder's tokens."""
+        """Split the decoder's tokens into the passes of a cached run."""
         length = (self.ids if self.target_ids is None else self.target_ids).shape[1]
         starts = range(self.prefill, length, self.chunk)
         return [slice(0, self.prefill), *(slice(i, min(i + self.chunk, length)) for i in starts)]
 
     @property
     def size(self) -> str:
-        """Rows x tokens, and the target's tokens where there is one: 4 x 12 -> 9."""
+        """Rows x tokens, and the target's tokens if there is one: 4 x 12 -> 9."""
         rows, length = self.ids.shape
         return f"{rows} x {length}" + (f" -> {self.target_ids.shape[1]}" if self.target_ids is not None else "")
 
     @property
     def source_real(self) -> Bits:
-        """(B,S): which source positions are tokens."""
+        """Which source positions are tokens (B,S)."""
         return np.ones(self.ids.shape, bool) if self.mask is None else self.mask
 
     @property
     def source_mask(self) -> Array:
-        """(B,S) int64, 1 on tokens: the same as graphs take it."""
+        """(B,S) int64, 1 on tokens, as graphs take it."""
         return self.source_real.astype(np.int64)
 
     @property
     def prompt_mask(self) -> Bits | None:
-        """The mask of a decoder's prompts, which are padded on the left; causal attention needs none for the right."""
+        """The mask of left-padded prompts. Padding on the right needs none, as attention is causal."""
         return self.mask if self.mask is not None and self.mask[:, -1].all() else None
 
     def valid(self, tap: str) -> Bits:
-        """Return (B,L), the positions of a tap that count. Targets are causal and unpadded: each of theirs counts."""
+        """Return which positions of a tap count (B,L). Targets are causal and have no padding: all of theirs count."""
         decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
     def counted(self, tap: str, value: Array) -> Bits:
-        """Return which positions of a tap's value count (B,L); of one vector of each row every row (B,)."""
+        """Return which positions of a tap's value count (B,L); every row (B,) if it is one vector a row."""
         return self.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
     def rows(self) -> list[Any]:
@@ -122,7 +122,7 @@ class Case:
 
 
 def started(model: Any, case: Case) -> tuple[Array, Any]:
-    """Return the ids that a `Transformer` in MLX decodes in `case.passes()`, and its cache before the first."""
+    """Return the ids that an MLX `Transformer` decodes in `case.passes()`, and its cache before the first pass."""
     if case.target_ids is not None:
         return case.target_ids, model.start(model.encode(source_mask=case.mask, **case.inputs), case.mask)
     mask = case.prompt_mask
@@ -130,7 +130,7 @@ def started(model: Any, case: Case) -> tuple[Array, Any]:
 
 
 def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
-    """Return the logits of a `Transformer` in MLX."""
+    """Compute the logits of an MLX `Transformer` in one pass."""
     if not model.config.has_encoder:
         return model(case.ids, case.mask, tap=tap)
     targets = {} if case.target_ids is None else {"target_ids": case.target_ids}
@@ -138,30 +138,29 @@ def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
 
 
 def reference_memory(reference: Reference, case: Case) -> Array:
-    """Return the encoder's output of a reference."""
     return reference.encode(case.source, case.mask, **case.others)  # type: ignore[arg-type]
 
 
 def reference_started(reference: Reference, case: Case) -> Cache:
-    """Return the cache of a reference before the first of `case.passes()`."""
+    """Return the reference's cache before the first of `case.passes()`."""
     if case.target_ids is None:
         return reference.start(batch=len(case.ids))
     return reference.start(reference_memory(reference, case), case.mask)
 
 
 def reference_step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:
-    """Return the logits of one of `case.passes()`, and the cache after it."""
+    """Compute the reference's logits of one of `case.passes()`, and the cache after it."""
     ids, mask = (case.ids, case.prompt_mask) if case.target_ids is None else (case.target_ids, None)
     return reference.step(ids[:, part], cache, None if mask is None else mask[:, part], tap)
 
 
 def reference_logits(reference: Reference, case: Case, tap: Tap | None = None) -> Array:
-    """Return the logits of a reference, in one pass over all positions."""
+    """Compute the reference's logits in one pass over all positions."""
     return reference(case.source, case.target_ids, case.mask, tap, **case.others)  # type: ignore[arg-type]
 
 
 def search_inputs(sources: Sequence[Any]) -> dict[str, Any]:
-    """Return what a search is given of `Case.rows`."""
+    """Return a search's argument for `Case.rows`."""
     return {(VECTORS if isinstance(sources[0], np.ndarray) else SOURCE_IDS).argument: list(sources)}
 
 
@@ -173,26 +172,25 @@ def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
 
 
 def weights_name(layer: int) -> str:
-    """Return the point that is the weights of this decoder layer's cross-attention."""
+    """Name the point of a decoder layer's cross-attention weights."""
     return f"decoder.layers.{layer}.cross_attention.weights"
 
 
 @dataclass(frozen=True)
 class Extras:
-    """The outputs that graphs have besides their taps, if they were exported so."""
+    """Optional outputs of graphs, in addition to their taps."""
 
     layer: int | None = None
-    """The decoder layer whose cross-attention they return, for which a reference has to show its inner points."""
+    """The decoder layer whose cross-attention they return. A reference must show its inner points for it."""
     embedding: TextEmbedding | None = None
-    """The settings by which they make a text's vector, and what else they say of it."""
+    """How they make a text's vector, and its other outputs for a text."""
 
 
 TAPS_ALONE = Extras()
 
 
 def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[str, Array]:
-    """Return every tap of one input, and last the outputs `cross_attention` and those of `TEXT_OUTPUTS`, where they
-    are shown."""
+    """Return every tap of one input; then the outputs `cross_attention` and `TEXT_OUTPUTS`, if graphs have them."""
     taps: dict[str, Array] = {}
     names = {*tap_names(reference.config)}
     if extras.layer is not None:
@@ -216,8 +214,11 @@ def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[
 def grid(
     config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
 ) -> list[Case]:
-    """Make the cases of one seed. `texts`: tokenised real sentences; `longest`: length of the longest case, by default
-    all of `max_positions` (less where its logits or scores would not fit into memory)."""
+    """Draw the cases of one seed.
+
+    `texts`: tokenised real sentences. `longest`: length of the longest case, by default `max_positions`, or less if its
+    logits or scores don't fit into memory.
+    """
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
     rng = np.random.default_rng(seed)
@@ -242,14 +243,14 @@ def grid(
 
 
 def with_vectors(cases: Sequence[Case], config: TransformerConfig, seed: int) -> list[Case]:
-    """Replace ids by vectors that no table holds, of the size of scaled embeddings, on padding too."""
+    """Replace ids by random vectors of the size of scaled embeddings, on padding too."""
     rng = np.random.default_rng([seed, 1])
     drawn = [rng.standard_normal((*case.ids.shape, config.d_model), dtype=np.float32) for case in cases]
     return [replace(case, vectors=vectors) for case, vectors in zip(cases, drawn, strict=True)]
 
 
 def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
-    """Return `SENTENCES` as ids of the source's vocabulary, each ending with eos; empty without a tokenizer."""
+    """Tokenise `SENTENCES` with the source's vocabulary, each ending with eos; empty without a tokenizer."""
     if path is None:
         return []
     vocabulary = min(config.vocab_size, config.source_vocab_size)
@@ -257,8 +258,8 @@ def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
 
 
 def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Generator) -> Bits:
-    """Return (B,width), True on tokens: row b has lengths[b] of them, padding on the given side, `both` at random on
-    each."""
+    """Make a mask (B,width), True on tokens: row b has lengths[b] of them, and padding on the given side; `both`: at
+    random on either side."""
     room = width - lengths
     before = {"right": np.zeros_like(room), "left": room}.get(side)
     if before is None:
@@ -268,7 +269,7 @@ def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Ge
 
 
 def words(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...], source: bool) -> Array:
-    """Draw ids of the vocabulary without the three special ones, where others exist."""
+    """Draw ids of the vocabulary, without the three special ids if there are others."""
     size = config.source_vocab_size if source else config.vocab_size
     ordinary = np.setdiff1d(np.arange(size), [config.pad_id, config.bos_id, config.eos_id])
     return rng.choice(ordinary if ordinary.size else np.arange(size), shape).astype(np.int64)
@@ -317,11 +318,10 @@ def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[l
 
 
 def _others(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
-    """Draw at random what a model reads with its ids or vectors; nothing of what it hasn't."""
+    """Draw a model's other inputs, e.g. token types."""
     return {entry.name: rng.integers(0, entry.size(config), shape) for entry in companions(config)}
 
 
 def _prefill(rng: np.random.Generator, length: int) -> int:
-    """Draw the tokens of the first cached pass; at most 12 single steps follow it, for the longest case takes its
-    time."""
+    """Draw how many tokens the first cached pass has. At most 12 single steps follow, as the longest case is slow."""
     return int(rng.integers(max(1, length - 12), length + 1))

@@ -1,4 +1,4 @@
-"""The command `validate`, for the command line of either side."""
+"""The command `validate`, for the command lines of both packages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from mlx_transformer.system.terminal import Console
 
 from .compare import compare
 from .report import claim_reports
-from .report.card import note_in_cards
+from .report.data import note_in_cards
 
 
 def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
-    """Return the names in a text with commas, as on a command line, or in a list; None, the default ones, stays
-    None."""
+    """Split names at commas, as on a command line; a list stays a list, None (the default runtimes) stays None."""
     if chosen is None or not isinstance(chosen, str):
         return None if chosen is None else list(chosen)
     names = [name.strip() for name in chosen.split(",")]
@@ -40,11 +39,11 @@ def validate_command(
     console: rich_console.Console | None = None,
     **settings: Any,
 ) -> int:
-    """Compare, write the report as JSON and HTML where asked, print it; the exit status (see `report`).
+    """Compare, write the report as JSON and HTML if asked, print it, and return the exit status (see `report`).
 
-    settings: the fields of `export.settings.ValidateSettings`, such as runtimes=["mlx"], json="report.json". By default
-    the files are first compared with their manifest's digests, if they have any: damage is no mismatch.
-    The verdict goes into the model cards of both folders, where they have one. Errors are one line on standard error.
+    settings: fields of `export.settings.ValidateSettings`, e.g. runtimes=["mlx"], json="report.json". Files are first
+    verified by their manifest's digests, by default: damage is no mismatch. The verdict goes into the model cards of
+    both folders. Errors are one line on standard error.
     """
     try:
         chosen = ValidateSettings(**settings)
@@ -64,7 +63,7 @@ def validate_command(
             note_in_cards(report)
         except UserError as error:  # a folder that may only be read is as equal as another
             Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="yellow", markup=False)
-        report.print(console)  # last, for nobody may be reading any more, as behind `| head`
+        report.print(console)  # last: the reader may be gone, as with `| head`
     except UserError as error:
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
         return error.status

@@ -1,11 +1,14 @@
 """The comparison: a checkpoint's weights and the float64 reference on one side, each runtime on the other.
 
-files      around the graphs: each is made of the checkpoint again
-weights    bit for bit, wherever a runtime or a file holds them; no byte of a data file is read by no tensor
-taps       by the rule, gathers bit for bit, on every input, in a copy of the model with inner values as outputs
-plain      logits of the model as it is used, without taps
-cached     logits pass by pass with a cache, with taps and without
-tokens     the likeliest token at every position; greedy and beam search and sampling, free-running
+    files      around the graphs: each is made from the checkpoint again
+    weights    bit for bit, wherever a runtime or a file holds them; every byte of a data file belongs to a tensor
+    taps       by the rule, gathers bit for bit, on every input, in a copy of the model with inner values as outputs
+    plain      logits of the model as it is used, without taps
+    cached     logits pass by pass with a cache, with taps and without
+    tokens     the likeliest token at every position; greedy and beam search and sampling, free-running
+
+Weights are read from the checkpoint when a layer or a check needs them, so that a proof costs the runtimes' own memory
+and little more.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from export.precision.table import arithmetic
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
-from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
@@ -40,22 +42,28 @@ from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Progress, no_progress
 
 from .cases import Case, Extras, grid, reference_outputs, tokenised, weights_name, with_vectors
-from .checks.agreement import CHOOSING, Agreement
-from .checks.candidates import candidates_of, logits_among
-from .checks.data_files import data_files
-from .checks.free_running import FAILED, CandidatesOf, TokenText, attempt, free_running, token_text
+from .checks.free_running import (
+    FAILED,
+    CandidatesOf,
+    TokenText,
+    attempt,
+    candidates_of,
+    free_running,
+    logits_among,
+    token_text,
+)
 from .checks.gradients import Gradient, check_gradients
-from .checks.on_integers import on_its_integers
-from .checks.second_look import SecondLook
+from .checks.int8 import on_its_integers
+from .checks.judging import CHOOSING, Agreement, Sample, SecondLook, judged_points, largest_error
 from .checks.structure import structures
-from .checks.weights import check_weights, reference_weights
-from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
+from .checks.weights import check_weights, data_files, reference_weights
+from .engines import default_runtimes, full_name, open_engine
 from .engines.onnx_engine import OnnxEngine
+from .engines.opaque_engines import ForeignEngine, is_foreign, parse_names
 from .engines.protocol import Engine, Unavailable
-from .engines.registry import default_runtimes, full_name, open_engine
 from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, PackageFiles, Point, Runtime, Tokens
-from .judging import Sample, judged_points, largest_error
 from .locate.isolate import Culprit, isolate
+from .reference import Parameters, Reference
 from .report import Report
 from .rule import Deviation, ErrorScale, Truth
 from .threads import one_blas_thread
@@ -65,12 +73,12 @@ if TYPE_CHECKING:
 
     from export.arguments import JudgeArguments
 
-    from .origin.protocol import Origin
+    from .origin import Origin
 
 Array = NDArray
 
 BESIDE = (CROSS_ATTENTION, *TEXT_OUTPUTS.values())
-"""Outputs that are beside the way to the logits: no operation on that way is to blame for them."""
+"""Outputs that the logits don't depend on: no operation on the path to the logits is to blame for them."""
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
 
 
@@ -88,13 +96,13 @@ def compare(
 ) -> Report:
     """Judge every runtime on a checkpoint folder, or a published one, and the ONNX folder made from it.
 
-    `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
-    Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
-    `Unavailable`. `seed` repeats a run; `longest` bounds the longest input; without `searches`, half of the time,
-    nothing is generated. `settings`, and by their names in `changes` those that differ, are as
-    `export.settings.JudgeSettings` says. `watch` is told the share that is done and what is being done. Somebody else's
-    ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see `engines/foreign_engine.py`).
-    Raises `UserError` for folders that are no such models.
+    runtimes: names as in `engines.ENGINES`. By default MLX (on a GPU too, if there is one) and ONNX Runtime; the report
+    lists one that isn't installed. A named runtime that isn't there raises `Unavailable`. seed: repeats a run. longest:
+    bounds the longest input. searches: False generates nothing and saves half of the time. settings, changes: fields of
+    `export.settings.JudgeSettings`. watch: is told the share done and the current step.
+
+    Another exporter's ONNX file or folder is judged by its logits; `names` maps its inputs and outputs (see
+    `engines/opaque_engines.py`). `UserError` for folders that are no such models.
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
@@ -136,19 +144,19 @@ def compare(
 
 
 def _file_of(onnx: Path) -> Path:
-    """Return the one file in a folder of Triton's; any other path as it is."""
+    """Return the file inside a folder of Triton's; any other path as it is."""
     file = onnx / "1" / "model.onnx"
     return file if (onnx / "config.pbtxt").is_file() and file.is_file() else onnx
 
 
 def _package_files(opened: Checkpoint, onnx: Path) -> PackageFiles | None:
-    from .checks.package_files import package_files  # with what plans an export: MLX alone is judged without
+    from .checks.package_files import package_files  # imports the planning of exports, which MLX needs no part of
 
     return package_files(opened, onnx)
 
 
 def _of_files_alone(opened: Checkpoint, onnx: str, seed: int, files: PackageFiles) -> Report:
-    """Return the report on a package whose record is wrong: what its graphs are run by would be another model."""
+    """Report on a package with a wrong record: runtimes would run its graphs as another model."""
     nothing: dict[str, Any] = dict.fromkeys(("runtimes", "absent", "inputs", "weights", "points", "tokens"), ())
     return Report(str(opened.folder), onnx, seed, **nothing, seconds=0.0, versions=versions(), files=files)
 
@@ -160,9 +168,9 @@ def assert_equal(
     seed: int | None = None,
     threads: int | None = None,
 ) -> Report:
-    """Compare, as `compare` does, for a test suite.
+    """Like `compare`, for a test suite.
 
-    Raises AssertionError unless everything is equal, with what failed first, the operation that is to blame and the
+    Raises AssertionError unless everything is equal. Its message has the first failure, the operation to blame, and the
     seed that repeats the run.
     """
     report = compare(checkpoint, onnx, runtimes, seed, threads=threads)
@@ -175,14 +183,14 @@ def assert_equal(
 
 
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
-    """Return the names of MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
+    """Return MLX, on a GPU too if there is one, and ONNX Runtime in every precision of the folder."""
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = available[1:] if "float32" in available or len(available) == 1 else available
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
 def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
-    """Open what the checkpoint is to be compared with, before anything else takes its time."""
+    """Open the original network first, before anything takes its time."""
     if settings.against is None:
         if settings.original is not None:
             raise UserError("--original has an effect with --against alone: add --against transformers or marian")
@@ -196,11 +204,11 @@ def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
 def _with_origin(
     report: Report, origin: Origin, checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]
 ) -> Report:
-    """Add to a report what the original network says. Engines of another network, weights in blocks that multiply
-    float32, are judged against the checkpoint alone."""
+    """Add the comparison with the original network to a report. Engines that multiply float32 with weights in blocks
+    compute another network: they are judged by the checkpoint only."""
     from .origin.check import compare_with_origin
 
-    begin, stored = time.perf_counter(), dict(checkpoint.tensors())
+    begin, stored = time.perf_counter(), checkpoint.unread()
     members = [engine for engine in engines if reference_weights(engine, stored) is stored]
     result = compare_with_origin(origin, checkpoint, members, cases)
     others = [f"{engine.name}: compared with the checkpoint alone" for engine in engines if engine not in members]
@@ -242,9 +250,9 @@ def compare_engines(
     *,
     searches: bool = True,
 ) -> Report:
-    """Compare as `compare` does, for engines and inputs that exist already. listed: see `free_running`."""
+    """Like `compare`, for engines and inputs that exist already. listed: see `free_running`."""
     begin, words = time.perf_counter(), token_text(checkpoint)
-    stored, settings = dict(checkpoint.tensors()), read_settings(checkpoint.folder, checkpoint.config)
+    stored, settings = checkpoint.unread(), read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
@@ -291,7 +299,7 @@ def compare_engines(
 
 def _against(
     c: TransformerConfig,
-    weights: Mapping[str, Array],
+    weights: Parameters,
     engines: Sequence[Engine],
     cases: Sequence[Case],
     words: TokenText,
@@ -299,8 +307,8 @@ def _against(
     generation: tuple[Mapping[str, Any], CandidatesOf | None] | None,
     extras: Extras,
 ) -> tuple[list[Point], list[Tokens]]:
-    """Compare runtimes of one network with its reference. generation: how the model generates by itself, and its
-    candidates; None: it does not. extras: see `reference_outputs`."""
+    """Compare runtimes of one network with its reference. generation: the model's own settings for generation, and
+    its candidates; None: nothing is generated. extras: see `reference_outputs`."""
     inner = extras.layer is not None
     truth64, truth32 = (Reference(c, weights, kind, inner_points=inner) for kind in (np.float64, np.float32))
     samples: list[Sample] = []
@@ -332,9 +340,9 @@ def _against(
 
 
 def _culprits(
-    report: Report, engines: Sequence[Engine], cases: Sequence[Case], weights_of: Mapping[str, Mapping[str, Array]]
+    report: Report, engines: Sequence[Engine], cases: Sequence[Case], weights_of: Mapping[str, Parameters]
 ) -> Iterator[Culprit]:
-    """Yield for each runtime over budget the operation behind the first point where that shows."""
+    """For each runtime over budget, find the operation behind its first point over budget."""
     inputs = {case.name: case for case in cases}
     for engine in engines:
         point = report.first_over_budget(engine.name)
@@ -351,7 +359,7 @@ def _culprits(
 
 
 def _extras_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Extras:
-    """Return what these engines' graphs return besides. `UserError` where the checkpoint doesn't say what it is."""
+    """Return the optional outputs of these engines' graphs. `UserError` if the checkpoint doesn't define one."""
     layers = (engine.capabilities.attention_layer for engine in engines)
     embedding = None
     if kinds := {kind for engine in engines for kind in engine.capabilities.gives_vectors}:
@@ -370,7 +378,7 @@ def _extras_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Extras:
 
 
 def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) -> dict[str, Truth]:
-    """Return every tap of one input as the reference sees it, in the order of the data. extras: see
+    """Compute every tap of one input with both references, in the order of the data. extras: see
     `reference_outputs`."""
     single = reference_outputs(truth32, case, extras)
     return {
@@ -380,7 +388,7 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) 
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield (path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
+    """Yield (path, tap, tensor, why there is none) for everything that one runtime computes from one input."""
     can = engine.capabilities
     if can.shows == "tokens":
         return
@@ -393,7 +401,7 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
             continue
         yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
-    # Before the logits: what comes first is what a failure is told by.
+    # Before the logits: a failure is reported by its first point.
     cached_taps, why = attempt(lambda: engine.cached_taps(case))
     for path, values in {"cached": {}}.items() if cached_taps is None else cached_taps.items():
         for name in taps:
@@ -405,7 +413,7 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
 
 
 def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield the same of the outputs that graphs have only if they were exported so."""
+    """Yield the same for optional outputs."""
     yield from _attention(engine, case, extras.layer)
     if (kinds := engine.capabilities.gives_vectors) and engine.capabilities.shows == "everything":
         values, why = attempt(lambda: engine.vectors(case))
@@ -414,8 +422,8 @@ def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tu
 
 
 def _attention(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield the same of the optional output `cross_attention`: on each way of running graphs that return it, and for
-    another runtime the mean of what it computes inside."""
+    """Yield the same for `cross_attention`: every way of running graphs that return it; for other runtimes, the mean
+    of their weights inside."""
     if layer is None or engine.capabilities.shows != "everything":
         return
     if engine.capabilities.attention_layer is not None:

@@ -24,9 +24,8 @@ from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import Name, UserError
 
 from .cases import Case
-from .engines import Engine, open_engine
+from .engines import Engine, full_name, open_engine
 from .engines.mlx_engine import has_gpu
-from .engines.registry import full_name
 from .reference import Reference
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")
@@ -67,7 +66,7 @@ class Opened:
 
     @property
     def label(self) -> str:
-        """For people: what runs it, and in which precision if not in float32."""
+        """The runtime in words, and the precision if it isn't float32."""
         engine, details = self.engine, self.engine.details()
         names = {"mlx": "MLX", "onnxruntime": "ONNX Runtime", "reference": "NumPy reference"}
         runtime = self.runtime.partition(":")[0]

@@ -6,14 +6,16 @@ computed in float32 (u = 2^-24, half a unit in the last place of 1.0):
     rms(e)   <= 4 * max(rms(e32),   u * rms(t64))
     max|e|   <= 8 * max(max|e32|,   u * rms(t64))
 
-A lower precision has a larger u, and e32 is taken to be larger by as much. Only valid positions count: what a padding
-token's row holds is nobody's business. Why it is this rule, and where its factors come from: README.md.
+A lower precision has a larger u, and its e32 counts as larger by the same factor. Only valid positions count: nobody
+reads the row of a padding token. README.md says why the rule has this form and where its factors come from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +31,8 @@ UNIT = 2.0**-24  # relative rounding error of float32, which no tensor escapes
 class Budget:
     """Factors of the rule for one precision on one device.
 
-    `unit`: the precision's relative rounding error, in the place of float32's: e32 tells how a network amplifies
-    rounding errors, so another precision may err `unit / 2^-24` times as much. `origin`: where the factors come from.
+    `unit`: the precision's relative rounding error, in place of float32's. e32 shows how a network amplifies rounding
+    errors, so another precision may err `unit / 2^-24` times as much. `origin`: where the factors come from.
     """
 
     rms: float
@@ -63,10 +65,10 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 
 
 def budget_for(precision: str, device: str, activations: str | None = None) -> Budget:
-    """Return the declared budget; `UserError` for a precision that has none.
+    """Return the declared budget; `UserError` for a precision without one.
 
-    Weights in blocks that are multiplied with float32 `activations` are another float32 network, that of the weights as
-    they are stored: its runtime is held against that network's reference, to float32's budget.
+    Weights in blocks that are multiplied with float32 `activations` make another float32 network, with the weights as
+    stored. Its runtime is judged by that network's reference, with float32's budget.
     """
     if activations == "float32":
         precision = "float32"
@@ -93,7 +95,7 @@ def stored_as(array: Array, precision: str) -> Array:
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """The size of float32's own error e32 at one tap, on one input or over several: what other errors are held to.
+    """The size of float32's own error e32 at one tap, on one input or several; other errors are measured by it.
 
     `size`: rms(t64). `tokens`: how many. `worst`: rms of the worst token's error.
     """
@@ -106,14 +108,14 @@ class ErrorScale:
 
     @classmethod
     def of(cls, error: Array, t64: Array) -> ErrorScale:
-        """Return the error of one input, from the errors and true values (N,D) of its valid tokens."""
+        """The error of one input, from the errors and true values (N,D) of its valid tokens."""
         squares = np.mean(error * error, axis=-1)
         largest = float(np.abs(error).max(initial=0.0))
         return cls(_rms(error), largest, _rms(t64), len(error), float(np.sqrt(squares.max(initial=0.0))))
 
     @classmethod
     def pooled(cls, parts: Sequence[ErrorScale]) -> ErrorScale:
-        """Return the error over all inputs, taken as one large sample."""
+        """The error over all inputs, as one large sample."""
         tokens = sum(part.tokens for part in parts)
         rms, size = (
             (sum(part.tokens * getattr(part, name) ** 2 for part in parts) / max(tokens, 1)) ** 0.5
@@ -123,14 +125,14 @@ class ErrorScale:
 
     @classmethod
     def drawn(cls, draws: Sequence[ErrorScale]) -> ErrorScale:
-        """Return the error of one input from several draws of its rounding errors: their quadratic mean."""
+        """The error of one input from several draws of its rounding errors: their quadratic mean."""
         rms, largest, worst = (
             float(np.sqrt(np.mean([getattr(draw, name) ** 2 for draw in draws]))) for name in ("rms", "max", "worst")
         )
         return cls(rms, largest, draws[0].size, draws[0].tokens, worst)
 
     def limits(self, pool: ErrorScale, unit: float = UNIT) -> tuple[float, float]:
-        """Return the two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
+        """The two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
         scale = max(1.0, self.size / pool.size) if pool.size else 1.0
         usual = (pool.rms**2 + pool.worst**2 / max(self.tokens, 1)) ** 0.5 * scale
         least = UNIT * self.size
@@ -140,9 +142,9 @@ class ErrorScale:
 
 @dataclass(frozen=True)
 class Truth:
-    """One tap (B,L,...) of one input as the reference sees it.
+    """One tap (B,L,...) of one input, by the reference.
 
-    `bits`: the float32 tensor, where the tap is a gather and a float32 runtime has to show the same bits.
+    `bits`: the float32 tensor, if the tap is a gather, where a float32 runtime must show the same bits.
     """
 
     t64: Array
@@ -158,9 +160,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Deviation:
-    """A runtime's tensor against a `Truth`, in absolute numbers: rms and largest error, and where that one is.
+    """A runtime's tensor against a `Truth`: rms and largest absolute error, and the place of the largest.
 
-    `ulp`: the largest error in units in the last place of the true value. `same_bits`: None where bits don't count.
+    `ulp`: the largest error in units in the last place of the true value. `same_bits`: None if bits don't count.
     """
 
     rms: float
@@ -174,12 +176,12 @@ class Deviation:
 
     @classmethod
     def of(cls, got: Array | None, truth: Truth, missing: str = "") -> Deviation:
-        """Return `missing`: why there is no tensor, where there is none."""
+        """missing: why there is no tensor, if there is none."""
         if got is None or got.shape != truth.t64.shape:
             shape = "" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
             detail = shape or missing or "the runtime doesn't show it"
             return cls(np.inf, np.inf, np.inf, (), np.nan, np.nan, detail=detail)
-        with np.errstate(invalid="ignore"):  # of what a broken runtime gives
+        with np.errstate(invalid="ignore"):  # a broken runtime may give infinities
             error = np.abs(got - truth.t64)
         error[~truth.valid] = 0.0
         error[np.isnan(error)] = np.inf
@@ -208,7 +210,7 @@ class Measurement:
     rms_ratio: float
     max_ratio: float
     share: float
-    """How much of the budget is used up; above 1 it is exceeded."""
+    """The share of the budget that is used up; above 1 it is exceeded."""
     deviation: Deviation
 
     @classmethod
@@ -232,3 +234,12 @@ def _ratio(error: float, scale: float) -> float:
     if error == 0:
         return 0.0
     return error / scale if scale > 0 else float("inf")
+
+
+def explain() -> str:
+    """Explain the rule (`rule.txt`), with the budgets of this code, as a page of text."""
+    rows = [(p, d, f"2^{math.log2(b.unit):.0f}", f"{b.rms:g}", f"{b.max:g}", b.origin) for (p, d), b in BUDGETS.items()]
+    table = [("precision", "device", "u", "A", "B", "factors"), *rows]
+    budgets = "\n".join(f"  {p:10}{d:8}{u:7}{a:>4}{b:>5}   {origin}" for p, d, u, a, b, origin in table)
+    text = Path(__file__).with_name("rule.txt").read_text(encoding="utf-8")
+    return text.format(budgets=budgets).rstrip("\n")

@@ -1,8 +1,7 @@
-"""One BLAS thread while several libraries take turns.
+"""One BLAS thread while several libraries compute in turn.
 
-NumPy's OpenBLAS, MLX's and ONNX Runtime each have a pool of threads, and an idle pool keeps the cores busy for a while
-in case more work comes. Measured on two cores that had other work too: 18 to 26 s for a small model, with one BLAS
-thread 4 to 8.
+NumPy's OpenBLAS, MLX and ONNX Runtime each have a pool of threads, and an idle pool keeps the cores busy for a while in
+case more work comes. Measured on two cores with other work: 18 to 26 s for a small model, 4 to 8 with one BLAS thread.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ SETTERS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy
 
 @contextmanager
 def one_blas_thread() -> Iterator[int]:
-    """Set every OpenBLAS of this process to one thread and back; yields how many there are. Elsewhere than on Linux
-    libraries can't be listed this way (and macOS has Accelerate): nothing happens."""
+    """Set every OpenBLAS of this process to one thread, and back; yields how many there are. Only Linux can list a
+    process's libraries this way (and macOS has Accelerate): elsewhere nothing happens."""
     before = [(library, name, get()) for library, name, get in _openblas()]
     try:
         for library, name, _ in before:
@@ -31,7 +30,7 @@ def one_blas_thread() -> Iterator[int]:
 
 
 def _openblas() -> Iterator[tuple[ctypes.CDLL, str, ctypes._CFuncPtr]]:  # type: ignore[name-defined]
-    """Yield (library, name of its function that sets the threads, function that gets them)."""
+    """Yield (library, name of the function that sets its threads, function that gets them)."""
     try:
         mappings = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:

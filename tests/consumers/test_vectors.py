@@ -13,8 +13,8 @@ import pytest
 from word_pieces import MOST, write_encoder
 
 from export import OnnxTransformer, export_onnx, export_search
+from export.validate.reference.layers import sentence_vectors
 from export.validate.reference.network import Reference
-from export.validate.reference.vectors import sentence_vectors
 from export.validate.rule import budget_for
 from mlx_transformer.convert import to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint

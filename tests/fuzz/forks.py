@@ -119,7 +119,7 @@ def import_all() -> None:
         ),
         *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
         *("export.package.write", "export.package.facts", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
-        *("export.validate.engines.mlx_engine", "export.validate.engines.search_engine", "export.web.site"),
+        *("export.validate.engines.mlx_engine", "export.validate.engines.opaque_engines", "export.web.site"),
         *("mlx_transformer.commands.looking", "export.explain"),
     ):
         importlib.import_module(name)

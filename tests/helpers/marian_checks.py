@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from export.validate.origin.marian_file import read_marian
-from export.validate.origin.marian_network import MarianNetwork
+from export.validate.origin.marian import MarianNetwork, read_marian
 
 SOURCES = [[5, 9, 3, 7, 0], [12, 0], [4, 4, 20, 21, 6, 28, 1, 0]]
 TARGETS = [[6, 7, 22], [3, 3, 9], [25, 11, 2]]

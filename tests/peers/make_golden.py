@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from published import HERE, LINES, Published, judged, published
 
-from export.validate.origin.marian_network import State
+from export.validate.origin.marian import State
 from mlx_transformer.core.sentencepiece import read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from export.validate.origin.marian_network import MarianNetwork
+from export.validate.origin.marian import MarianNetwork
 from mlx_transformer.families.marian_files.items import Item, read_bin
 from mlx_transformer.families.marian_files.options import parse_options
 

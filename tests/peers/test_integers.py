@@ -15,8 +15,8 @@ from published import LINES, Published, limit, published
 from export import OnnxTransformer, export_onnx, export_search
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.validate.engines import open_engine
-from export.validate.engines.kernel import EXACT, integer_kernel
-from export.validate.engines.wasm_engine import WasmSession
+from export.validate.engines.graph_runtimes import WasmSession
+from export.validate.engines.onnxruntime_engine import EXACT, integer_kernel
 from export.validate.engines.web_host import NodeHost
 from export.validate.origin.check import certified_flip
 from mlx_transformer import Tokenizer

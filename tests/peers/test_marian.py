@@ -20,8 +20,9 @@ from published import HERE, LINES, Published, judged, limit, published
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.runtime.folder import OnnxFolder
-from export.validate.origin.marian_network import State
-from export.validate.reference import Reference, sublayers
+from export.validate.origin.marian import State
+from export.validate.reference import Reference
+from export.validate.reference import network as reference_module
 from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian, to_marian
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
@@ -99,7 +100,7 @@ def test_the_reference_has_the_numbers_of_a_network_of_its_own(
         angle = positions[..., None] * 10000.0 ** (-np.arange(d_model // 2) / (d_model // 2 - 1))
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
-    monkeypatch.setattr(sublayers, "sinusoid", sinusoid)
+    monkeypatch.setattr(reference_module, "sinusoid", sinusoid)
     config = imported.config
     reference = Reference(config, dict(imported.tensors()))
     for tap in GOLDEN["facts"][model.pair]["taps"]:

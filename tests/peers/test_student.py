@@ -11,7 +11,7 @@ from published import limit, peers
 from tiny_student import train_student
 
 from export import export_onnx
-from export.validate.origin.marian_network import MarianNetwork
+from export.validate.origin.marian import MarianNetwork
 from mlx_transformer import Tokenizer, cli, open_model
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.shortlist import read_shortlist

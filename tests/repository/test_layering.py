@@ -1,7 +1,7 @@
 """Who may import whom: read from the syntax tree of every module, then proved by importing with packages blocked.
 
-Two lists say it all: the order of the rooms, each of which imports only those before it, and the rooms that may load a
-package of others'. The command line joins both sides, inside its functions.
+Lists say it all: the order of the rooms, and of the rooms within `export/validate`, each of which imports only rooms
+before it; and the rooms that may load a third-party package. The command line joins both sides, inside its functions.
 """
 
 import subprocess
@@ -24,6 +24,9 @@ MLX_SIDE += ["training", "report"]
 SHARED = ["page", "system", "core", "data", "generation", "families"]
 ONNX_SIDE = ["settings", "arguments", "nn", "search_inputs", "request", "interface", "graph", "precision", "targets"]
 ONNX_SIDE += ["runtime", "package", "search", "web", "serve", "validate", "explain"]
+# The same within export/validate, for imports inside functions too: a check is unknown to whatever it checks.
+VALIDATE = ["rule", "threads", "reference", "points", "findings", "cases", "engines", "opening", "checks", "locate"]
+VALIDATE += ["origin", "report", "compare", "command"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings",)
@@ -32,7 +35,6 @@ OWNERS = {
     MLX: (
         *("mlx_transformer." + room for room in ("nn", "runtime", "convert", "training", "device", "blas")),
         "export.validate.engines",
-        "export.validate.locate.isolate_mlx",
         "export.validate.checks.gradients",
     ),
     ONNX: tuple(
@@ -54,8 +56,7 @@ LAZILY = {
     RUNTIME: (),
 }
 # The one import of the MLX side from export: the engine that runs a model of it, inside functions.
-OPENS_MLX = ("export.validate.engines", "export.validate.locate.isolate_mlx", "export.validate.checks.gradients")
-OPENS_MLX += ("export.validate.checks.structure",)
+OPENS_MLX = ("export.validate.engines", "export.validate.checks.gradients", "export.validate.checks.structure")
 
 
 def under(name: str, prefixes: tuple[str, ...]) -> bool:
@@ -110,6 +111,10 @@ def _forbidden(module: str, entry: Import) -> str:
             if other in SHARED or (entry.lazy and under(module, OPENS_MLX)):
                 return ""
             return f"export imports of mlx_transformer only {', '.join(SHARED)}"
+    if room == other == "validate":
+        order, room, other = VALIDATE, module.split(".")[2], entry.target.split(".")[2]
+        if room == "__init__":  # the face
+            return ""
     if other == "" or other not in order:
         return "it is no room in the order" if other else "nobody imports a face from inside"
     return "" if order.index(other) <= order.index(room) else f"{other} stands after {room}"
@@ -139,6 +144,7 @@ def test_every_room_has_its_place() -> None:
     for package, order in (("mlx_transformer", MLX_SIDE), ("export", ONNX_SIDE)):
         rooms = {room_of(name)[1] for name in modules() if name.startswith(package)} - {"", *JOINTS, "recipes"}
         assert rooms == set(order)
+    assert {name.split(".")[2] for name in modules() if under(name, ("export.validate",))} - {"__init__"} == {*VALIDATE}
 
 
 @pytest.mark.parametrize(
@@ -185,6 +191,11 @@ def test_every_room_has_its_place() -> None:
         ("export.runtime.transformer", "import mlx"),
         ("export.runtime.folder", "import onnx"),
         ("export.validate.report.data", "def f():\n    import mlx_transformer"),
+        ("export.validate.engines.onnx_engine", "def f():\n    from export.validate.checks import int8"),
+        ("export.validate.engines.mlx_engine", "from export.validate.locate.isolate import isolate"),
+        ("export.validate.reference.network", "from export.validate.cases import Case"),
+        ("export.validate.checks.structure", "from export.validate import compare"),
+        ("export.validate.checks.structure", "from export.validate import Report"),
         ("export.validate.engines.mlx", "import mlx_transformer"),
         ("export.validate.engines.mlx", "import mlx.core as mx"),
     ],
@@ -206,7 +217,7 @@ def test_forbidden_import_is_seen(module: str, line: str) -> None:
         ("export.nn.model", "import onnxscript.nn\nfrom mlx_transformer.core.config import TransformerConfig"),
         ("export.runtime.transformer", "import onnxruntime\nfrom mlx_transformer.generation.beam import search"),
         ("export.runtime.transformer", "from mlx_transformer import __version__"),
-        ("export.validate.run", "import onnxruntime"),
+        ("export.validate.compare", "import onnxruntime\nfrom export.validate.checks import structure"),
         ("export.validate.engines.mlx", "def f():\n    import mlx.core\n    import mlx_transformer"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The checks beside the points of the network: structure, data files, gradients, free decoding."""
+"""The checks of a comparison: weights, structure, graphs, files, integers, gradients, free decoding."""

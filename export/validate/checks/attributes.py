@@ -1,13 +1,27 @@
-"""The attributes of a graph's operators, given beside their inputs, against the architecture, exactly.
+"""Attributes and constant numbers of a graph's operators against the architecture, exactly.
 
-Numbers can't tell it: an epsilon that is three times too large changes less than float32's own rounding does, unless
-an input's variance happens to be small. So every graph of a package is read, those too that no full pass runs.
+Tensors can't show a wrong one: an epsilon three times too large, a scale off by one part in a million, or another large
+number in place of a mask's -1e9 changes less than float32's own rounding, unless an input's variance happens to be
+small. So every graph of a package is read, including those that no full pass runs. Each constant must be one of the few
+that the architecture has in its place:
+
+    Mul in an attention, or on its way there    1 / sqrt(d_k), or the config's scale
+    Mul of the embedding and of the logits      sqrt(d_model), the config's scale
+    Div and Mul of the logits' bound            the config's cap
+    Where of a mask                             0, or the number that hides a key
+    Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
+    Max of a count, Clip of a vector's length   1, 1e-12
+
+A constant of another operator of the network is an error, as no rule here gives its value. So is an operator of the
+network that isn't listed here: it may change the function without reading a number, as Tanh does. Operators that lower
+precisions add are judged by `int8.py`, the search around the network by its tokens, and all nodes by `same_graph.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +29,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from export.graph.protos import all_nodes, constants_of
+from export.graph.protos import all_nodes, constants_of, initializers
 from export.nn.marks import HIDDEN
+from export.precision import half
 from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.config import TransformerConfig
-
-from .numbers import norm_parameters, numbers, unknown_operators
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.text_embedding import SMALLEST_NORM
 
 NORMS = (
     "LayerNormalization",
@@ -42,13 +57,13 @@ ABSENT = {
     "softcap": 0.0,
     "stash_type": 1,
 }
-"""The value that an operator takes where its node states none."""
+"""An operator's default, for a node that doesn't state the attribute."""
 
 Allowed = tuple[float | str, ...]
 
 
 def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str, dict[str, Allowed]]:
-    """Return {operator: {attribute: what it may be}} of one stack, or of both; numbers as float32 holds them."""
+    """Return {operator: {attribute: allowed values}} of one stack, or of both; numbers as float32 holds them."""
     stacks = [layer for each in STACKS if not stack or each == stack for layer in config.layers(each)] or [config]
     epsilon = _float32(config.norm_epsilon)
     scales = [_float32(c.attention_scale or 1 / math.sqrt(c.d_k)) for c in stacks]
@@ -82,13 +97,12 @@ def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str,
 
 
 def _one_of(values: Iterable[float | str]) -> Allowed:
-    """Return each value once: the stacks have the same, as a rule."""
+    """Return each value once; usually both stacks have the same."""
     return tuple(dict.fromkeys(values))
 
 
 def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:
-    """Return (how many were compared, which of them are wrong in words) in all these graphs and the branches in
-    them."""
+    """Compare all attributes in these graphs, inner graphs included: (how many, problems in words)."""
     count, wrong = 0, []
     tables = {stack: expected_attributes(config, stack) for stack in (*STACKS, "")}
 
@@ -118,15 +132,15 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
 
 
 def _stack(name: str) -> str:
-    """Return which stack a node was built in, by its name; empty for neither."""
+    """Return the stack that a node's name says; empty for neither."""
     return next((stack for stack in STACKS if f"{stack}/" in name), "")
 
 
 def _operators(
     graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
 ) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
-    """Yield (node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm. The nodes
-    that make a text's vector aren't the architecture's: its numbers are judged."""
+    """Yield (node, {attribute: value}) of the operators in `expected`. A square root has the epsilon of its RMSNorm.
+    Nodes that make a text's vector don't belong to the architecture: only their numbers are judged."""
     nodes = [node for node in all_nodes(graph) if f"/{SENTENCE_EMBEDDING}/" not in f"/{node.name}"]
     makers = {output: node for node in nodes for output in node.output}
     constants = constants_of(graph)
@@ -142,7 +156,7 @@ def _operators(
 def _added_to_mean(
     root: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], constants: Mapping[str, onnx.TensorProto], folder: Path
 ) -> float | None:
-    """Return c of sqrt(mean(x^2) + c), 0 where nothing is added; None of another root."""
+    """Return c of sqrt(mean(x^2) + c), 0 if nothing is added; None for another square root."""
     below = makers.get(root.input[0])
     if below is not None and below.op_type == "ReduceMean":
         return 0.0
@@ -161,3 +175,132 @@ def _plain(value: Any) -> Any:
 
 def _float32(value: float) -> float:
     return float(np.float32(value))
+
+
+PLACE = re.compile(r"(?:phases/steps/)?(?:(?P<stack>encoder|decoder)/)?(?:.*/)?(?P<module>[a-z_]+)/[A-Za-z_]+_?\d*$")
+UNSCOPED = re.compile(r"(?:phases/steps/)?[A-Za-z_]+_node_\d+$")
+LOWERED = re.compile(r"_node_\d+/")
+"""Part of the names of nodes that replace one node in a lower precision."""
+OF_SEARCH = "phases/"
+"""Begins the names of a search's nodes."""
+OF_VECTOR = f"{SENTENCE_EMBEDDING}."
+"""Begins the names of weights for a text's vector, which may be a single number."""
+ATTENTION, CAP = ("self_attention", "cross_attention"), "logit_cap"
+OWN_KEY = 4 * HIDDEN
+"""The bias that hides a key in a search in which a row's own key must stay visible among keys hidden by `HIDDEN`."""
+
+OPERATORS = frozenset(
+    # Those that move values, or count and compare places:
+    "And ArgMax Cast CastLike Concat ConstantOfShape CumSum Equal Expand Flatten Gather GatherElements GatherND Greater"
+    " Identity Less LessOrEqual Mod NonZero Not Or Pad Range Reshape Shape Slice Split Squeeze Transpose Unsqueeze"
+    " Where"
+    # Those that compute:
+    " Abs Add Clip Div Gemm LogSoftmax MatMul Max Min Mul Neg Pow ReduceMax ReduceMean ReduceSum Softmax Sqrt Sub TopK"
+    " Attention DecoderMaskedMultiHeadAttention FusedMatMul LayerNormalization MultiHeadAttention RMSNormalization"
+    # Those with graphs of their own:
+    " If Loop".split()
+)
+"""The operators of any network. Their inputs are judged by the rules here, by attributes, or by values."""
+FUNCTIONS = {"relu": "Relu", "gelu": "Gelu", "gelu_tanh": "Gelu", "silu": "Sigmoid", "tanh": "Tanh"}
+"""The operators of activations."""
+
+Found = tuple[str, float, tuple[float, ...]]
+"""A node's name, the constant that it reads, and the allowed constants; empty: no rule names such a node."""
+
+
+def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> Iterator[Found]:
+    """Yield every single constant that operators of the network read, in a graph and its inner graphs."""
+    nodes, parameters = list(all_nodes(graph)), parameter_shapes(config)
+    searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
+    settings = {entry.name for entry in graph.input}  # of a search, which have a default
+    constants = {name: tensor for name, tensor in constants_of(graph).items() if name not in settings}
+    for node in nodes:
+        allowed = _allowed(node, config)
+        if not allowed and not _is_judged(node, searches, parameters):
+            continue
+        for name in (each for each in node.input if each not in parameters and not each.startswith(OF_VECTOR)):
+            array = _single(constants.get(name), folder)
+            if array is not None:
+                with np.errstate(over="ignore"):  # float16 has no -1e9
+                    stored = [float(array.dtype.type(each)) for each in allowed]
+                yield node.name or node.op_type, float(array), tuple(each for each in stored if math.isfinite(each))
+
+
+def unknown_operators(graph: onnx.GraphProto, config: TransformerConfig) -> Iterator[tuple[str, str]]:
+    """Yield (name, operator) of each node of the network without a rule, in a graph and its inner graphs."""
+    nodes, parameters = list(all_nodes(graph)), parameter_shapes(config)
+    searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
+    known = OPERATORS | _functions(config)
+    for node in nodes:
+        # A text's vector has activations of its own, which its values tell.
+        of_vector = f"/{SENTENCE_EMBEDDING}/" in f"/{node.name}" and node.op_type in FUNCTIONS.values()
+        if node.op_type not in known and not of_vector and _is_judged(node, searches, parameters):
+            yield node.name, node.op_type
+
+
+def _functions(config: TransformerConfig) -> set[str]:
+    """The operators of the elementwise functions in this config."""
+    layers = [*config.layers("encoder"), *config.layers("decoder")]
+    functions = {FUNCTIONS[c.activation] for c in layers}
+    functions |= {FUNCTIONS[config.head.activation]} if config.head.activation is not None else set()
+    functions |= {"Sigmoid", "Relu"} if config.recurrent else set()  # an SSRU's gate and output
+    return functions | ({"Tanh"} if config.logit_cap is not None else set())
+
+
+def norm_parameters(graph: onnx.GraphProto, config: TransformerConfig) -> set[str]:
+    """Return the norm weights that a graph holds. Each needs an operator whose epsilon can be read."""
+    table = parameter_shapes(config)
+    return {t.name for t in initializers(graph) if t.name in table and t.name.endswith("norm.weight")}
+
+
+def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ...]:
+    """The constants that a node may read; empty if no rule knows the node."""
+    if UNSCOPED.match(node.name):
+        if node.op_type == "Where":
+            return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
+        factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, *_scales(config, None))
+        return {"Mul": factors, "Max": (1.0,)}.get(node.op_type, ())  # Max: of a count
+    place = PLACE.match(node.name)
+    if place is None:
+        return ()
+    if place["module"] == SENTENCE_EMBEDDING:
+        return {"Clip": (SMALLEST_NORM,), "Max": (1.0,), "Sub": (1.0,)}.get(node.op_type, ())
+    if place["module"].endswith("norm"):
+        return {"Pow": (2.0,), "Add": (config.norm_epsilon,)}.get(node.op_type, ())
+    if place["module"] == CAP:
+        cap = (config.logit_cap or 0.0,)
+        return {"Div": cap, "Mul": cap}.get(node.op_type, ())
+    if place["module"] in ATTENTION:
+        hidden = (0.0, HIDDEN, half.HIDDEN)  # of the weights that cpu computes beside its operator
+        return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,), "Where": hidden}.get(node.op_type, ())
+    if node.op_type in ("Where", "Clip") and place["module"] == "positions":
+        return 0.0, HIDDEN, half.HIDDEN
+    return ()
+
+
+def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str]) -> bool:
+    """Return whether a rule must know a node's constant.
+
+    Judged elsewhere: a vector's width (embedding.json), and operators that make a parameter of integers. Export writes
+    no node without a name.
+    """
+    if not node.name or LOWERED.search(node.name) or node.name.partition("/")[0] in parameters:
+        return False
+    if node.op_type in ("Mul", "Div") and f"{SENTENCE_EMBEDDING}/" in node.name:
+        return False
+    place = PLACE.match(node.name)
+    of_network = place is not None and (place["stack"] is not None or place["module"] == CAP)
+    return of_network or not searches
+
+
+def _scales(config: TransformerConfig, stack: Any) -> tuple[float, ...]:
+    layers = [c for each in (("encoder", "decoder") if stack is None else (stack,)) for c in config.layers(each)]
+    return tuple(1 / math.sqrt(c.d_k) if c.attention_scale is None else c.attention_scale for c in layers)
+
+
+def _single(tensor: onnx.TensorProto | None, folder: Path) -> np.ndarray | None:
+    """Return a constant that is a single float; None for any other."""
+    if tensor is None or math.prod(tensor.dims) != 1:
+        return None
+    array = numpy_helper.to_array(tensor, str(folder)).reshape(())
+    return array if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else None

@@ -1,16 +1,19 @@
-"""Free-running outputs of every runtime under the float64 reference: greedy and drawn tokens one by one, beam search
-against its own; and both sides of those that part from it.
+"""Freely generated outputs of every runtime, judged by the float64 reference.
 
-Runtimes may part only at a certified tie: where the reference's own gap between the two choices is within twice the
-budget that their logits have.
+Greedy and sampled tokens are judged one by one, a beam search by the reference's own. Searches among given ids (a
+shortlist, or half of the vocabulary) are judged the same way, and so are the logits of graphs that compute no others.
+
+Runtimes may differ only at a certified tie: where the reference's own gap between the two choices is within twice the
+budget of their logits. The report shows both outputs of sentences that differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
+from export.validate.findings import AMONG as AMONG_PATH
 from export.validate.findings import Divergence, Tokens
 from export.validate.reference import Reference
 from export.validate.reference.rules import among, check_known, ends, forced, without_end
@@ -32,23 +36,26 @@ from export.validate.reference.search import (
     teacher_forced,
     token_by_token,
 )
-from export.validate.rule import UNIT
+from export.validate.rule import UNIT, Deviation, Truth
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.shortlist import open_shortlist, shares_ids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.sampling import BLOCK, noise
-from mlx_transformer.generation.settings import BESIDE
+from mlx_transformer.generation.settings import BESIDE, NO_SHORTLIST, SHORTLIST, read_settings
+
+from .judging import Sample
 
 Array = NDArray
 T = TypeVar("T")
 CandidatesOf = Callable[[Sequence[int]], Sequence[int]]
-"""Gives the ids that the output of a source may be made of."""
+"""The ids that the output for a source may consist of."""
 TokenText = Callable[[Sequence[int]], tuple[str, ...]]
-"""Gives the words that the report prints for token ids."""
+"""The words that the report prints for token ids."""
 
 FAILED = "failed: "
-"""Begins the message about a run that failed."""
+"""Begins the message of a failed run."""
 
 BEAM = 4
 SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
@@ -58,21 +65,21 @@ RULES = ", with rules"
 BORDERS = ", ids at the borders"
 WITHOUT_LIMIT = "greedy, without a limit"
 AT_BORDERS = 2
-"""Sentences of a search at the borders of what its options take, the shortest ones."""
+"""Sentences in searches at the limits of options: the shortest ones."""
 FEW_TOKENS = 6
-"""Most tokens of theirs."""
+"""Most tokens of an output of these searches."""
 BANNED_AFTER = 2000
-"""The ids among which they ban every other one."""
+"""They ban every other id below this one."""
 AMONG = ", among candidates"
 WITH_RULES = 4
-"""Sentences of a search with rules."""
+"""Sentences in a search with rules."""
 ENOUGH_WORDS = 10
 OF_SAMPLING = ("sample", "seed", "temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict of the reference on one sentence: a real divergence, or a tie, or (both empty) the same choice."""
+    """The reference's verdict on one sentence: a mismatch, a tie, or (both empty) the same choice."""
 
     problem: str = ""
     tie: str = ""
@@ -83,7 +90,7 @@ class Judged:
 
 
 def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
-    """Return (result, "") of a run, or (None, its error message): a runtime that fails is a mismatch like any other."""
+    """Return (result, "") of a run, or (None, its error message): a failing runtime is a mismatch like any other."""
     try:
         return run(), ""
     except Exception as error:  # each runtime has its own exceptions
@@ -91,7 +98,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def token_text(checkpoint: Checkpoint) -> TokenText:
-    """Return what gives the text of tokens where the checkpoint has a tokenizer, otherwise their ids."""
+    """Return a function from ids to the text of their tokens, or to the ids themselves without a tokenizer."""
     if checkpoint.tokenizer_path is None:
         return lambda ids: tuple(map(str, ids))
     tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
@@ -107,10 +114,12 @@ def free_running(
     settings: Mapping[str, Any] | None = None,
     listed: CandidatesOf | None = None,
 ) -> Iterator[Tokens]:
-    """Search with every runtime, from the rows of the cases that have several: greedily, by beam and by sampling; with
-    rules in force; at the borders of what options take; as `settings`, the model's own, say; and among the ids that
-    `listed` gives for a source, or where there is none, with the engines that have graphs for such a search, among half
-    of them."""
+    """Search with every runtime, from the rows of the cases that have several rows.
+
+    Searches: greedy, beam and sampling; with rules in force; at the limits of options; and with the model's own
+    `settings`. Also among given ids: those that `listed` returns for a source; without `listed`, half of all ids, for
+    engines with graphs for such a search.
+    """
     c = reference.config
     if not c.has_decoder:
         return
@@ -135,14 +144,14 @@ def free_running(
 
 
 def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
-    """Return half of all ids, the first and the last among them; which half the source decides."""
+    """Choose half of all ids by the source; the first and the last id always belong to it."""
     chosen = np.random.default_rng([*source, len(source)]).random(c.vocab_size) < 0.5
     chosen[[0, -1]] = True
     return np.flatnonzero(chosen).tolist()
 
 
 def sources_of(cases: Sequence[Case], c: TransformerConfig) -> tuple[list[Any], int]:
-    """Return what is searched from, rows of the cases that have several, and how many tokens are written at most."""
+    """Return the sources of searches (rows of the cases that have several), and the most tokens of an output."""
     most = max(1, c.max_positions // 2)
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
@@ -150,7 +159,7 @@ def sources_of(cases: Sequence[Case], c: TransformerConfig) -> tuple[list[Any], 
 
 
 def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], longest: int) -> dict[str, Options]:
-    """Return the searches that are compared, by the names that the report has for them. longest: the longest source."""
+    """Return the options of every search, by its name in the report. longest: length of the longest source."""
     beam = min(BEAM, c.vocab_size)
     bare = {"greedy": {}, "sampling": {"sample": True, "seed": SAMPLE}, f"beam {beam}": {"beam": beam}}
     rules = rules_for(c, limit, longest)
@@ -161,11 +170,12 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], long
 
 
 def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
-    """Return searches at the borders of what options take, by the names that the report has for them: one token, fewer
-    outputs than the beam has, and ids 0 and V - 1 in every rule, where the vocabulary has enough others.
+    """Return searches at the limits of options, by their names in the report.
 
-    Read are id 0, or forced where it may be, and the last id; then a sequence that begins with them decides what may
-    follow. Behind another token the same sequences ban nothing: a 0 that is taken for no id at all would match there.
+    One token; fewer outputs than the beam; ids 0 and V - 1 in every rule, if the vocabulary has enough others. The
+    decoder reads id 0 (forced, if it may be) and the last id; a banned sequence that begins with these decides the next
+    token. After another token the same sequences ban nothing: a runtime that confuses id 0 with "no id" would match
+    there.
     """
     few, beam = min(limit, FEW_TOKENS), min(BEAM, c.vocab_size)
     n_best = max(1, beam // 2)
@@ -196,7 +206,7 @@ def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
 
 
 def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
-    """Return a model's own settings for outputs of so many tokens, none of them drawn; None where it has none."""
+    """Return the model's own settings for outputs of so many tokens, without sampling; None if it has none."""
     left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # the limit is given
     own = {name: value for name, value in settings.items() if name not in left}
     if not own:
@@ -207,8 +217,8 @@ def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
 
 
 def rules_for(c: TransformerConfig, limit: int, longest: int) -> dict[str, Any]:
-    """Return options with every rule in force that a search knows; those that take a token out of use only where the
-    vocabulary has enough others. Outputs of the longest source have `limit` tokens, others fewer."""
+    """Return options with every rule of a search in force. Rules that ban tokens apply only to vocabularies with enough
+    others. Outputs of the longest source have `limit` tokens, others fewer."""
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id}, reverse=True)
     enough = len(words) >= ENOUGH_WORDS
     first, *rare = words[:4] if enough else [None]
@@ -240,7 +250,7 @@ def _searched(
     options: Options,
     candidates: Candidates = None,
 ) -> Iterator[Tokens]:
-    """Judge one search of every runtime. candidates: the ids that each output may be made of."""
+    """Judge one search of every runtime. candidates: the ids that each output may consist of."""
     c = reference.config
     check_known(options)
     truth = beam_search(reference, sources, options, candidates) if options.beam > 1 else []
@@ -277,8 +287,8 @@ def tokens_of(
     expected: Sequence[Sequence[int]],
     words: TokenText,
 ) -> Tokens:
-    """Return the finding about one search of a runtime. outputs: none where it failed; expected: what those that part
-    would have to be."""
+    """Return the finding about one search of a runtime. outputs: empty if it failed; expected: the reference's, for
+    sentences that differ."""
     return Tokens(
         runtime=engine.name,
         search=search,
@@ -302,8 +312,8 @@ def judge_greedy(
     budget: float,
     candidates: Candidates = None,
 ) -> list[Judged]:
-    """Hold every token of greedy outputs (without their end) against the reference's logits along that very output; of
-    drawn ones, with the same noise. candidates: the ids that each output may be made of."""
+    """Judge every token of greedy outputs (without their end) by the reference's logits along that output; of sampled
+    outputs, with the same noise. candidates: the ids that each output may consist of."""
     c, own = reference.config, candidates or [None] * len(sources)
     limits = [limit_of(c, options, len(source)) for source in sources]
     logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)], options)
@@ -339,9 +349,11 @@ def _gap(
     o: Options,
     budget: float,
 ) -> tuple[int, int, float, float]:
-    """Return a token (None: the likeliest end), the reference's, how far the first falls behind the second, and how far
-    it may at a tie. scores: as the search has them, not the network. forced_id: the one
-    that has to be there, if any."""
+    """Return a token (None: the likeliest end), the reference's token, how far the first falls behind the second, and
+    how far it may at a tie.
+
+    scores: of the search, after its rules. forced_id: the token that the rules force here, if any.
+    """
     last = ends(c, o)
     if forced_id is not None:
         same = forced_id in last if token is None else token == forced_id
@@ -361,7 +373,7 @@ def _gap(
 
 
 def _stretched(o: Options) -> float:
-    """Return by how much the penalty of repetitions may enlarge an error."""
+    """Return how much the repetition penalty may enlarge an error."""
     return max(o.repetition_penalty, 1 / o.repetition_penalty)
 
 
@@ -373,7 +385,7 @@ def judge_beam(
     c: TransformerConfig,
     place: int = 0,
 ) -> list[Judged]:
-    """Hold the best hypotheses (ids without their end, score), or those at another place, against the reference's own
+    """Judge the best hypotheses (ids without their end, score), or those at another place, by the reference's own
     search."""
     judged = []
     for row, (sentence, (ids, score)) in enumerate(zip(sentences, outputs, strict=True)):
@@ -407,7 +419,7 @@ def judge_others(
     budget: float,
     c: TransformerConfig,
 ) -> list[Judged]:
-    """Judge the other hypotheses of each sentence too, and how many there are. best: what was found of the first."""
+    """Judge the other hypotheses of each sentence too, and how many there are. best: verdicts on the first ones."""
     judged = list(best)
     for row, (sentence, found) in enumerate(zip(sentences, outputs, strict=True)):
         expected = min(options.n_best, len(sentence.finished))
@@ -419,3 +431,31 @@ def judge_others(
                 text = verdict.summary.replace("sentence 0", f"sentence {row}, number {place + 1}", 1)
                 judged[row] = Judged(problem=text) if verdict.problem else Judged(tie=judged[row].tie or text)
     return judged
+
+
+def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> CandidatesOf | None:
+    """Open the shortlist for searches, by default the model's own; None: there is none."""
+    c = checkpoint.config
+    own = read_settings(checkpoint.folder, c).get(SHORTLIST)
+    if file is None and own is not None:
+        file = checkpoint.folder / own
+    if file is None or str(file) == NO_SHORTLIST:
+        return None
+    path = checkpoint.tokenizer_path
+    separate = path is not None and Tokenizer.load(path).separate
+    shortlist, shared = open_shortlist(file, c), shares_ids(c, separate)
+    return lambda source: shortlist.candidates(source, c.vocab_size, shared).tolist()
+
+
+def logits_among(engine: Engine, case: Case, truth: Truth) -> Iterator[Sample]:
+    """Yield the logits of half of all tokens, for engines with graphs that compute only these. truth: all logits."""
+    if not engine.capabilities.among or engine.capabilities.shows != "everything" or case.target_ids is None:
+        return
+    c = engine.config
+    own = [c.pad_id, c.bos_id, c.eos_id, *case.target_ids.reshape(-1)]
+    ids = np.unique([*half_of(c, case.target_ids[0].tolist()), *own])
+    if len(ids) == c.vocab_size:  # a search among all of them takes the graphs that know no others
+        return
+    got, why = attempt(lambda: engine.logits_among(case, ids))
+    of_ids = replace(truth, t64=truth.t64[..., ids], bits=None)
+    yield Sample(engine, AMONG_PATH, "logits", case, Deviation.of(got, of_ids, why), truth.scale)

@@ -40,8 +40,11 @@ BUDGET = 1e-5
 
 @dataclass(frozen=True)
 class Gradient:
-    """One derivative: along `direction` (an element's index, or "all of it"), by MLX and by differences. `error` is
-    their difference over the size of its gradient and a tenth of the whole one's (keys' biases have none)."""
+    """One derivative along `direction` (an element's index, or "all of it"), by MLX and by differences.
+
+    `error`: their difference over the size of the parameter's gradient plus a tenth of the whole model's, as keys'
+    biases have no gradient.
+    """
 
     kind: str
     parameter: str
@@ -64,8 +67,8 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs`: what the model is called with, ids (B,S), then (B,T) where both stacks exist. `mask` (B,S).
-    `targets`: the next tokens, with pad where none counts."""
+    """A batch. `inputs`: the model's arguments, ids (B,S), then (B,T) with both stacks. `mask` (B,S). `targets`: the
+    next tokens, padding where none counts."""
 
     inputs: tuple[Array, ...]
     mask: Array
@@ -77,7 +80,7 @@ def kind_of(name: str) -> str:
 
 
 def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], seed: int) -> list[Gradient]:
-    """Check every kind of a model's parameters, on inputs and in directions that follow from the seed."""
+    """Check one parameter of each kind, with inputs and directions drawn from the seed."""
     if config.head.kind != "vocabulary":
         raise UserError(f"gradients are those of logits of words; the head is of kind {config.head.kind!r}")
     rng = np.random.default_rng(seed)
@@ -101,7 +104,7 @@ def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], see
 
 
 def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> float:
-    """Return the loss L of the module's docstring, in float64."""
+    """Compute the loss L of the module's docstring, in float64."""
     logits = reference(*batch.inputs, mask=batch.mask)
     z = logits.reshape(-1, logits.shape[-1])
     y = batch.targets.reshape(-1)
@@ -112,7 +115,7 @@ def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> fl
 
 
 def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
-    """Return dL/dw of every parameter by the trainer's loss and MLX's automatic differentiation, without TF32."""
+    """Compute dL/dw of every parameter with the trainer's loss and MLX's automatic differentiation, without TF32."""
     import mlx.core as mx
     from mlx import nn
     from mlx.utils import tree_flatten
@@ -135,7 +138,7 @@ def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch
 
 
 def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:
-    """Return three ragged rows; what a row's next token is, is random too."""
+    """Draw three rows of different lengths; the next tokens are random too."""
     length = min(LENGTH, c.max_positions - 1)
     mask = padding(np.array([length, max(1, length - 3), max(1, length - 1)]), length, "right", rng)
     ids = np.where(mask, words(c, rng, mask.shape, c.has_encoder), c.pad_id)
@@ -152,7 +155,7 @@ def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:
 def _difference(
     reference: Reference, batch: Batch, name: str, everywhere: bool, rng: np.random.Generator
 ) -> tuple[str, Array, float]:
-    """Return (direction in words, d of unit length, dL/dw . d by central differences)"""
+    """Return (direction in words, d of unit length, dL/dw . d by central differences)."""
     for _ in range(TRIES):
         where, d = _direction(reference.weights[name], everywhere, rng)
         coarse, fine = _central(reference, batch, name, d, STEP), _central(reference, batch, name, d, STEP / 2)

@@ -1,12 +1,12 @@
-"""The files of a package around its graphs, made again of the checkpoint and compared with those that are there.
+"""The files of a package around its graphs, made again from the checkpoint and compared with the package's.
 
-Graphs say nothing of them, and whoever runs a package reads them: how a text is cut into tokens and what becomes its
-vector, where a search ends, what the classes are called; other runtimes read their own. So each is made anew, by the
-code that writes it (`package/around.py`) and the choices that the package records (`package/recorded.py`), and must be
-the same: JSON by what it says, any other file by its bytes. The record itself must fit the graphs.
+Graphs don't contain these files, but everybody who runs a package reads them: how a text is split into tokens, how its
+vector is made, when a search ends, the names of classes, and the files of other runtimes. So each is made again by the
+code that writes it (`package/around.py`), with the choices that the package records (`package/recorded.py`), and must
+be the same: JSON by its values, any other file by its bytes. The record itself must fit the graphs.
 
-Free are what only the export itself could know (`package/recorded.py`: versions, and what lower precisions were found
-to change), the card, in which people write, and the manifests, which are verified.
+Not compared are facts that only the export itself knew (`package/recorded.py`: versions, and how lower precisions
+change results), the card, in which people write, and the manifests, which are verified.
 """
 
 from __future__ import annotations
@@ -47,23 +47,24 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest
 
 GRAPHS_FOLDER = "onnx"
 KEYS = 3
-"""Keys of one file that are named."""
+"""Keys that are named for one file."""
 READ = {".json", ".onnx", ".onnx_data", ".safetensors", ".bin", ".pt", ".npz", ".model", ".spm", ".jinja", ".py"}
 READ |= {".pbtxt", ".yml", ".yaml"}
 READ_NAMES = {"vocab.txt", "merges.txt"}
-"""How files are called that some reader of such folders looks for: none may be there that nothing is known of."""
+"""Other file names that some reader of such folders looks for. An unknown file with such a name is an error."""
 UNREADABLE = (UserError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What a record raises that says no export."""
+"""Raised by a record that describes no possible export."""
 OURS = "mlx_transformer."
-"""Begins the keys of a file's metadata."""
+"""Begins the keys of our metadata in a file."""
 ELSEWHERE = ("source", "adapter", "versions", "shortlist", "target", "graphs", "format")
-"""The keys of the record that no runtime runs a graph by."""
+"""Keys of the record that don't change how a runtime runs the graphs."""
 OF_SCALES = ("scales", "calibration", "float32")
-"""Likewise of int8's entry: int8_scales.json counts."""
+"""The same for int8's entry: int8_scales.json decides."""
 
 
 def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
-    """Compare the files of a folder, or of one file with the search, that this project exported; None for others."""
+    """Compare the files of a folder, or of one file with the search, that this project exported; None for other
+    exports."""
     return _of_one_file(opened, path) if path.is_file() else _of_folder(opened, path)
 
 
@@ -104,7 +105,7 @@ def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
 
 
 def _misleads(values: dict[str, Any], written: dict[str, Any]) -> bool:
-    """Return whether the graphs would be run otherwise than the record should have it."""
+    """Return whether runtimes would run the graphs differently because of the record."""
 
     def run_by(record: dict[str, Any]) -> dict[str, Any]:
         precisions = {
@@ -149,7 +150,7 @@ def _of_one_file(opened: Checkpoint, file: Path) -> PackageFiles | None:
 
 
 def _of_key(found: str | None, expected: str | None) -> Iterator[str]:
-    """Say how an entry of the metadata differs, JSON by what it says."""
+    """Say how an entry of the metadata differs; JSON is compared by its values."""
     if found is None or expected is None:
         if found != expected:
             yield f" is {'missing' if found is None else 'there'}, the checkpoint gives {_shown(expected)}"
@@ -168,7 +169,7 @@ def _of_key(found: str | None, expected: str | None) -> Iterator[str]:
 
 
 def _defaults(graph: onnx.GraphProto, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Say which inputs of a search have another default than the model's settings."""
+    """Name the inputs of a search whose default isn't the model's setting."""
     own, inputs = inputs_of(settings), {value.name for value in graph.input}
     for tensor in graph.initializer:
         if tensor.name in inputs and (expected := default_of(tensor.name, own)) is not None:
@@ -178,7 +179,7 @@ def _defaults(graph: onnx.GraphProto, settings: Mapping[str, Any]) -> Iterator[s
 
 
 def differences(file: Path, contents: bytes) -> Iterator[str]:
-    """Say how a file differs from what it has to be."""
+    """Say how a file differs from its expected contents."""
     if not file.is_file():
         yield "is missing"
         return
@@ -206,7 +207,7 @@ def differences(file: Path, contents: bytes) -> Iterator[str]:
 
 
 def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
-    """Name each key whose value is another, or of another type."""
+    """Name each key whose value or type differs."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys([*expected, *found]):
             inner = (f"{key}.{name}" if key else name) if name.isidentifier() else f"{key}[{_shown(name)}]"
@@ -220,8 +221,8 @@ def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
 
 
 def parsed(contents: bytes) -> Any:
-    """Return what a JSON file says. `ValueError` for one that isn't JSON, or in which a key stands twice, for some
-    readers take the first one."""
+    """Parse a JSON file. `ValueError` if it isn't JSON, or if a key stands twice, as some readers take the first
+    one."""
     return json.loads(contents.decode(), object_pairs_hook=_once)
 
 
@@ -246,7 +247,7 @@ def _own(graph: str, data: str) -> bool:
 
 
 def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return {graph: its data file} of a plan, and where these graphs aren't what the record says."""
+    """Return {graph: its data file} of a plan, and the differences between these graphs and the record."""
     graphs, problems = {}, []
     for precision in plan.precisions:
         suffix = PRECISIONS[precision].suffix
@@ -264,7 +265,7 @@ def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> Iterator[str]:
-    """Say what of the record doesn't fit a graph: its inputs and outputs, and what it does with blocks."""
+    """Say how the record doesn't fit a graph: inputs, outputs, and operators for blocks."""
     if precision == "float32" or name not in (ROWS_CPU, LISTED_CPU):
         ports, weights = GRAPHS[name](plan.request), {tensor.name for tensor in graph.initializer}
         inputs = [value for value in graph.input if value.name not in weights]
@@ -284,8 +285,8 @@ def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> It
 
 
 def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto, classifies: bool) -> Iterator[str]:
-    """Say where activations aren't what the record says. classifies: the graph multiplies with the table of tokens,
-    whose operators show it in every target."""
+    """Say where the type of activations isn't the record's. classifies: the graph multiplies with the token table,
+    whose operators show the type in every target."""
     nodes = list(all_nodes(graph))
     levels = {a.i for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == _LEVEL}
     if levels - {ACTIVATIONS[plan.activations]}:
@@ -322,7 +323,8 @@ _TYPES = {"FLOAT": "float32"}
 
 
 def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
-    """Name the files that no manifest lists, so that their damage would be read; not in folders without one."""
+    """Name the files that no manifest lists, so that damage to them would go unnoticed. Folders without a manifest
+    have none."""
     outer, inner = read_manifest(folder), read_manifest(folder / GRAPHS_FOLDER)
     for name in sorted(names):
         place, _, last = name.rpartition("/")
@@ -332,7 +334,7 @@ def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
 
 
 def _why(error: Exception, record: str, folder: Path) -> str:
-    """Say what a record raised, or another file that it names."""
+    """Describe an error of the record, or of another file that it names."""
     if isinstance(error, UserError) and str(error).startswith(f"{folder}/"):
         return str(error).removeprefix(f"{folder}/")
     why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

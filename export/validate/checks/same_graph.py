@@ -1,32 +1,112 @@
-"""A graph of a file against the one that export builds: node by node, value by value, in the graphs within it too.
+"""A file's graph against the one that export builds from the checkpoint: node by node, inner graphs included.
 
-Nodes are matched by their names, values by who makes them. So a file may store a tensor elsewhere, list its nodes in
-another order that works, spell out an attribute's default, or rename an inner value. Anything more is told:
+The graph is built again with the choices that a package records: target, precision, activations, scales, layer of
+attention. Nothing is written, and weights get their values when they are read.
 
-    a node that the other graph doesn't have, or one that is missing
-    an operator, its domain, an attribute, what it reads, how many results it has
-    a constant, and any tensor that export makes of weights; parameters as they are, `weights.py` compares
-    inputs and outputs with their types and shapes, defaults, opsets, functions
+Nodes are matched by name, values by the node that makes them. So a file may store a tensor elsewhere, list its nodes in
+another order that works, spell out an attribute's default, or rename an inner value. Reported are:
+
+    a node that only one of the two graphs has
+    another operator, domain, attribute, input, or number of results
+    another constant, or another value of a tensor that export computes from weights (parameters: `weights.py`)
+    other inputs and outputs, types, shapes, defaults, opsets, functions
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from export.package.weights import is_parameter
+from export.package.recorded import recorded_plan
+from export.package.weights import is_parameter, promise
+from export.package.write import package_graphs
 from export.precision.late_weights import LATE
+from export.search.record import recorded_plan as recorded_file
+from export.search.record import settings_beside
+from export.search.write import one_file_graph, place_constants
+from export.targets.table import TARGETS
+from export.validate.engines.onnx_engine import OnnxEngine
+from export.validate.engines.opaque_engines import SearchEngine
+from export.validate.engines.stored import OnnxFiles
+from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.system.errors import shortened
+from mlx_transformer.system.files import read_json
+
+from .package_files import UNREADABLE
+
+
+def same_graphs(engine: OnnxFiles) -> tuple[int, list[str]]:
+    """Compare an engine's graphs with those that export builds: (how many nodes, differences in words)."""
+    nodes, problems = 0, list[str]()
+    try:
+        graphs = list(expected_graphs(engine))
+    except UNREADABLE as error:
+        return 0, [f"its record: no graph can be built by it ({shortened(str(error))})"]
+    for name, expected in graphs:
+        comparison = Comparison(expected, ir.load(engine.files[name]))
+        nodes += comparison.nodes
+        problems += [f"{name}: {problem}" for problem in comparison.problems]
+    return nodes, problems
+
+
+def expected_graphs(engine: OnnxFiles) -> Iterator[tuple[str, ir.Model]]:
+    """Yield (name, the graph that export builds) for an engine's files; nothing without a checkpoint, or for other
+    exporters' files."""
+    if engine.checkpoint is None:
+        return
+    if isinstance(engine, SearchEngine):
+        yield "search", _closest(engine)
+    elif isinstance(engine, OnnxEngine):
+        yield from _of_folder(engine)
+
+
+def _of_folder(engine: OnnxEngine) -> Iterator[tuple[str, ir.Model]]:
+    folder = engine.folder
+    place = next((each for each in (folder.path, folder.place) if (each / ONNX_CONFIG).is_file()), None)
+    if engine.checkpoint is None or place is None:
+        return
+    plan = recorded_plan(engine.checkpoint, folder.path, read_json(place / ONNX_CONFIG))
+    if folder.activations is not None:
+        plan = replace(plan, activations=folder.activations)
+    for graphs in package_graphs(plan, folder.precision).values():
+        for name, model in graphs.items():
+            if name in engine.files:
+                promise(model, plan.checkpoint)
+                yield name, model
+
+
+def _closest(engine: SearchEngine) -> ir.Model:
+    """Build the graph of one file for each target and return the nearest one: the file doesn't record its target."""
+    assert engine.checkpoint is not None
+    path, text = engine.files["search"], engine.model.takes_text
+    got, best, fewest = ir.load(path), None, 0
+    plan = recorded_file(engine.checkpoint, engine.model.metadata, path)
+    generation, _ = settings_beside(plan, path.stem, text)
+    searching = [target for target in TARGETS.values() if target.search]
+    for target in searching:
+        model = one_file_graph(replace(plan, target=target), generation, text)
+        promise(model, plan.checkpoint)
+        place_constants(model)
+        differing = len(Comparison(model, got).problems)
+        if best is None or differing < fewest:
+            best, fewest = model, differing
+        if not fewest:
+            break
+    assert best is not None
+    return best
+
 
 Key = tuple[Any, ...]
 
 
 class Comparison:
-    """The comparison of one graph. `nodes`: how many the expected one has. `problems`: what differs, in words, the
-    nodes that are too many first."""
+    """The comparison of one graph. `nodes`: how many the expected graph has. `problems`: the differences in words,
+    extra nodes first."""
 
     def __init__(self, expected: ir.Model, got: ir.Model) -> None:
         self.nodes = 0
@@ -46,7 +126,7 @@ class Comparison:
         return [*self._more, *self._missing, *self._other]
 
     def _graphs(self, expected: ir.Graph, got: ir.Graph, path: Key) -> None:
-        """Compare the nodes of two graphs, and what they give."""
+        """Compare the nodes and outputs of two graphs."""
         self._expected.enter(expected, path)
         self._got.enter(got, path)
         known, found = {n.name: n for n in _operators(expected)}, dict[str | None, ir.Node]()
@@ -102,7 +182,7 @@ class Comparison:
                 self._other.append(f"{label}: {name} is {words[0]}, has to be {words[1]}")
 
     def _values(self, place: str, expected: ir.Value | None, got: ir.Value | None) -> None:
-        """Compare what is read in one place: constants by their contents, all else by who makes it."""
+        """Compare one input: constants by their contents, other values by the node that makes them."""
         a, b = self._expected.constant(expected), self._got.constant(got)
         if a is not None and b is not None and expected is not None and got is not None:
             if is_parameter(expected) and expected.name != got.name:
@@ -140,7 +220,8 @@ class Comparison:
                 self._other.append(f"opset {name or 'ai.onnx'} is {is_}, has to be {has_to_be}")
 
     def _initializers(self) -> None:
-        """Report tensors of the file that no node reads, and two by one name: those who compare weights see one."""
+        """Report tensors of the file that no node reads, and two tensors with one name, of which a comparison of
+        weights sees only one."""
         seen = set[str]()
         for graph in self._got.graphs:
             for name, value in graph.initializers.items():
@@ -151,7 +232,7 @@ class Comparison:
                     self._other.append(f"{name}: a tensor that nothing reads")
 
     def _contents(self) -> None:
-        """Compare tensors, those together that are made together."""
+        """Compare tensors. Tensors that are computed together are compared one after another."""
         done = set[tuple[int, int]]()
 
         def made(entry: tuple[str, ir.Value | None, Any, Any]) -> str:
@@ -166,7 +247,7 @@ class Comparison:
 
 
 class _Side:
-    """One of the two models: who makes each of its values."""
+    """One of the two models, and the node that makes each of its values."""
 
     def __init__(self, model: ir.Model) -> None:
         self.graphs = [model.graph, *model.graph.subgraphs()]
@@ -184,7 +265,7 @@ class _Side:
         return None if value is None else self._keys.get(id(value), ("unknown", value.name))
 
     def constant(self, value: ir.Value | None) -> ir.TensorProtocol | None:
-        """Return the tensor that a value always is: that of an initializer which is no input, or of a Constant."""
+        """Return a value's constant tensor, from a Constant or an initializer that is no input; None if it has none."""
         if value is None or value.is_graph_input():
             return None
         maker = value.producer()
@@ -214,7 +295,7 @@ def _source(value: ir.Value | None) -> str:
 
 
 def _without_end(values: Iterable[ir.Value | None]) -> list[ir.Value | None]:
-    """Return what a node reads, without the inputs at its end that it leaves out."""
+    """Return a node's inputs, without omitted ones at the end."""
     read = [None if value is None or value.name == "" else value for value in values]
     while read and read[-1] is None:
         read.pop()
@@ -229,7 +310,7 @@ def _port(value: ir.Value) -> str:
 
 
 def _plain(node: ir.Node, name: str, attribute: ir.Attr | None) -> Any:
-    """Return an attribute's value, numbers as a file holds them; the operator's default for one that isn't there."""
+    """Return an attribute's value, numbers as a file holds them; the operator's default if it isn't there."""
     if attribute is None:
         try:
             schema = onnx.defs.get_schema(node.op_type, node.version or onnx.defs.onnx_opset_version(), node.domain)
@@ -249,10 +330,10 @@ def _plain(node: ir.Node, name: str, attribute: ir.Attr | None) -> Any:
 
 
 def _difference(expected: ir.TensorProtocol, got: ir.TensorProtocol, parameter: bool) -> str:
-    """Return how two tensors differ; empty if they don't. parameter: its contents are compared elsewhere.
+    """Say how two tensors differ; empty if they don't.
 
-    Sums, sines and powers of another machine may round the last bit of a table to the other side; single numbers are
-    exact everywhere.
+    parameter: its contents are compared elsewhere. Another machine may round the last bit of a sum, sine or power in a
+    table differently; single numbers are exact everywhere.
     """
     shapes = [tuple(map(int, tensor.shape.numpy())) for tensor in (expected, got)]
     if expected.dtype != got.dtype or shapes[0] != shapes[1]:

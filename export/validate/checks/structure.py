@@ -1,14 +1,12 @@
-"""The same network on both sides, by its operations: MLX's own trace against the ONNX graph against the architecture.
+"""The same network on both sides, by its operations: MLX's trace, the ONNX graph, and the architecture.
 
-Numbers can agree by chance where a parameter hardly matters. So, besides them: every parameter is on a way to the
-output, there are as many matrix products and softmaxes as the architecture has, and what operators are told beside
-their inputs, such as an epsilon, is the architecture's (`attributes.py`). A fused attention counts as its two products
-and one softmax, a product with a sum (AddMM, Gemm) as one product.
+Numbers can agree by chance where a parameter hardly matters. So every parameter must have a path to the output, there
+must be as many matrix products and softmaxes as in the architecture, and operators' attributes, e.g. an epsilon, must
+be the architecture's (`attributes.py`). A fused attention counts as its two products and one softmax, a product with a
+sum (AddMM, Gemm) as one product. And each graph must be, node by node, the one that export builds from the checkpoint
+(`same_graph.py`), so that it has no nodes that test inputs don't happen to reach.
 
-And each graph is, node by node, the one that export builds of the checkpoint (`same_graph.py`), so that nothing is in
-it that no test input happens to reach.
-
-MLX, and what builds graphs, are imported inside functions.
+MLX, and the code that builds graphs, are imported inside functions.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ from export.interface import (
 )
 from export.precision.adapters import A, B
 from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
-from export.validate.engines.onnx_engine import OnnxFiles
 from export.validate.engines.protocol import Engine
+from export.validate.engines.stored import OnnxFiles
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
 from .attributes import attributes
-from .int8_products import int8_products, left_in_float32
+from .int8 import int8_products, left_in_float32
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -58,15 +56,17 @@ ONNX_COUNTS = (
     )
 )
 AMONG_CANDIDATES = "/logits.yes/"
-"""In the names of what a search computes in place of all logits (`search/vocabulary.py`)."""
+"""Part of the names of nodes that a search runs in place of all logits (`search/vocabulary.py`)."""
 OF_SAMPLING = 1  # softmaxes of a search that the network doesn't have
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The parts of one runtime's graph. `expected`: (matrix products, softmaxes) of the architecture. `unused`:
-    parameters from which no way leads to the output. `attributes`: how many were compared, in all graphs; `wrong`:
-    those that are another's, in words."""
+    """The parts of one runtime's graph.
+
+    `expected`: (matrix products, softmaxes) of the architecture. `unused`: parameters without a path to the output.
+    `attributes`: how many were compared, in all graphs; `wrong`: the wrong ones, in words.
+    """
 
     runtime: str
     products: int
@@ -77,7 +77,7 @@ class Structure:
     attributes: int = 0
     wrong: tuple[str, ...] = ()
     nodes: int = 0
-    """How many nodes were compared with those that export builds; 0: the graphs are nobody's export."""
+    """How many nodes were compared with the graphs that export builds; 0 for other exporters' graphs."""
 
     @property
     def passed(self) -> bool:
@@ -85,7 +85,7 @@ class Structure:
 
     @property
     def problem(self) -> str:
-        """The fault of the structure, in words; empty if nothing is."""
+        """The structure's fault in words; empty if it has none."""
         if self.unused:
             return f"no way to the output from {', '.join(self.unused[:3])}" + (" ..." if len(self.unused) > 3 else "")
         if self.wrong:
@@ -97,8 +97,11 @@ class Structure:
 
 
 def expected_counts(config: TransformerConfig) -> tuple[int, int]:
-    """Count matrix products and softmaxes of one full pass in the table of parameters: each projection is a
-    product, so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
+    """Count the matrix products and softmaxes of one full pass, from the table of parameters.
+
+    Each projection is a product, and so is the classifier, tied or not. Each attention (one with queries) is two more
+    products and a softmax.
+    """
     products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
     attentions = sum(name.endswith(".query_proj.weight") for name in products)
     products |= {output_weight_name(config)} if config.head.classifies else set()
@@ -118,7 +121,7 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
         if isinstance(engine, OnnxFiles) and files:
             key = tuple(files.items())
             if key not in same:
-                from .expected_graphs import same_graphs
+                from .same_graph import same_graphs
 
                 same[key] = same_graphs(engine)
             nodes, other = same[key]
@@ -138,12 +141,12 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
 
 
 def _place(problem: str) -> tuple[str, ...]:
-    """Return the graph and the node that a problem is about."""
+    """Return the graph and the node that a problem names."""
     return tuple(problem.split(": ")[:2])
 
 
 def _differing(engine: OnnxFiles) -> Iterator[str]:
-    """Say where the fixed scales of files differ from the checkpoint's own, if those are said to be them."""
+    """Name the products whose fixed scales differ from the checkpoint's own, if the files claim to have these."""
     assert engine.checkpoint is not None
     own, used = read_int8_scales(engine.checkpoint.folder, engine.config), engine.int8_scales
     if own is not None and own.origin == used.origin:
@@ -184,7 +187,7 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
 
 
 def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
-    """Return ((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
+    """Return ((matrix products, softmaxes), parameters used) in the graphs of one full pass."""
     files, searches = engine.capabilities.files, engine.capabilities.shows == "tokens"
     if searches:
         names = list(files)
@@ -208,15 +211,15 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
 
 
 def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph and its inner ones, without those that compute alone the output `cross_attention`,
-    beside an operator that keeps its weights to itself, or what is said of a text (`TEXT_OUTPUTS`)."""
+    """Return the nodes of a graph and its inner graphs, without nodes that only compute an optional output:
+    `cross_attention` beside a fused attention, or an output for a text (`TEXT_OUTPUTS`)."""
     outputs = [output.name for output in graph.output]
     needed = [name for name in outputs if name not in (CROSS_ATTENTION, *TEXT_OUTPUTS.values())]
     return list(all_nodes(graph)) if needed == outputs else list(_needed_nodes(graph, needed))
 
 
 def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes from which a way leads to these outputs, and those of their inner graphs."""
+    """Yield the nodes that these outputs depend on, inner graphs included."""
     read = reached(outputs, edges_of(graph))
     for node in graph.node:
         if read & {*node.output}:
@@ -227,8 +230,8 @@ def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[on
 
 
 def _needed_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, read: set[str]) -> list[onnx.ValueInfoProto]:
-    """Return the outputs of a Loop's body that its needed outputs are made of: its condition, their own last values,
-    and whatever else is carried from one step to the next for those."""
+    """Return the outputs of a Loop's body that its needed outputs depend on: the condition, their own last values,
+    and everything that is carried from step to step for them."""
     edges = list(edges_of(body))
     carried = range(len(node.input) - 2)  # behind the number of steps and the condition
     needed = {0, *(1 + i for i, name in enumerate(node.output) if name in read)}
@@ -247,13 +250,13 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
 
 
 def _beside_others(nodes: list[onnx.NodeProto]) -> int:
-    """Count the products that are computed in another one, as their integers lie beside its own."""
+    """Count the products that are part of another one, as their integers lie side by side."""
     joined = {node.output[0]: len(node.input) - 1 for node in nodes if node.op_type == "Concat"}
     return sum(joined.get(node.input[1], 0) for node in nodes if node.op_type in QUANTISED)
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
-    """Count the products that are those of an adapter beside integers."""
+    """Count the products of adapters beside integer matrices."""
     # A Reshape: a search reads its matrices through one (search/placement.py).
     cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")

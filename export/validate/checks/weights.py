@@ -1,48 +1,61 @@
-"""Parameters: bit for bit wherever a runtime or a file holds them; and which of them a runtime is held against.
+"""Parameters, bit for bit wherever a runtime or a file holds them, and every byte of data files.
 
-Where a file quantises a parameter, what it must hold is the checkpoint's, quantised in the same way.
+If a file quantises a parameter, it must hold the checkpoint's parameter quantised in the same way.
+
+Every byte of a data file belongs to a tensor of some graph, or to the padding before one. Comparing numbers can't show
+bytes that nobody reads: remains of another model, or a tensor that no graph has any more. And a graph may read the
+right values from a wrong place, where two tensors overlap.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from glob import escape
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
+from export.graph.protos import all_nodes, initializers
+from export.package.weights import ALIGNMENT
 from export.validate.engines.protocol import Engine
 from export.validate.findings import Weights
+from export.validate.reference import Parameters
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import open_file, read_protobuf
+from mlx_transformer.system.stored import Stored
 
 Array = NDArray
 
 
-def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
-    """Yield one check for each place in which an engine holds parameters."""
-    places: dict[str, dict[str, Array]] = {}
+def check_weights(engine: Engine, stored: Parameters) -> Iterator[Weights]:
+    """Check every place in which an engine holds parameters. They are read one at a time."""
+    places: dict[str, dict[str, Array | Stored]] = {}
     for where, name, array in engine.parameters():
         places.setdefault(where, {})[name] = array
     for where, arrays in places.items():
-        expected = {name: engine.as_stored(where, name, stored[name]) for name in arrays if name in stored}
-        problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
-        yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
+        problems: dict[str, str] = {}
+        sha256 = hashlib.sha256()  # of names, types, shapes and values, in the order of the names
+        for name in sorted(arrays):
+            array = np.asarray(arrays[name])
+            expected = engine.as_stored(where, name, np.asarray(stored[name])) if name in stored else None
+            problems[name] = difference(name, expected, array)
+            sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        differing = tuple(problems[name] for name in arrays if problems[name])
+        yield Weights(engine.name, where, len(arrays), differing, sha256.hexdigest())
     unused = engine.unused_parameters()
     missing = [name for name in stored if name not in unused and not any(name in arrays for arrays in places.values())]
     if missing:
         yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
 
 
-def digest(arrays: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of names, types, shapes and values, in the order of the names."""
-    sha256 = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        sha256.update(np.ascontiguousarray(array).tobytes())
-    return sha256.hexdigest()
-
-
 def difference(name: str, expected: Array | None, got: Array) -> str:
-    """Return what distinguishes two arrays bit for bit; empty if nothing does."""
+    """Say how two arrays differ bit for bit; empty if they don't."""
     if expected is None:
         return f"{name} is no parameter of the checkpoint"
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -57,10 +70,133 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
     return f"{name}: {len(differing)} of {got.size} values differ in their bits, first {list(place)}: {values}"
 
 
-def reference_weights(engine: Engine, stored: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the parameters of the network that a runtime is held against: the checkpoint's. Where it computes in
-    float32 with weights that are stored as integers, it is another network, with these weights."""
+def reference_weights(engine: Engine, stored: Parameters) -> Parameters:
+    """Return the parameters of the network that a runtime is judged by: the checkpoint's. A runtime that multiplies
+    float32 activations with weights stored as integers computes another network, that of these weights."""
     if engine.activations != "float32":
         return stored
-    known = {name: where for where, name, _ in engine.parameters() if name in stored}
-    return {**stored, **{name: engine.as_stored(where, name, stored[name]) for name, where in known.items()}}
+    places = {name: where for where, name, _ in engine.parameters() if name in stored}
+    own = {name: engine.as_stored(where, name, np.asarray(stored[name])) for name, where in places.items()}
+    return {**stored, **own}
+
+
+LISTED = 8  # problems of one file
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file and its readers. `size`, `padding`: bytes. `tensors`: each counted once, however many graphs
+    have it."""
+
+    file: str
+    size: int
+    graphs: int
+    tensors: int
+    padding: int
+    problems: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    @property
+    def summary(self) -> str:
+        read = f"{self.size:,} bytes, {self.tensors} tensors of {self.graphs} graphs, {self.padding} bytes of padding"
+        return f"{self.file}: {read}"
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Where a tensor's bytes lie: [start, end)."""
+
+    start: int
+    end: int
+    dtype: str
+    name: str
+    graph: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.graph}"
+
+
+def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
+    """Check every data file in the folders, or beside the single files, that these engines run. All graphs in a
+    folder count, even those that no engine runs, as several share one data file. `UserError` for an unreadable
+    graph."""
+    places = {}
+    for engine in engines:
+        for path in engine.capabilities.files.values():
+            places[path.parent] = escape(path.name) if engine.capabilities.shows == "tokens" else "*.onnx"
+    for folder, pattern in places.items():
+        readers: dict[str, list[_Tensor]] = {path.name: [] for path in folder.glob(f"{pattern}_data")}
+        for graph in sorted(folder.glob(pattern)):
+            for file, tensor in _external(graph):
+                readers.setdefault(file, []).append(tensor)
+        for name, tensors in sorted(readers.items()):
+            yield _checked(folder / name, tensors)
+
+
+def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
+    """Check one file. Different tensors may share the same bytes, if they share all of them and have the same type."""
+    if not path.is_file():
+        return DataFile(path.name, 0, len({t.graph for t in tensors}), len(tensors), 0, ("is missing",))
+    size, end, padding = path.stat().st_size, 0, 0
+    problems: list[str] = []
+    places: dict[tuple[int, int], _Tensor] = {}
+    last: _Tensor | None = None
+    for tensor in sorted(tensors, key=lambda t: (t.start, -t.end)):
+        same = places.setdefault((tensor.start, tensor.end), tensor)
+        if same.dtype != tensor.dtype:
+            problems.append(
+                f"{same} reads the bytes from {same.start:,} on as {same.dtype}, {tensor} as {tensor.dtype}"
+            )
+        if same is not tensor:
+            continue
+        if tensor.end > size:
+            problems.append(f"{tensor} ends at byte {tensor.end:,}, the file has {size:,}")
+        if last is not None and tensor.start < end:
+            problems.append(f"{tensor} overlaps {last}, which ends at byte {end:,}, by {end - tensor.start:,} bytes")
+        elif tensor.start > end:
+            if why := _unread(path, end, tensor.start):
+                problems.append(why)
+            else:
+                padding += tensor.start - end
+        if tensor.end > end:
+            last, end = tensor, tensor.end
+    if size > end:
+        problems.append(_bytes(end, size))
+    lines = problems[:LISTED] + [f"and {len(problems) - LISTED} more"] * (len(problems) > LISTED)
+    return DataFile(path.name, size, len({t.graph for t in tensors}), len(places), padding, tuple(lines))
+
+
+def _unread(path: Path, start: int, end: int) -> str:
+    """Say what is wrong with the bytes between two tensors; empty for padding that aligns the second one."""
+    if end - start >= ALIGNMENT or end % ALIGNMENT:
+        return _bytes(start, end)
+    with open_file(path) as file:
+        file.seek(start)
+        if any(file.read(end - start)):
+            return f"{_bytes(start, end)}, and aren't the zeros that would align the next"
+    return ""
+
+
+def _bytes(start: int, end: int) -> str:
+    return f"bytes {start:,} to {end - 1:,} ({end - start:,}) are read by no tensor"
+
+
+def _external(file: Path) -> Iterator[tuple[str, _Tensor]]:
+    """Yield (data file, tensor) for all tensors of a graph and its inner graphs that are in a data file."""
+    data = read_protobuf(file)
+    try:
+        graph = onnx.load_from_string(data).graph
+        attributes = (attribute for node in all_nodes(graph) for attribute in node.attribute)
+        for tensor in chain(initializers(graph), (each.t for each in attributes if each.HasField("t"))):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                entries = {entry.key: entry.value for entry in tensor.external_data}
+                start, length = int(entries.get("offset", 0)), int(entries["length"])
+                if min(start, length) < 0:
+                    raise ValueError(f"{tensor.name} begins at {start} and has {length} bytes")
+                dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
+                yield entries["location"], _Tensor(start, start + length, dtype, tensor.name, file.name)
+    except Exception as error:  # protobuf's exceptions have no common base
+        raise UserError(f"{file}: its tensors' places can't be read ({error!r}); export the model again") from error

@@ -1,8 +1,107 @@
-"""Engines: whatever can run a Transformer, behind one protocol (`protocol.py`), opened by name (`registry.py`)."""
+"""Engines: everything that can run a Transformer, behind one protocol (`protocol.py`), a row of one table each.
+
+    engine = open_engine("onnxruntime:cpu:none", checkpoint, Path("run/onnx"))
+
+Engines that run the graphs of a folder share one runner (`onnx_engine.py`) and differ in how they open a graph. An
+engine's module is imported when the engine is opened. One that can't run here raises `Unavailable`, exit status 3.
+`../rule.txt` lists the runtimes for people.
+"""
 
 from __future__ import annotations
 
-from .protocol import Engine, Node, Placement, Unavailable
-from .registry import default_runtimes, open_engine
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
-__all__ = ["Engine", "Node", "Placement", "Unavailable", "default_runtimes", "open_engine"]
+from export.interface import ENCODER_CPU
+from export.runtime.folder import has_graph, has_row_per_token
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
+
+from .protocol import Engine, Node, Placement, Unavailable
+
+__all__ = ["ENGINES", "Engine", "Node", "Placement", "Unavailable", "default_runtimes", "full_name", "open_engine"]
+
+
+class Row(NamedTuple):
+    """One runtime: its engine, as module:class, and the words that may follow its name after colons."""
+
+    engine: str
+    words: tuple[str, ...] = ()
+    runs_graphs: bool = True
+    """It runs the graphs of an ONNX folder; otherwise it runs the checkpoint itself."""
+
+
+ENGINES = {
+    "mlx": Row("mlx_engine:MlxEngine", ("device", "precision"), runs_graphs=False),
+    "onnxruntime": Row("onnxruntime_engine:OnnxRuntimeEngine", ("provider", "optimisation", "precision")),
+    "evaluator": Row("graph_runtimes:EvaluatorEngine"),
+    "wasm": Row("graph_runtimes:WasmEngine"),
+    "webgpu": Row("graph_runtimes:WebGpuEngine", ("adapter",)),
+    "js": Row("js_engine:JsEngine", runs_graphs=False),
+    "reference": Row("reference_engine:of_checkpoint", ("precision",), runs_graphs=False),
+}
+# Packages of another form than a folder of portable graphs, which only ONNX Runtime runs.
+ONE_FILE = "opaque_engines:SearchEngine"
+CPU, CPU_ENCODER = "cpu_engine:CpuEngine", "cpu_engine:CpuEncoderEngine"
+DEFAULT = ("mlx", "onnxruntime")
+
+
+def default_runtimes() -> tuple[str, ...]:
+    """Return the runtimes that are judged by default: the CPU's, and MLX's GPU if there is one."""
+    from .mlx_engine import has_gpu
+
+    return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
+
+
+def full_name(name: str) -> str:
+    """Return a runtime's name as in `ENGINES`: other commands call ONNX Runtime onnx."""
+    runtime, colon, words = name.partition(":")
+    return f"onnxruntime{colon}{words}" if runtime == "onnx" else name
+
+
+def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None = None) -> Engine:
+    """Open an engine by its name, e.g. "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
+
+    checkpoint: None to run ONNX files without one. threads: of one operator in ONNX Runtime, by
+    default the machine's cores; MLX and NumPy have no such setting.
+    """
+    name = full_name(name)
+    runtime, *words = name.split(":")
+    if (row := ENGINES.get(runtime)) is None:
+        raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
+    if len(words) > len(row.words):
+        raise UserError(f"runtime {name!r}: {runtime} takes only {':'.join((runtime, *row.words))}")
+    if row.runs_graphs:
+        path, place = _graphs_for(runtime, onnx)
+        if place == ONE_FILE and len(words) > 1:
+            raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
+        if checkpoint is None and (place == ONE_FILE or runtime != "onnxruntime"):
+            raise UserError(f"{'one file' if place == ONE_FILE else runtime} needs a checkpoint, not an ONNX folder")
+        engine = _loaded(place)(checkpoint, path, *words, threads=threads)
+    elif checkpoint is None:
+        raise UserError(f"{runtime} needs a checkpoint, not an ONNX folder")
+    else:
+        engine = _loaded(row.engine)(checkpoint, *words)
+    engine.name = name
+    return engine
+
+
+def _graphs_for(runtime: str, onnx: Path | None) -> tuple[Path, str]:
+    """Return the graphs that a runtime is given, and the engine for their form."""
+    if onnx is None:
+        raise UserError(f"{runtime} needs the folder of an exported model")
+    if onnx.is_file():
+        place = ONE_FILE
+    else:
+        place = CPU if has_graph(onnx, ENCODER_CPU) else CPU_ENCODER if has_row_per_token(onnx) else ""
+    if place == ONE_FILE and runtime != "onnxruntime":
+        raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
+    if place and runtime != "onnxruntime":
+        raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
+    return onnx, place or ENGINES[runtime].engine
+
+
+def _loaded(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)

@@ -1,4 +1,4 @@
-// The page of browser.py: holds ONNX Runtime Web sessions and runs them, one request at a time. It asks for each request
+// The page of web_host.py: holds ONNX Runtime Web sessions and runs them, one request at a time. It asks for each request
 // with the reply to the one before. Messages as in web_host.py.
 
 const SIZES = { float32: 4, int64: 8, bool: 1, uint8: 1, int8: 1 };

@@ -1,13 +1,15 @@
-"""Packages of the target `cpu` as an engine: `CpuModel`, as it translates, held against the same reference.
+"""Packages of the target `cpu`, whose decoder takes one token a run: every pass over a target is a cached pass.
 
-A product that starts from the residual (`targets/cpu/gemm.py`) leaves no value of the sub-layer's own output.
+`CpuModel` runs as it translates, against the same reference. Operators that compute several things at once leave out
+values, such as a sub-layer's own output where its product starts from the residual (`targets/cpu/gemm.py`):
+`missing_taps` names the taps that don't exist.
 
 Shapes: N tokens of the sources, B sentences, S source, T target tokens decoded one a run, D model, H heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from numpy.typing import NDArray
 from export.interface import DECODER_CPU, ENCODER_CPU, LISTED_CPU, MODEL, ROWS_CPU
 from export.runtime.transformer import graphs_of
 from export.targets.cpu.runtime import CpuModel
+from export.targets.session import Session
 from export.validate.cases import Case, search_inputs
+from export.validate.findings import PLAIN
+from export.validate.points import tap_names
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.generation.candidates import Candidates
@@ -29,15 +34,14 @@ from mlx_transformer.system.errors import UserError
 
 from .onnx_engine import TappedSession
 from .onnxruntime_engine import OnnxRuntimeEngine
-from .stepping import SteppingEngine
 
 Array = NDArray
 OPERATORS = {"self_attention": "DecoderMaskedMultiHeadAttention", "cross_attention": "MultiHeadAttention"}
 SCORES = 3
-"""The place of the scores among an operator's outputs, masked and biased, since ONNX Runtime 1.22; optional."""
+"""The index of the scores (masked and biased) among an operator's outputs; optional, since ONNX Runtime 1.22."""
 
 
-class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
+class CpuEngine(OnnxRuntimeEngine):
     """ONNX Runtime on the CPU over encoder_cpu and decoder_cpu."""
 
     def __init__(
@@ -46,13 +50,53 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         if device != "cpu":
             raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
         super().__init__(checkpoint, onnx_folder, device, *options, **named)
-        if self.folder.listed:
-            pair = self.sessions[ROWS_CPU], self.sessions[LISTED_CPU]
-            self.graphs = graphs_of(self.folder.request, self.sessions, listed=lambda: pair)
-            self.capabilities = replace(self.capabilities, among=True)
+        tapped, request = self._tapping(*self.folder.graphs), self.folder.request
+        pair = (self.sessions[ROWS_CPU], self.sessions[LISTED_CPU]) if self.folder.listed else None
+        self.graphs = graphs_of(request, self.sessions, listed=lambda: pair)
+        self.tapped = graphs_of(request, tapped)
+        names = tap_names(self.config)[:-1]
+        self.memory = next((name for name in reversed(names) if name.startswith("encoder.")), "")
+        observed = {self.memory}.union(*(session.taps for session in tapped.values()))
+        missing = tuple(name for name in names if name not in observed)
+        # Several operations are one node, and a tap names fewer points than the reference has.
+        self.capabilities = replace(self.capabilities, missing_taps=missing, isolates=None, among=pair is not None)
+
+    def logits(self, case: Case) -> Array:
+        return self._logits_of(self.graphs, case)
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        """See `Engine`; values are in the places of the case's tokens. The encoder's last tap is its output."""
+        self._observed = {}
+        taps = {"logits": self._logits_of(self.tapped, case)}
+        for name, runs in self._observed.items():
+            if name != "logits":
+                taps[name] = self._joined(name, runs, case)
+        if self.memory:
+            taps[self.memory] = self.graphs.encode(case.inputs, case.source_mask)
+        return taps
+
+    def _values_of(self, sessions: Mapping[str, Any], case: Case, way: Sequence[str]) -> dict[str, Array]:
+        self._observed = {}
+        self._logits_of(graphs_of(self.folder.request, {**self.sessions, **sessions}), case)
+        side = {parameter: graph for graph in sessions for parameter in self._integers_of(graph)}
+        return {
+            name: self._joined("encoder." if side.get(name, name).startswith("encoder") else "decoder.", runs, case)
+            for name, runs in self._observed.items()
+            if name != "logits"
+        }
+
+    def attention(self, case: Case) -> dict[str, Array]:
+        """See `Engine`; as users of the folder get it: sources' tokens in their places, step by step."""
+        return {PLAIN: self.graphs.attention(case.inputs, case.source_mask, case.target_ids)}
+
+    def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
+        return self.graphs
+
+    def _ways(self) -> dict[str, list[str]]:
+        return {}
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
-        """Put rows of the encoder's tokens (N, D) back to their places (B, S, D), zeros on padding."""
+        """Put the encoder's tokens (N, D) back to their places (B, S, D), zeros on padding."""
         if not name.startswith("encoder."):
             return np.stack(runs, axis=1)
         tap = np.zeros((*case.ids.shape, runs[0].shape[-1]), runs[0].dtype)
@@ -60,7 +104,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return tap
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """Return what `Engine` says: the decoder's attention weights are the softmax of the scores of its operators."""
+        """See `Engine`; the decoder's attention weights are the softmax of its operators' scores."""
         inside = [name for name in names if name.endswith(".weights")]
         points = {}
         if len(inside) < len(names):
@@ -73,7 +117,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return points
 
     def _scoring(self, points: Sequence[str]) -> TappedSession:
-        """Open a copy of the decoder whose operators show their scores, under the names of their weights."""
+        """Open a copy of the decoder that shows its operators' scores under the names of their weights."""
         if (key := (DECODER_CPU, *points)) not in self._tapped_sessions:
             model = onnx.load(self.files[DECODER_CPU], load_external_data=False)
             outputs = show_scores(model.graph, points)
@@ -85,8 +129,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
     def search(
         self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
     ) -> list[tuple[list[int], float]]:
-        """Return what `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score
-        isn't known."""
+        """See `Engine`. Greedy tokens are those of `generate` if the graph chooses them; their score is unknown."""
         if options.beam == 1 and not options.sample:
             inputs = {**search_inputs(sources), "candidates": candidates, **vars(options)}
             rows = generate(self.graphs, **inputs)  # type: ignore[arg-type]
@@ -106,7 +149,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
 
 
 class CpuEncoderEngine(CpuEngine):
-    """ONNX Runtime on the CPU over an encoder alone."""
+    """ONNX Runtime on the CPU over an encoder without a decoder."""
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
         if self.config.head.per_row and not name.startswith("encoder."):
@@ -124,8 +167,7 @@ class CpuEncoderEngine(CpuEngine):
 
 
 def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:
-    """Make the scores of attention operators outputs of a graph, and return their names: those `points`, NAME.weights,
-    that the graph computes."""
+    """Make attention operators' scores outputs of a graph; return the names, those of `points` (NAME.weights) in it."""
     nodes = {(node.name.rpartition("/")[0], node.op_type): node for node in graph.node}
     names = []
     for point in points:
@@ -143,7 +185,7 @@ def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:
 
 
 def weights_of(runs: Sequence[Array]) -> Array:
-    """Return the weights (B, H, T, S) of the scores of each run, (B, H, 1, S), or of as many keys as there are by
+    """Compute the weights (B, H, T, S) from the scores of each run: (B, H, 1, S), or as many keys as there are by
     then."""
     scores = np.full((*runs[-1].shape[:2], len(runs), runs[-1].shape[-1]), -np.inf, np.float32)
     for t, run in enumerate(runs):

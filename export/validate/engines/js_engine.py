@@ -1,5 +1,7 @@
-"""The engine of `explain`'s page (export/explain/live/twin.js) as a runtime, run by Node: the network in JavaScript, in
-float64. It knows no padding: each row is computed by itself, and its numbers put in their places."""
+"""The engine of `explain`'s page (export/explain/live/twin.js) as a runtime, run by Node: JavaScript in float64.
+
+It has no padding: each row is computed by itself, and its numbers are put in their places.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.findings import tap_names
+from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.parameters import parameter_shapes
@@ -35,7 +37,7 @@ ENDING = 5  # seconds for Node to end by itself
 
 
 class JsEngine(ModelEngine):
-    """`UserError` for a config that the page can't compute, `Unavailable` without Node."""
+    """The page's engine in Node. `UserError` for a config that the page can't compute, `Unavailable` without Node."""
 
     name = "js"
 
@@ -57,7 +59,7 @@ class JsEngine(ModelEngine):
                 raise UserError(f"{checkpoint.folder}: {error}") from error
 
     def ask(self, kind: str, **request: Any) -> Any:
-        """Return the answer to a request. `RuntimeError` with what the script said, if it failed."""
+        """Ask Node and return its answer. `RuntimeError` with the script's message if it failed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"kind": kind, **request}) + "\n")
@@ -68,7 +70,7 @@ class JsEngine(ModelEngine):
         return answer
 
     def close(self) -> None:
-        """End Node, which ends when nothing more is asked."""
+        """End Node by closing its input."""
         self.process.communicate(timeout=ENDING)
 
     def details(self) -> dict[str, str]:
@@ -97,7 +99,7 @@ class JsEngine(ModelEngine):
         return arrays["logits"]
 
     def _points_of(self, case: Case, names: Sequence[str], passes: Sequence[slice]) -> dict[str, Array]:
-        """Return these points (B,L,D), row by row, the decoder's in so many passes; 0 on padding."""
+        """Compute these points (B,L,D) row by row, the decoder's in so many passes; 0 on padding."""
         arrays: dict[str, Array] = {}
         for row in range(len(case.ids)):
             answers = self.ask("points", **_row(self.config.architecture, case, row, passes))
@@ -109,12 +111,11 @@ class JsEngine(ModelEngine):
 
     @contextmanager
     def searching(self) -> Iterator[JsModel]:
-        """Give the model for a search with `generation.steps.run`."""
         yield JsModel(self)
 
 
 def _row(architecture: str, case: Case, row: int, passes: Sequence[slice]) -> dict[str, Any]:
-    """Return what is asked for one row: its source without padding, and its target in chunks."""
+    """Make the request for one row: its source without padding, and its target in chunks."""
     real = case.source_real[row]
     source = case.ids[row, real].tolist()
     if architecture == "encoder":
@@ -130,7 +131,7 @@ def _array(packed: dict[str, Any]) -> Array:
 
 
 class JsModel(Model):
-    """The engine as `generation.steps.Model`: its rows know nothing of one another."""
+    """The engine as `generation.steps.Model`; its rows are independent."""
 
     def __init__(self, engine: JsEngine):
         self.engine, self.config = engine, engine.config
@@ -150,7 +151,7 @@ class JsDecoder:
         self.engine, self.number, self.rows = engine, number, rows
 
     def read(self, ids: list[list[int]]) -> Array:
-        """Read tokens of each row and return the logits (R,V) after its last one."""
+        """Read tokens of each row; return the logits (R,V) after the last ones."""
         return _array(self.engine.ask("step", decoder=self.number, ids=ids))
 
     def step(self, ids: Array) -> Array:

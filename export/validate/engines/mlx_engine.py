@@ -1,10 +1,14 @@
-"""MLX as an engine. MLX is imported inside functions: the ONNX side is validated without it too."""
+"""MLX as an engine, and its model with every module wrapped to show, or replace, the values between modules.
+
+MLX is imported inside functions, as the ONNX side is validated without it too; so is `unittest.mock`, which loads
+asyncio.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case, full_pass, search_inputs, started
+from export.validate.points import HEADS, inner_names, modules_between
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
+from mlx_transformer.system.stored import Stored
 
 from .protocol import Capabilities, ModelEngine, Placement, Unavailable
 
@@ -57,7 +64,7 @@ class MlxEngine(ModelEngine):
         self._rounds_once = device == "gpu" and bool(checkpoint.quantization)
         with self.stream():
             self.model = Transformer.load(checkpoint.folder)
-            self.model.shortlist = None  # what is compared chooses among all tokens
+            self.model.shortlist = None  # searches are compared among all tokens
             if not checkpoint.quantization:  # a checkpoint stored in 16 bits, too, is computed in this precision
                 self.model.set_dtype(getattr(self.mx, "float32" if precision == "tf32" else precision))
                 self.mx.eval(self.model.parameters())
@@ -81,12 +88,12 @@ class MlxEngine(ModelEngine):
                 check_float32(self._device)
 
     def stream(self) -> Any:
-        """Return a context in which MLX computes on this device."""
+        """A context in which MLX computes on this device."""
         return self.mx.stream(self._device)
 
     @property
     def is_exact(self) -> bool:
-        """A GPU's fused multiply-add makes other last bits of the numbers that integers stand for."""
+        """See `Engine`. A GPU's fused multiply-add gives other last bits to numbers stored as integers."""
         return super().is_exact and not self._rounds_once
 
     @property
@@ -107,11 +114,17 @@ class MlxEngine(ModelEngine):
         libraries = {name: version for name, version in versions().items() if name.startswith(("mlx", "scipy"))}
         return Placement(self.name, self.device, tf32, "MLX's own", libraries)
 
-    def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        from mlx_transformer.nn.parameters import dense_weights
+    def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
+        from mlx_transformer.nn.parameters import dense_weights, named_parameters
+        from mlx_transformer.nn.quantize import Quantized
 
-        for name, array in dense_weights(self.model).items():
-            yield "model in memory", name, array
+        where = "model in memory"
+        if any(isinstance(module, Quantized) for _, module in self.model.named_modules()):
+            yield from ((where, name, array) for name, array in dense_weights(self.model).items())
+            return
+        for name, x in named_parameters(self.model):
+            dtype = np.dtype(np.float16 if x.dtype == self.mx.float16 else np.float32)
+            yield where, name, Stored(x.shape, dtype, lambda x=x, dtype=dtype: self._numpy(x).astype(dtype, copy=False))
 
     def taps(self, case: Case) -> dict[str, Array]:
         taps: dict[str, Any] = {}
@@ -125,7 +138,6 @@ class MlxEngine(ModelEngine):
             return self._numpy(full_pass(self.model, case))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        from export.validate.locate.isolate_mlx import replacing
 
         points: dict[str, Array] = {}
 
@@ -146,14 +158,14 @@ class MlxEngine(ModelEngine):
 
     @contextmanager
     def searching(self) -> Iterator[Model]:
-        """Give the model for a search with `generation.steps.run`, on this device while the context lasts."""
+        """See `Engine`; on this device while the context lasts."""
         from mlx_transformer.runtime.decoding import MlxModel, evaluating
 
         with self.stream(), evaluating(self.model):
             yield MlxModel(self.model)
 
     def _numpy(self, value: Any) -> Array:
-        """Return the array in NumPy; bfloat16, which NumPy lacks, in float64."""
+        """Convert to NumPy; bfloat16, which NumPy lacks, to float64."""
         if value.dtype == self.mx.bfloat16:
             return np.array(value.astype(self.mx.float32)).astype(np.float64)
         return np.array(value)
@@ -163,3 +175,102 @@ class MlxEngine(ModelEngine):
             ids, cache = started(self.model, case)
             parts = [self._numpy(self.model.step(ids[:, part], cache, tap=tap)) for part in case.passes()]
         return np.concatenate(parts, axis=1)
+
+
+Observe = Callable[[str, Any], Any]
+"""(point, computed value) -> the value that the calculation continues with."""
+
+
+class Wrapped:
+    """A module between two points, which `observe` sees; an empty `before` or `after` isn't shown."""
+
+    def __init__(self, module: Any, observe: Observe, before: str, after: str, enter: Callable[[], None] | None = None):
+        self.module, self.observe, self.before, self.after, self.enter = module, observe, before, after, enter
+
+    def __call__(self, x: Any, *inputs: Any, **named: Any) -> Any:
+        if self.enter is not None:
+            self.enter()
+        y = self.module(self.observe(self.before, x) if self.before else x, *inputs, **named)
+        return self.observe(self.after, y) if self.after else y
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+@contextmanager
+def replacing(
+    model: Any,
+    inputs: Mapping[str, Array],
+    observe: Callable[[str, Array], None],
+    only: Collection[str] | None = None,
+) -> Iterator[Callable]:
+    """Within this context, every module of an MLX `Transformer` computes from `inputs`, and `observe` gets its results.
+
+    Points that aren't in `only` are skipped, to save time. Yields the tap to pass to the model, for the points that
+    need no wrapping.
+    """
+    from unittest.mock import patch
+
+    import mlx.core as mx
+
+    from mlx_transformer.nn import attention as module
+    from mlx_transformer.nn import ssru
+
+    def note(point: str, value: Any) -> Any:
+        if only is not None and point not in only:
+            return value
+        observe(point, np.array(value))
+        return mx.array(inputs[point]) if point in inputs else value
+
+    current = ""
+    fused, rectified, extended = module.attention, ssru.relu, ssru.LayerState.extend
+
+    def attend(q: Any, k: Any, v: Any, *settings: Any) -> Any:
+        q, k, v = (note(f"{current}.{part}", x) for part, x in zip(HEADS, (q, k, v), strict=True))
+        if only is None or f"{current}.weights" in only:
+            note(f"{current}.weights", module.attention_weights(q, k, *settings))
+        return fused(q, k, v, *settings)
+
+    def rectify(states: Any) -> Any:
+        return note(current, rectified(states))
+
+    def extend(cache: Any, f: Any, v: Any) -> Any:
+        states = extended(cache, f, v)
+        noted, is_last = note(f"{current}.states", states), mx.array_equal(cache.state, states[:, -1])
+        cache.state = note(f"{current}.state", noted[:, -1] if is_last else cache.state)
+        return noted
+
+    def entering(name: str) -> Callable[[], None]:
+        def enter() -> None:
+            nonlocal current
+            current = name
+
+        return enter
+
+    with ExitStack() as undo:
+
+        def wrap(owner: Any, key: Any, before: str, after: str, enter: Any = None) -> None:
+            original = owner[key]
+            owner[key] = Wrapped(original, note, before, after, enter)
+            undo.callback(owner.__setitem__, key, original)
+
+        config = model.config
+        for name, before, after in modules_between(inner_names(config), parameter_shapes(config)):
+            place, _, key = name.rpartition(".")
+            wrap(_part(model, place), key, before, after, entering(place))
+        for stack in ("encoder", "decoder"):
+            layers = model[stack]["layers"] if stack in model else []
+            embedding = "" if config.embedding_norm else f"{stack}.embedding"
+            for i in range(len(layers)):
+                wrap(layers, i, embedding if i == 0 else "", f"{stack}.layers.{i}")
+        undo.enter_context(patch.object(module, "attention", attend))
+        undo.enter_context(patch.object(ssru, "relu", rectify))
+        undo.enter_context(patch.object(ssru.LayerState, "extend", extend))
+        yield lambda name, value: observe(name, np.array(value)) if name == "logits" else None
+
+
+def _part(model: Any, name: str) -> Any:
+    """Return the module of a dotted name."""
+    for key in name.split("."):
+        model = model[int(key) if key.isdigit() else key]
+    return model

@@ -1,8 +1,8 @@
-"""The common part of engines that run the exported files: full passes, cached passes, taps, search.
+"""The runner of exported graphs: full passes, cached passes, taps, search. Subclasses say how one graph is opened.
 
 Taps come from copies of the exported graphs, made in memory: same nodes, same data files, inner values as further
-outputs. So a mistake in a file shows in its taps; and because outputs keep an optimiser from fusing what lies around
-them, the files are also run untouched.
+outputs. A mistake in a file therefore shows in its taps. Outputs keep an optimiser from fusing the operators around
+them, so the files are also run untouched.
 
 Shapes: B batch, L tokens of a pass, V vocabulary.
 """
@@ -18,36 +18,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
-from export.graph.protos import add_taps, constant_part, initializers
+from export.graph.protos import add_taps
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.package.quality import recorded
 from export.precision.int8 import BY_ROW
-from export.precision.row_length import without_zeros
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.runtime.transformer import graphs_of
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
 from export.validate.cases import Case
-from export.validate.checks.int8_products import quantisers, show_integers
-from export.validate.findings import PLAIN, tap_names
-from export.validate.locate.isolate_onnx import points_of, show_weights
-from export.validate.rule import Budget, budget_for
+from export.validate.findings import PLAIN
+from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.heads import VOCABULARY
-from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
-from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
+from mlx_transformer.core.int8_scales import read_int8_scales
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.pooling import Kind
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Capabilities, Engine, Node
-from .stored import RoundTrip, matrices, merged_in_float64, restored, round_trip_of
+from .graph_points import points_of, quantisers, show_integers, show_weights
+from .protocol import Capabilities
+from .stored import OnnxFiles
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel
+
 
 Array = NDArray
 Graphs = EncoderDecoderGraphs | CausalGraphs | EncoderGraphs
@@ -57,10 +55,11 @@ SHAPES = "architecture vocab_size source_vocab_size d_model encoder_layers decod
 
 
 class TappedSession:
-    """A session of a tapped copy, used like a session of the untapped graph: each run hands the taps to `observe`."""
+    """A session of a tapped copy. It is used like one of the untapped graph, and hands the taps of each run to
+    `observe`."""
 
     def __init__(self, session: Any, names: Sequence[str], observe: Callable[[str, Array], None]):
-        """`names`: of all taps; `logits`, an output anyway, are observed when a run asks for them."""
+        """names: of all taps. `logits`, an output anyway, are observed when a run asks for them."""
         self.session, self.observe, self.names = session, observe, set(names)
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
         self.taps = [name for name in names if name in extra]
@@ -90,88 +89,17 @@ class TappedSession:
             binding.bind_output(name)
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self._bind(binding)  # again: what the run before left there may be shorter
+        self._bind(binding)  # again: the outputs of the run before may be shorter
         self.session.run_with_iobinding(binding, options)
         for name, value in zip(self.taps, binding.get_outputs(), strict=False):
             self.observe(name, value.numpy().copy())  # the next run writes to the same memory
 
 
-class OnnxFiles(Engine):
-    """Parameters in ONNX files. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of
-    it whose data files lie beside `path`."""
-
-    checkpoint: Checkpoint | None
-    int8_scales: Int8Scales = BY_ROW
-    """The fixed ones that the files were exported with, and what is float32 in them."""
-    _round_trips: dict[tuple[str, str], RoundTrip]
-
-    @property
-    def files(self) -> Mapping[str, Path]:
-        """The file of each graph."""
-        return self.capabilities.files
-
-    def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
-        raise NotImplementedError
-
-    @property
-    def budget(self) -> Budget:
-        fixed = self.int8_scales.is_fixed
-        return budget_for("int8-fixed" if fixed else self.precision, self.device, self.activations)
-
-    @property
-    def float32_layers(self) -> list[str]:
-        return self.int8_scales.float32
-
-    def file_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes of the files, for a runtime that tells no others, all on its device."""
-        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
-        return tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
-
-    def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        """Yield parameters in every file: initializers, or what the runtime computes from initializers under their
-        names.
-
-        Tables and shape constants are none.
-        """
-        table = parameter_shapes(self.config)
-        for path in self.files.values():
-            model = onnx.load(path, load_external_data=False)
-            tensors = {
-                tensor.name: numpy_helper.to_array(tensor, str(path.parent))
-                for tensor in initializers(model.graph)
-                if tensor.name in table or tensor.name.rpartition(".")[0] in table
-            }
-            tensors = without_zeros(tensors, table)
-            for name, stored in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
-                if self.precision == "float16" and stored.dtype == np.float32 and is_unbounded(name, self.config):
-                    self._round_trips[path.name, name] = lambda array: array  # float16 would overflow
-                yield path.name, name, stored.astype(np.float32) if stored.dtype.name == "bfloat16" else stored
-            for name, array, round_trip in restored(tensors, table, self.int8_scales):
-                where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
-                self._round_trips[where, name] = round_trip
-                yield where, name, array
-            for name, kind, array in matrices(tensors, table):
-                where = path.name if kind == "blocks" else f"{path.name}, table"
-                if self.checkpoint is not None:
-                    self._round_trips[where, name] = round_trip_of(self.checkpoint, name)
-                yield where, name, array
-            for name in (output for node in model.graph.node for output in node.output if output in table):
-                array = self.open(path, constant_part(model, name)).run([name], {})[0]
-                if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
-                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
-                yield path.name, name, array
-
-    def as_stored(self, where: str, name: str, array: Array) -> Array:
-        """Return what a file must hold of this parameter of the checkpoint."""
-        round_trip = self._round_trips.get((where, name))
-        return super().as_stored(where, name, array) if round_trip is None else round_trip(array)
-
-
 class OnnxEngine(OnnxFiles):
-    """An exported folder."""
+    """The graphs of an exported folder."""
 
     def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
-        """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
+        """checkpoint: the one that the folder was exported from; None if nothing is compared with one."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
         self.config, self._round_trips = self.folder.config, {}
@@ -207,9 +135,11 @@ class OnnxEngine(OnnxFiles):
         return self._taps_of(lambda: _logits(self._model(sessions), case))
 
     def taps_with_integers(self, case: Case, searching: bool = False) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the taps, and the integers (B,L,D) that products read, by their parameters, of one and the same run:
-        in another one an activation next to a half may be rounded to the other side. searching: of the passes of a
-        search, without taps, for an optimiser then fuses what it fuses there."""
+        """Return the taps, and the integers (B,L,D) that products read, by parameter, from the same run.
+
+        In another run an activation next to a half may be rounded to the other side. searching: from the passes of a
+        search, without taps, so that the optimiser fuses as it does there.
+        """
         sessions, taps = {}, [] if searching else tap_names(self.config)
         way = self._ways().get("cached", []) if searching else []
         for graph in way or self._full_pass() or self.files:
@@ -233,12 +163,13 @@ class OnnxEngine(OnnxFiles):
         return dict(quantisers(model.graph, self.files[graph].parent))
 
     def _observe_as(self, of: Mapping[str, Sequence[str]], value: str, array: Array) -> None:
-        """Observe integers under the names of their parameters: a value's own name may be another graph's too."""
+        """Observe integers under their parameters' names: a value's own name may also be in another graph."""
         for name in of.get(value, [value]):
             self._observe(name, array)
 
     def _values_of(self, sessions: Mapping[str, TappedSession], case: Case, way: Sequence[str]) -> dict[str, Array]:
-        """Return what these sessions show in a full pass, or in the passes of a way of running with a cache."""
+        """Return the values that these sessions show in a full pass, or in the passes of one way of running with a
+        cache."""
         model = self._model(sessions, way or None)
         if not way:
             return self._taps_of(lambda: _logits(model, case))
@@ -253,7 +184,7 @@ class OnnxEngine(OnnxFiles):
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """Return what `Engine` says. The encoder isn't tapped again: it has no cache."""
+        """See `Engine`. The encoder has no cache, so it isn't tapped again."""
         taps = {}
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
@@ -278,7 +209,7 @@ class OnnxEngine(OnnxFiles):
         return {kind: model.vectors(case.inputs, case.source_mask, kind) for kind in self.capabilities.gives_vectors}
 
     def _memory(self, case: Case) -> Array | None:
-        """Return the output of the untapped encoder for a case, computed once for all that read it."""
+        """Compute the untapped encoder's output for a case, once for all that read it."""
         if case.target_ids is None:
             return None
         if self._encoded is None or self._encoded[0] is not case:
@@ -288,12 +219,13 @@ class OnnxEngine(OnnxFiles):
         return self._encoded[1]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
-        """Return the graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
+        """Combine the graphs to one model. instead: sessions to use in place of some; only: names of the graphs it
+        may use."""
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
         return graphs_of(self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
-        """Return each way of running with a cache, and the graphs it takes."""
+        """Return each way of running with a cache, and its graphs."""
         if self.config.architecture != "encoder-decoder":
             return {} if self.config.architecture == "encoder" else {"cached": list(self.files)}
         pair = [name for name in self.files if name != DECODER_MERGED]
@@ -301,8 +233,7 @@ class OnnxEngine(OnnxFiles):
         return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
 
     def _tapping(self, *names: str) -> dict[str, TappedSession]:
-        """Open sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the
-        names."""
+        """Open sessions of tapped copies. A model without an encoder or decoder has one graph, whatever the names."""
         taps = tap_names(self.config)
         for name in names or self.files:
             if name not in self._tapped:
@@ -311,7 +242,7 @@ class OnnxEngine(OnnxFiles):
         return {name: self._tapped[name] for name in names or self.files}
 
     def _full_pass(self) -> set[str]:
-        """Return the graphs of one full pass; none where there is only one."""
+        """Return the graphs of one full pass; empty if there is only one graph."""
         return self.files.keys() & {ENCODER, DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED}
 
     def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
@@ -326,7 +257,7 @@ class OnnxEngine(OnnxFiles):
         return self._tapped_sessions[key]
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """Return the values of the taps during a run, the passes of each joined along the positions."""
+        """Return the taps of a run, its passes joined along the positions."""
         self._observed = {}
         logits = run()
         observed = {name: np.concatenate(v, axis=1) if len(v) > 1 else v[0] for name, v in self._observed.items()}
@@ -338,7 +269,7 @@ class OnnxEngine(OnnxFiles):
 
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
-    """Run one full pass. `memory`: the encoder's output where it is known."""
+    """Run one full pass. memory: the encoder's output, if it is known."""
     mask = case.source_mask
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
@@ -370,6 +301,6 @@ def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -
 
 
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
-    """Return every graph of the folder's precision, those included that running it doesn't need."""
+    """Return every graph of the folder's precision, including those that running it doesn't need."""
     merged = graph_file(next(iter(folder.graphs.values())).parent, DECODER_MERGED, PRECISIONS[folder.precision].suffix)
     return {**folder.graphs, **folder.listed, **({} if merged is None else {DECODER_MERGED: merged})}

@@ -1,6 +1,10 @@
 """ONNX Runtime as an engine: the exported files, as they are, on one execution provider.
 
-Where each node ran comes from ONNX Runtime's own profile of the first runs, not from what was asked for.
+Where each node ran comes from ONNX Runtime's own profile of the first runs, not from the request.
+
+x86 processors without VNNI multiply unsigned by signed bytes and add two neighbouring products into 16 bits, which
+can't hold 2 x 255 x 127. Where weights use all 8 bits, that computes another network than the one that was exported:
+`integer_kernel` finds out which kernel this machine has.
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
-from export.graph.protos import outputs_as_float32
+from export.graph.protos import all_nodes, inner_graphs, outputs_as_float32
 from export.precision.table import PRECISIONS
 from export.runtime.plugins import chosen, find_plugin, missing
 from export.runtime.sessions import SLOW_FUSIONS, open_session, session_options
@@ -26,9 +33,34 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 
-from .kernel import EXACT, integer_kernel, multiplies_within
 from .onnx_engine import OnnxEngine
-from .protocol import Engine, Node, Placement, Unavailable
+from .protocol import Node, Placement, Unavailable
+
+EXACT, SATURATING = "exact", "saturating (sums of two products in 16 bits)"
+
+
+@cache
+def integer_kernel(rows: int = 16, width: int = 64) -> str:
+    """Find out which integer kernel ONNX Runtime has on this CPU, by multiplying the largest bytes."""
+    dims = {"x": ["rows", width], "w": [width, width], "y": ["rows", width]}
+    kinds = {"x": TensorProto.UINT8, "w": TensorProto.INT8, "y": TensorProto.INT32}
+    x, _, y = (helper.make_tensor_value_info(name, kinds[name], dims[name]) for name in dims)
+    w = helper.make_tensor("w", TensorProto.INT8, dims["w"], np.full(width * width, 127, np.int8))
+    graph = helper.make_graph([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "kernel", [x], [y], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.checker.check_model(model)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    sums = [session.run(None, {"x": np.full((n, width), 255, np.uint8)})[0] for n in (1, rows)]
+    return EXACT if all(np.all(each == 255 * 127 * width) for each in sums) else SATURATING
+
+
+def multiplies_within(file: Path) -> bool:
+    """Return whether a graph multiplies integers in a branch or a loop. There ONNX Runtime has no exact kernel for
+    processors that lack one (`session_options` in `export/runtime/sessions.py`)."""
+    graph = onnx.load(file, load_external_data=False).graph
+    inner = (node for outer in graph.node for part in inner_graphs(outer) for node in all_nodes(part))
+    return any(node.op_type.startswith("MatMulInteger") for node in inner)
+
 
 Array = NDArray
 
@@ -49,10 +81,10 @@ RUNS_OF_BRANCHES = 8
 
 
 class ProfiledSession:
-    """A session that writes down which node runs where, during its first runs."""
+    """A session that records which node runs where, during its first runs."""
 
     def __init__(self, session: Any, profiled: int):
-        """profiled: how many of its runs are."""
+        """profiled: how many runs are recorded."""
         self.session, self.profiled, self.runs = session, profiled, 0
         self.nodes: list[tuple[str, str, str]] = []
         """(name, operator, provider), known once profiling has ended."""
@@ -70,13 +102,13 @@ class ProfiledSession:
         self.ran()
 
     def ran(self) -> None:
-        """Count a run, and stop profiling after the last one to profile."""
+        """Count a run, and stop profiling after the last one to record."""
         self.runs += 1
         if self.runs == self.profiled:
             self.end()
 
     def end(self) -> None:
-        """Stop profiling, if it hasn't been yet, and read what it found."""
+        """Stop profiling, if it still runs, and read the result."""
         if self.nodes or not self.runs:
             return
         self.runs = max(self.runs, self.profiled)
@@ -90,7 +122,7 @@ class ProfiledSession:
 
 
 def provider_of(device: str) -> str:
-    """Return the execution provider of a device, or one by its own name; `Unavailable` if it isn't there."""
+    """Return a device's execution provider, or one by its own name; `Unavailable` if it isn't there."""
     provider = PROVIDERS.get(device, device)
     find_plugin(provider)
     if provider not in (available := ort.get_available_providers()):
@@ -100,7 +132,7 @@ def provider_of(device: str) -> str:
 
 
 def open_changed(model: onnx.ModelProto, path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> Any:
-    """Open a changed model instead of the file `path`, beside which its data files lie, optimised as files are."""
+    """Open a changed model in place of the file `path`, whose data files are beside it, optimised as files are."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     named = chosen(options, providers)
     return ort.InferenceSession(
@@ -112,27 +144,13 @@ def threads_in_words(threads: int | None) -> str:
     return "one for each core" if threads is None else str(threads)
 
 
-class WholeEngine(Engine):
-    """ONNX Runtime over files that show nothing from within."""
-
-    name = "onnxruntime"
-    provider = PROVIDERS["cpu"]
-    threads: int | None
-    compared: str
-    """The level that is used, in words."""
-
-    def details(self) -> dict[str, str]:
-        return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": self.compared}
-
-    def placement(self) -> Placement:
-        libraries = {"onnxruntime": ort.__version__}
-        return Placement(self.name, self.provider, "none", threads_in_words(self.threads), libraries)
-
-
 class OnnxRuntimeEngine(OnnxEngine):
-    """`device` names an execution provider, `optimisation` a level of graph optimisation, `precision` one of the
-    folder's (default: float32, or the only one) or, on CUDA, tf32. Providers do what they do by default, but for CUDA's
-    TF32: off, unless it was requested."""
+    """ONNX Runtime over the graphs of a folder.
+
+    `device` names an execution provider, `optimisation` a level of graph optimisation, `precision` one of the folder's
+    (by default float32, or the only one) or, on CUDA, tf32. Providers keep their defaults, except that CUDA's TF32 is
+    off unless requested.
+    """
 
     name = "onnxruntime"
 
@@ -199,7 +217,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         }
 
     def placement(self) -> Placement:
-        """Say where it ran; `Unavailable` where not a single node ran on the requested provider."""
+        """See `Engine`; `Unavailable` if no node ran on the requested provider."""
         nodes = tuple(self._nodes())
         with suppress(OSError):
             self._profiles.rmdir()

@@ -1,26 +1,32 @@
-"""The NumPy reference as an engine: in float32 a runtime like any other, in float64 a test of the comparison itself."""
+"""The NumPy reference as an engine: in float32 a runtime like any other, in float64 a test of the comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case, reference_logits, reference_started, reference_step, reference_taps
-from export.validate.reference import Cache, Reference, Tap
+from export.validate.reference import Cache, Parameters, Reference, Tap
 from export.validate.reference.rules import without_end
 from export.validate.reference.search import beam_search, token_by_token
+from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.stored import Stored
 
 from .protocol import ModelEngine, Placement
 
 Array = NDArray
+
+
+def of_checkpoint(checkpoint: Checkpoint, precision: str = "float32") -> ReferenceEngine:
+    return ReferenceEngine(checkpoint.config, checkpoint.unread(), precision)
 
 
 class ReferenceEngine(ModelEngine):
@@ -28,7 +34,7 @@ class ReferenceEngine(ModelEngine):
 
     name = "reference"
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], precision: str = "float32"):
+    def __init__(self, config: TransformerConfig, weights: Parameters, precision: str = "float32"):
         if precision not in ("float32", "float64"):
             raise UserError(f"reference:{precision}: choose reference:float32 or reference:float64")
         self.config, self.stored = config, weights
@@ -40,7 +46,7 @@ class ReferenceEngine(ModelEngine):
     def placement(self) -> Placement:
         return Placement(self.name, "CPU", "none on a CPU", "one", {"numpy": np.__version__})
 
-    def parameters(self) -> Iterator[tuple[str, str, Array]]:
+    def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
         for name, array in self.stored.items():
             yield "arrays in memory", name, array
 
@@ -53,7 +59,6 @@ class ReferenceEngine(ModelEngine):
 
     @contextmanager
     def searching(self) -> Iterator[ReferenceModel]:
-        """Give the model for a search with `generation.steps.run`."""
         yield ReferenceModel(self.model)
 
     def logits(self, case: Case) -> Array:
@@ -81,7 +86,7 @@ class ReferenceEngine(ModelEngine):
 
 
 class ReferenceModel(Model):
-    """The reference as `generation.steps.Model`, for one sentence at a time: rows are of one length."""
+    """The reference as `generation.steps.Model`, for rows of one length."""
 
     def __init__(self, reference: Reference):
         self.reference, self.config = reference, reference.config
@@ -102,7 +107,7 @@ class ReferenceDecoder:
         self.reference, self.cache = reference, cache
 
     def read(self, ids: Array) -> Array:
-        """Read tokens (R, L) and return the logits (R, V) after the last of them."""
+        """Read tokens (R, L); return the logits (R, V) after the last of them."""
         logits, self.cache = self.reference.step(ids, self.cache)
         return logits[:, -1]
 

@@ -1,6 +1,6 @@
-"""Parameters as a package holds them: read back from its initializers, and the same made from the checkpoint's.
+"""Parameters as ONNX files hold them: read from their initializers, and made from the checkpoint's.
 
-A quantised parameter's initializers are called after it; what follows its name tells how it was quantised. Both ways
+The initializers of a quantised parameter begin with its name; the rest of the name says how it was quantised. Both ways
 give float32 matrices (O, D) that must agree bit for bit.
 """
 
@@ -8,29 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
+from export.graph.protos import constant_part, initializers
 from export.precision.adapters import GAIN, A, B, branch, delta_of, merged
 from export.precision.int8 import BY_ROW, IN_STEPS, WHOLE
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_matrix, int8_rows
+from export.precision.row_length import without_zeros
+from export.targets.session import Session
+from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.int8_scales import Int8Scales
+from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.quantization import Packed
+from mlx_transformer.system.stored import Stored
+
+from .protocol import Engine, Node
 
 RoundTrip = Callable[[NDArray], NDArray]
 """A parameter -> its values after quantising and dequantising."""
 
 
 def restored(
-    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]], scales: Int8Scales = BY_ROW
+    tensors: Mapping[str, NDArray | Stored], names: Mapping[str, tuple[int, ...]], scales: Int8Scales = BY_ROW
 ) -> Iterator[tuple[str, NDArray, RoundTrip]]:
-    """Yield (parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in
-    `names`. One that is both multiplied and looked up comes twice, as the two have scales of their own.
+    """Yield (parameter, its matrix as these initializers have it, how it was quantised) of the quantised parameters.
 
-    `tensors`: initializers of one file; `names`: parameters with their shapes; `scales`: int8's fixed ones.
+    A parameter that is both multiplied and looked up comes twice, as both have scales of their own. `tensors`: the
+    initializers of one file; `names`: parameters with their shapes; `scales`: int8's fixed scales.
     """
     for tensor, q in tensors.items():
         name, _, kind = tensor.rpartition(".")
@@ -38,11 +50,11 @@ def restored(
             continue
         for suffix in SCALES[kind]:
             if (scale := tensors.get(f"{name}.{suffix}")) is not None:
-                read, round_trip = KINDS[kind]
+                (read, round_trip), scale = KINDS[kind], np.asarray(scale)
                 if kind in ROWS:
                     steps = np.float32(suffix.removeprefix(IN_STEPS) if suffix.startswith(IN_STEPS) else 1)
                     scale, round_trip = scale * steps, _int8_in(steps, scales.of(name).weight)
-                yield name, read(q, scale, names[name]), round_trip
+                yield name, read(np.asarray(q), scale, names[name]), round_trip
 
 
 def _int8_in(steps: np.float32, multiplier: np.float32 | None = None) -> RoundTrip:
@@ -85,29 +97,30 @@ KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], R
 ROWS = ("int8", "int8_rows")
 SCALES = {
     **{kind: (f"{kind}_scale",) for kind in KINDS},
-    # A product's, over the steps of what it is multiplied with; of one with fixed scales, and a lookup's: whole ones.
+    # A product's scales are over the steps of its activations; with fixed scales, and for a lookup, they are whole.
     **dict.fromkeys(ROWS, (f"{IN_STEPS}127", f"{IN_STEPS}255", WHOLE, "scales")),
     "uint8_rows": ("uint8_scale",),
 }
 
 
 def matrices(
-    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, NDArray | Stored], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """Yield (parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged) of those
-    in `names`, parameters with their shapes."""
+    """Yield (parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged). `names`:
+    parameters with their shapes."""
     for tensor, data in tensors.items():
         name, _, kind = tensor.rpartition(".")
         if name in names and kind in ("blocks", "rows"):
-            rows, width = names[name]
-            bits, scales = data.size * 8 // (rows * width), tensors[f"{name}.scales"]
-            zeros = from_bytes(tensors[f"{name}.zeros"].reshape(rows, -1), bits)[:, : scales.shape[1]]
+            (rows, width), data = names[name], np.asarray(data)
+            bits, scales = data.size * 8 // (rows * width), np.asarray(tensors[f"{name}.scales"])
+            zeros = from_bytes(np.asarray(tensors[f"{name}.zeros"]).reshape(rows, -1), bits)[:, : scales.shape[1]]
             matrix = _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
-            yield name, kind, merged(name, matrix, tensors)
+            adapter = {part: np.asarray(tensors[part]) for k in (A, B, GAIN) if (part := f"{name}.{k}") in tensors}
+            yield name, kind, merged(name, matrix, adapter)
 
 
 def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
-    """Return what the operators, and an adapter's branch beside them, have to make of a quantised matrix."""
+    """Return the matrix that the operators of a quantised parameter, and an adapter's branch beside them, must give."""
     packed, delta = checkpoint.packed(name), delta_of(checkpoint, name)
     if delta is None:
         return partial(matrix_of, packed)
@@ -118,9 +131,11 @@ def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
 
 
 def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
-    """Return what a graph has to compute from integers and the adapter beside them: the parameter. A number of `got`
-    may lie on the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads
-    there."""
+    """Return the parameter that a graph must compute from integers and the adapter beside them.
+
+    A number of `got` may lie on the other side of a tie of float32 if float64's own rounding, with the sum in another
+    order, leads there.
+    """
     delta, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
     assert delta is not None
     size = np.abs(weight) + delta.factor * (np.abs(delta.b).astype(np.float64) @ np.abs(delta.a))
@@ -137,8 +152,8 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
 
 
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding.
-    If it isn't, `dense` itself."""
+    """Return the matrix that the operators must read if its float32 values are `dense`: equal except for rounding. If
+    it isn't, `dense` itself."""
     zero = zero_points(packed)
     if zero is None:
         return dense
@@ -152,3 +167,77 @@ def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np
     group = q.shape[1] // scales.shape[1]
     difference = q.astype(np.float32) - np.repeat(zeros, group, axis=1).astype(np.float32)
     return difference * np.repeat(scales, group, axis=1)
+
+
+def unread(tensor: onnx.TensorProto, folder: Path) -> Stored:
+    """Return an initializer as an array that is read when its numbers are needed."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return Stored(tuple(tensor.dims), dtype, lambda: numpy_helper.to_array(tensor, str(folder)))
+
+
+class OnnxFiles(Engine):
+    """An engine whose parameters are in ONNX files. Subclasses say how a file is opened: `open(path)`, or `open(path,
+    model)` for a changed model in its place, whose data files are beside `path`."""
+
+    checkpoint: Checkpoint | None
+    int8_scales: Int8Scales = BY_ROW
+    """The fixed scales that the files were exported with, and the layers that stay in float32."""
+    _round_trips: dict[tuple[str, str], RoundTrip]
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The file of each graph."""
+        return self.capabilities.files
+
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
+        raise NotImplementedError
+
+    @property
+    def budget(self) -> Budget:
+        fixed = self.int8_scales.is_fixed
+        return budget_for("int8-fixed" if fixed else self.precision, self.device, self.activations)
+
+    @property
+    def float32_layers(self) -> list[str]:
+        return self.int8_scales.float32
+
+    def file_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes of the files, all on its device, for a runtime that doesn't report which nodes ran."""
+        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
+        return tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
+
+    def parameters(self) -> Iterator[tuple[str, str, NDArray | Stored]]:
+        """Yield the parameters in every file: initializers, or values that the runtime computes from initializers under
+        the parameters' names. Tables of positions and constants of shapes are no parameters."""
+        table = parameter_shapes(self.config)
+        for path in self.files.values():
+            model = onnx.load(path, load_external_data=False)
+            tensors: dict[str, Any] = {
+                tensor.name: unread(tensor, path.parent)
+                for tensor in initializers(model.graph)
+                if tensor.name in table or tensor.name.rpartition(".")[0] in table
+            }
+            tensors = without_zeros(tensors, table)
+            for name, stored in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
+                if self.precision == "float16" and stored.dtype == np.float32 and is_unbounded(name, self.config):
+                    self._round_trips[path.name, name] = lambda array: array  # float16 would overflow
+                yield path.name, name, stored.astype(np.float32) if stored.dtype.name == "bfloat16" else stored
+            for name, array, round_trip in restored(tensors, table, self.int8_scales):
+                where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
+                self._round_trips[where, name] = round_trip
+                yield where, name, array
+            for name, kind, array in matrices(tensors, table):
+                where = path.name if kind == "blocks" else f"{path.name}, table"
+                if self.checkpoint is not None:
+                    self._round_trips[where, name] = round_trip_of(self.checkpoint, name)
+                yield where, name, array
+            for name in (output for node in model.graph.node for output in node.output if output in table):
+                array = self.open(path, constant_part(model, name)).run([name], {})[0]
+                if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
+                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
+                yield path.name, name, array
+
+    def as_stored(self, where: str, name: str, array: NDArray) -> NDArray:
+        """Return a parameter of the checkpoint as a file must hold it."""
+        round_trip = self._round_trips.get((where, name))
+        return super().as_stored(where, name, array) if round_trip is None else round_trip(array)

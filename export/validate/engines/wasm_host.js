@@ -1,4 +1,4 @@
-// Holds ONNX Runtime Web sessions for the engine in wasm_engine.py and runs them, one request at a time. It asks for each
+// Holds ONNX Runtime Web sessions for the engine in graph_runtimes.py and runs them, one request at a time. It asks for each
 // request with the reply to the one before. Messages as in web_host.py.
 // node wasm_host.js ADDRESS PATH_OF_ONNXRUNTIME_WEB THREADS
 

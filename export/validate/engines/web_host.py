@@ -1,8 +1,10 @@
-"""Programs that run ONNX Runtime Web for an engine: where the npm package is, how they are asked, and Node as one.
+"""Programs that run ONNX Runtime Web for an engine: Node, or headless Chromium with one page (browser_page.js).
 
 A message in either direction: its header's length (uint32, little endian), the header (JSON), then the bytes of the
 header's `tensors` one after another. Requests: {open, data: [{path, file}], level}, {session, outputs, tensors}.
 wasm_host.js and browser_page.js answer them.
+
+Chromium needs no driver. It has a profile in a temporary folder, and closes when its debugging pipe is closed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +64,11 @@ POLL_SECONDS = 0.1  # seconds between two looks whether it still runs, and wheth
 
 
 def find_package(runtime: str, *files: str) -> Path:
-    """Find the package's folder: in the one that the variable names (its own or one that holds node_modules), else in
-    the `PLACES` of the current folder, else where the command `web` keeps it. One that lacks any of `files`, of its
-    folder dist, doesn't count. `Unavailable` without it."""
+    """Find the folder of onnxruntime-web. `Unavailable` without it.
+
+    It is in the folder that the variable names (its own, or one with node_modules), else in `PLACES` of the current
+    folder, else where the command `web` keeps it. A folder without one of `files` in its dist doesn't count.
+    """
     configured = os.environ.get(VARIABLE)
     places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
     folders = [folder for place in places for folder in (place, place / PACKAGE)]
@@ -77,7 +82,7 @@ def find_package(runtime: str, *files: str) -> Path:
 
 
 def message(header: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Iterator[bytes]:
-    """Yield the parts of a message, one after another."""
+    """Yield the parts of a message."""
     named = [(name, np.asarray(array, order="C")) for name, array in tensors]
     described = [{"name": name, "type": array.dtype.name, "dims": array.shape} for name, array in named]
     text = json.dumps({**header, "tensors": described}).encode()
@@ -87,8 +92,8 @@ def message(header: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()
 
 
 def read_message(read: Callable[[int], bytes]) -> Reply:
-    """Read a reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where it is an error. `read`:
-    so many bytes of it, and no fewer."""
+    """Read a reply's header and tensors. `RuntimeError` with ONNX Runtime's message for an error. read: returns
+    exactly so many bytes."""
     header = json.loads(read(*struct.unpack("<I", read(4))))
     if "error" in header:
         raise RuntimeError(header["error"])
@@ -102,7 +107,7 @@ def _tensor(entry: Mapping[str, Any], read: Callable[[int], bytes]) -> Array:
 
 @dataclass
 class _Exchange:
-    """The state that the server's threads share with a `Host`. A request is None when there will be no more."""
+    """State shared by the server's threads and a `Host`. A request of None ends the program."""
 
     package: Path
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(16))
@@ -115,25 +120,26 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that ends while it is answered is no news."""
+        """Ignore errors: a browser may end while it is answered."""
 
 
 class Host:
-    """A program that holds sessions of ONNX Runtime Web. It gets all it loads from this process and answers requests.
+    """A program that holds sessions of ONNX Runtime Web. It loads everything from this process and answers its
+    requests.
 
-    It asks a server on localhost for the next request and brings the reply to the one before. Every address has a
-    secret in it, and of files only those are handed out that a request names. It ends with its `Host` or with this
-    process, however that ends: its standard input is closed, and nobody answers any more.
+    It asks a server on localhost for the next request and brings the reply to the one before. Every address contains a
+    secret, and only files named by a request are served. The program ends with its `Host`, or with this process however
+    that ends: its standard input closes, and nobody answers any more.
     """
 
     name: str
-    """As messages call it."""
+    """Its name in messages."""
     telling = -1
-    """Which line of what it wrote on standard error says why it ended."""
+    """The line of its standard error that says why it ended."""
 
     def __init__(self, package: Path, command: Callable[[str], Sequence[str]], profile: str = ""):
-        """package: of onnxruntime-web. command: what runs it, by the server's address. profile: a folder of its own,
-        which is removed at its end. `RuntimeError` where it doesn't start."""
+        """package: of onnxruntime-web. command: runs the program, given the server's address. profile: its own
+        folder, removed at the end. `RuntimeError` if it doesn't start."""
         self.exchange, self.why = _Exchange(package), ""
         self.server = _Server(("127.0.0.1", 0), _handler(self.exchange))
         threading.Thread(target=self.server.serve_forever, args=[POLL_SECONDS], daemon=True).start()
@@ -149,8 +155,8 @@ class Host:
         self.versions, _ = self._reply(STARTING)
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
-        """Send a request and return the reply's header and its tensors; `RuntimeError` with ONNX Runtime's message
-        where there is an error, and where the program ended or is silent for ten minutes."""
+        """Send a request; return the reply's header and tensors. `RuntimeError` for an error of ONNX Runtime, and if
+        the program ended or is silent for ten minutes."""
         if not self._finalizer.alive:
             raise RuntimeError(self.why)
         if "open" in request:
@@ -244,7 +250,7 @@ def _handler(exchange: _Exchange) -> type[http.server.BaseHTTPRequestHandler]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing on standard error."""
+            """Log nothing."""
 
     return Handler
 
@@ -256,7 +262,7 @@ def _end(
     errors: IO[bytes],
     profile: str,
 ) -> None:
-    """End the program, politely first, so that it takes its own processes with it."""
+    """End the program, politely first, so that it can end its own processes."""
     exchange.requests.put(None)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -274,3 +280,52 @@ def _end(
         if not os.path.exists(profile):
             break
         time.sleep(0.05)
+
+
+CHROMIUM = "CHROMIUM"
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
+MAC_APPS = ("Google Chrome", "Chromium", "Microsoft Edge")
+# WebGPU on Linux too, through Vulkan, and on the processor where there is no GPU. No request to any other host.
+FLAGS = (
+    "--headless --enable-unsafe-webgpu --enable-features=Vulkan --disable-gpu-watchdog --no-first-run --mute-audio "
+    "--disable-background-networking --disable-component-update --disable-sync --disable-extensions --disable-breakpad "
+    "--no-default-browser-check --remote-debugging-pipe"
+).split()
+NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+# Chromium reads its debugging pipe from descriptor 3, which stays silent, and writes to 4, which nobody reads.
+WITH_PIPE = 'exec "$@" 3<&0 4>/dev/null </dev/null'
+
+
+def find_browser() -> str:
+    """Find a Chromium browser: the program that the variable CHROMIUM names, or one under its usual names."""
+    if configured := os.environ.get(CHROMIUM):
+        if (program := shutil.which(configured)) is None:
+            raise Unavailable(f"runtime webgpu: {CHROMIUM}={configured}: there is no such program")
+        return program
+    apps = [f"/Applications/{app}.app/Contents/MacOS/{app}" for app in MAC_APPS] if sys.platform == "darwin" else []
+    for name in (*PROGRAMS, *apps):
+        if (program := shutil.which(name)) is not None:
+            return program
+    raise Unavailable(
+        f"runtime webgpu needs Chromium or Chrome: there is no {' or '.join(PROGRAMS[:3])}; install one (Debian: apt "
+        f"install chromium), or name a program by the variable {CHROMIUM}"
+    )
+
+
+class Browser(Host):
+    """The browser. `Unavailable` if it doesn't start or lacks WebGPU."""
+
+    name = "the browser"
+
+    def __init__(self, package: Path, threads: int, adapter: str = ""):
+        """package: of onnxruntime-web. adapter: "software" computes on the processor, even if there is a GPU."""
+        program, profile = find_browser(), tempfile.mkdtemp(prefix="validate-browser-")
+        query = urlencode({"threads": threads, "adapter": adapter})
+        is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # by whom Chromium's sandbox can't be made
+        flags = [*FLAGS, NOBODY_ELSE, f"--user-data-dir={profile}", *["--no-sandbox"] * is_root]
+        shell = ["/bin/sh", "-c", WITH_PIPE, "sh", program, *flags]
+        try:
+            super().__init__(package, lambda address: [*shell, f"{address}?{query}"], profile)
+        except RuntimeError as error:
+            self.close()
+            raise Unavailable(f"runtime webgpu: {program}: {error}; name another browser by {CHROMIUM}") from error

@@ -1,1 +1,1 @@
-"""Where something is over budget: the operation at fault."""
+"""The operation that makes a runtime leave its budget, and its fault."""

@@ -1,8 +1,7 @@
-"""The possible faults of one operation, tried out: the reference with one thing changed, against what a runtime
-computed.
+"""Likely mistakes in one operation, tried out: the reference with one thing changed, against a runtime's values.
 
-A hypothesis is told only if it explains the error: with it, what remains is a hundredth of what there was, or no more
-than float32's own error (twice that, for it is another calculation's).
+A hypothesis is reported only if it explains the error: with it, the remaining error is a hundredth of what it was, or
+no more than twice float32's own error (twice, as it is another calculation's).
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from export.validate.points import makers
+from export.validate.reference import Parameters
 from export.validate.reference.layers import activation, norm
 from mlx_transformer.core.config import Activation, TransformerConfig
-
-from .inside import makers
 
 Array = NDArray
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -27,16 +26,18 @@ EXPLAINED = 0.01  # of the error may be left
 def explain(
     point: str,
     config: TransformerConfig,
-    weights: Mapping[str, Array],
+    weights: Parameters,
     inputs: Mapping[str, Array],
     got: Array,
     truth: Array,
     natural: float,
     valid: NDArray[np.bool_],
 ) -> str:
-    """Say what is wrong, in one clause; empty if no hypothesis explains it. `inputs`: the reference's values of all
-    points. `got` and `truth`: (B,L,...) of the point, positions before heads. `natural`: the sum of float32's own
-    absolute errors. `valid` (B,L): the positions that count."""
+    """Say what is wrong, in one clause; empty if no hypothesis explains it.
+
+    `inputs`: the reference's values of all points. `got` and `truth`: (B,L,...) of the point, positions before heads.
+    `natural`: the sum of float32's own absolute errors. `valid` (B,L): the positions that count.
+    """
     if got.shape != truth.shape:
         return f"shape {got.shape}, expected {truth.shape}"
     if not np.isfinite(got[valid]).all():
@@ -58,15 +59,16 @@ def _changed(
     point: str,
     last: str,
     config: TransformerConfig,
-    weights: Mapping[str, Array],
+    weights: Parameters,
     inputs: Mapping[str, Array],
     truth: Array,
 ) -> Iterator[tuple[str, Array]]:
-    """Yield (in words, what the point would be) of each mistake that this kind of operation invites."""
+    """Yield (in words, the point's value) for each mistake that is easy to make in this kind of operation."""
     if last.endswith("_norm") or last == "norm":
-        x = {after: inputs[before] for before, after in pairwise(inputs)}.get(point)  # what a norm reads
+        x = {after: inputs[before] for before, after in pairwise(inputs)}.get(point)  # a norm's input
         if x is not None and x.size == truth.size:
-            gamma, beta = weights[f"{point}.weight"], weights.get(f"{point}.bias")
+            gamma, beta = np.asarray(weights[f"{point}.weight"]), weights.get(f"{point}.bias")
+            beta = None if beta is None else np.asarray(beta)
             for epsilon in EPSILONS:
                 with np.errstate(divide="ignore", invalid="ignore"):
                     changed = norm(x.astype(np.float64).reshape(truth.shape), gamma, beta, epsilon)
@@ -102,11 +104,11 @@ def _changed(
     module = "output_proj" if point == "logits" else makers(inputs, weights).get(point, point)
     bias = weights.get(f"{module}.bias")
     if bias is not None and bias.shape == truth.shape[-1:]:
-        yield "the bias is missing", truth - bias
+        yield "the bias is missing", truth - np.asarray(bias)
 
 
 def _mask(got: Array, truth: Array) -> str:
-    """Say which query of attention weights (B,L,H,S) sees what it may not, or doesn't see what it may."""
+    """Name a query of attention weights (B,L,H,S) that sees a masked key, or doesn't see a visible one."""
     visible = np.argwhere((truth == 0) & (got > 1e-6))
     hidden = np.argwhere((truth > 1e-6) & (got == 0))
     for places, words in (

@@ -1,38 +1,58 @@
-"""Which operation is the culprit: where a runtime first leaves its budget, each step is run again by itself.
+"""Which operation is the culprit: where a runtime first leaves its budget, each operation is run again by itself.
 
-A tap over budget says where an error shows. To say what made it, the reference's own values are put in at every point
-before an operation (rounded to float32, which is what the runtime can hold), so that nothing but that operation is
-between these inputs and what is computed. The truth is the same operation in float64 on the same inputs, its natural
-error the same in float32, and the rule that of every tap.
+A tap over budget says where an error shows. To find what made it, every point before an operation gets the reference's
+value (rounded to float32, which is what the runtime can hold). Only that operation then lies between these inputs and
+the runtime's result. The truth is the same operation in float64 on the same inputs, its natural error the same in
+float32, and the rule is that of every tap.
+
+An exported graph is cut at every known point: the point's value becomes an input, which takes the reference's value,
+and what the graph computes there becomes an output. A module of the MLX model is wrapped instead: it hands on the
+reference's value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
-from export.validate.cases import Case
+from export.graph.protos import COMPUTED, cut
+from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, PARTS, STATE
+from export.targets.portable.runtime import positions
+from export.validate.cases import (
+    Case,
+    full_pass,
+    reference_logits,
+    reference_memory,
+    reference_started,
+    reference_step,
+    started,
+)
+from export.validate.engines.graph_points import points_of
+from export.validate.engines.mlx_engine import replacing
 from export.validate.engines.protocol import Engine
-from export.validate.findings import tap_names
+from export.validate.points import operation, positions_first, tap_names
+from export.validate.reference import Cache, Parameters, Reference, Tap
+from export.validate.reference.layers import Past
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth
 from mlx_transformer.core.config import TransformerConfig
 
 from .hypotheses import explain
-from .inside import operation, positions_first, valid_at
-from .isolate_mlx import run_mlx
-from .isolate_onnx import run_onnx
-from .isolated_inputs import IsolatedInputs, isolated_inputs
 
 Array = NDArray
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The finding of an isolated run. `tap`, `path`, `case`: where the error shows. `point`, `operation`: what makes
-    it; empty where no single operation is over budget. `why`: what distinguishes it, as far as that can be told."""
+    """The result of an isolated run.
+
+    `tap`, `path`, `case`: where the error shows. `point`, `operation`: its cause; empty if no single operation is over
+    budget. `why`: how it differs, as far as that can be told.
+    """
 
     runtime: str
     path: str
@@ -54,9 +74,9 @@ class Culprit:
 
 
 def isolate(
-    engine: Engine, weights: Mapping[str, Array], case: Case, path: str, tap: str, position: int | None = None
+    engine: Engine, weights: Parameters, case: Case, path: str, tap: str, position: int | None = None
 ) -> Culprit:
-    """Run the operations behind a failing tap one by one. `position`: a failing one, which tells the cached pass."""
+    """Run the operations behind a failing tap one by one. position: a failing one, which tells the cached pass."""
     config = engine.config
     part = None
     if path.startswith("cached") and not tap.startswith("encoder."):
@@ -89,7 +109,7 @@ def isolate(
 
 
 def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
-    """Return the points after the tap before this one, up to it, and whatever belongs to it by name."""
+    """Return the points between the previous tap and this one, and all points inside this one."""
     i = taps.index(tap)
     earlier = taps[i - 1] if i and taps[i - 1] in points else None
     start = points.index(earlier) + 1 if earlier is not None else 0
@@ -98,8 +118,8 @@ def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
 
 
 def _aligned(point: str, got: Array, s: IsolatedInputs) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Return what was computed at a point, the truth in float64 and in float32, positions before heads, and which
-    positions count."""
+    """Return a point's computed value, its truth in float64 and in float32 (positions before heads), and the
+    positions that count."""
     got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
     return got, t64, t32, valid_at(point, s.case, s.part, t64.shape[1])
 
@@ -113,9 +133,173 @@ def _judge(point: str, got: Array, t64: Array, t32: Array, valid: NDArray[np.boo
 
 
 def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
-    """Return the operation that a runtime's own error message names."""
+    """Find the operation that a runtime's own error message names."""
     message = message.replace("/positions/", "/embedding/")
     spelled = {point.replace(".", "/").replace("layers/", "layers."): point for point in points}
     named = [point for scope, point in spelled.items() if f"{scope}/" in message]
     point = max(named, key=len) if named else ""
     return replace(nobody, point=point, operation=point and operation(point, config), why=f"fails: {message[:200]}")
+
+
+@dataclass(frozen=True)
+class IsolatedInputs:
+    """One pass of the reference, split at its points.
+
+    `inputs`: {point: the reference's value, rounded to float32}. `truth64`, `truth32`: {point: what the operation
+    before it computes from the inputs}, in float64 and in float32.
+    """
+
+    case: Case
+    part: slice | None
+    """The decoder's positions of this pass; None for a full pass without a cache."""
+    before: Cache | None
+    """The reference's cache before the pass, rounded to float32."""
+    earlier: tuple[Mapping[str, Array], ...]
+    """The inputs of earlier passes, for a runtime that must fill its own cache."""
+    memory: Array | None
+    """The encoder's output (B,S,D), with both stacks."""
+    inputs: Mapping[str, Array]
+    truth64: Mapping[str, Array]
+    truth32: Mapping[str, Array]
+
+
+def isolated_inputs(config: TransformerConfig, weights: Parameters, case: Case, part: slice | None) -> IsolatedInputs:
+    truth64 = Reference(config, weights, inner_points=True)
+    truth32 = Reference(config, weights, np.float32, inner_points=True)
+    inputs: dict[str, Array] = {}
+    earlier: list[Mapping[str, Array]] = []
+    before = None
+    if part is not None:
+        before = reference_started(truth64, case)
+        source = dict(_source_points(before))
+        for one in case.passes():
+            if one.start == part.start:
+                break
+            earlier_inputs = dict(source)
+            before = reference_step(truth64, case, one, before, _rounded_into(earlier_inputs))[1]
+            earlier.append(earlier_inputs)
+        before = _rounded(before)
+        inputs |= source
+
+    def run(reference: Reference, tap: Tap) -> None:
+        if before is None or part is None:
+            reference_logits(reference, case, tap)
+        else:
+            reference_step(reference, case, part, before, tap)
+
+    run(truth64, _rounded_into(inputs))
+    truths: list[dict[str, Array]] = []
+    for reference in (truth64, truth32):
+        made: dict[str, Array] = {}
+        truths.append(made)
+
+        def put_in(name: str, value: Array, made: dict[str, Array] = made, dtype: Any = reference.dtype) -> Array:
+            made[name] = value
+            return inputs[name].astype(dtype)
+
+        run(reference, put_in)
+    memory = reference_memory(truth64, case).astype(np.float32) if case.target_ids is not None else None
+    return IsolatedInputs(case, part, before, tuple(earlier), memory, inputs, *truths)
+
+
+def _rounded_into(values: dict[str, Array]) -> Tap:
+    return lambda name, value: values.__setitem__(name, value.astype(np.float32))
+
+
+def _rounded(cache: Cache) -> Cache:
+    def rounded(past: Past | None) -> Any:
+        return past and tuple(x.astype(np.float32) for x in past)
+
+    own, cross = (tuple(map(rounded, pair)) for pair in (cache.self_attention, cache.cross))
+    return replace(cache, self_attention=own, cross=cross)
+
+
+def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
+    """Yield the source's keys and values: every pass is given them, and none computes them."""
+    for i, pair in enumerate(_rounded(cache).cross):
+        if pair is not None:
+            yield f"decoder.layers.{i}.cross_attention.keys", pair[0]
+            yield f"decoder.layers.{i}.cross_attention.values", pair[1]
+
+
+def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
+    """Return {point: what the model's modules compute there from the values before it}."""
+    computed: dict[str, Array] = {}
+    model, case = engine.model, s.case
+    observe: Callable[[str, Array], None] = computed.__setitem__
+    with engine.stream():
+        if s.part is None:
+            with replacing(model, s.inputs, observe) as tap_logits:
+                full_pass(model, case, tap_logits)
+            return computed
+        ids, cache = started(model, case)
+        for part, inputs in zip(case.passes(), s.earlier, strict=False):
+            with replacing(model, inputs, lambda name, value: None):
+                model.step(ids[:, part], cache)
+        with replacing(model, s.inputs, observe) as tap_logits:
+            model.step(ids[:, s.part], cache, tap=tap_logits)
+    return computed
+
+
+def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
+    """Return {point: what the graph computes there from the values before it}, in the graph that shows `tap` on
+    `path`."""
+    config, case = engine.config, s.case
+    if config.architecture != "encoder-decoder":
+        name = MODEL
+    elif tap.startswith("encoder."):
+        name = ENCODER
+    elif "merged" in path or DECODER_FIRST not in engine.files:
+        name = DECODER_MERGED
+    else:
+        name = DECODER_FIRST if s.part is None or s.part.start == 0 else DECODER_NEXT
+    model = onnx.load(engine.files[name], load_external_data=False)
+    points = points_of(model.graph, s.inputs)
+    session = engine.open(engine.files[name], cut(model, points))
+    ports, values = GRAPHS[name](engine.folder.request), _values(config, s)
+    feeds = {value: s.inputs[point] for point, value in points.items()}
+    for port in ports.inputs:
+        if port.value in values:
+            feeds[port.name] = values[port.value]
+        elif port.value.startswith(("cache.", "cross.")):  # keys and values or states, before the first pass
+            feeds[port.name] = np.zeros(port.without_positions(len(case.ids)), np.float32)
+    entries = [entry.name for entry in session.get_inputs()]
+    outputs = [point + COMPUTED for point in points]
+    arrays = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
+    return dict(zip(points, arrays, strict=True))
+
+
+def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
+    """Return every input that any of the graphs may take, by value."""
+    case, before = s.case, s.before
+    real = case.source_mask
+    values = {**case.inputs, "source_mask": real}
+    if config.architecture == "encoder-decoder":
+        assert case.target_ids is not None
+        assert s.memory is not None
+        values["target_ids"] = case.target_ids if s.part is None else case.target_ids[:, s.part]
+        first = 0 if s.part is None else s.part.start
+        values["later"], values["positions"] = np.array([first > 0]), positions(values["target_ids"], first)
+        values["memory"] = s.memory
+    else:
+        part = slice(0, case.ids.shape[1]) if s.part is None else s.part
+        if s.part is not None and case.prompt_mask is None:
+            real = np.ones_like(real)
+        values["target_ids"], values["target_mask"] = case.ids[:, part], real[:, : part.stop]
+        values["positions"] = np.maximum(np.cumsum(real, axis=1) - 1, 0)[:, part]
+    if before is not None:
+        own = [STATE] if config.recurrent else PARTS
+        for i, pair in enumerate(zip(before.self_attention, before.cross, strict=True)):
+            for value, parts, arrays in zip(("cache", "cross"), (own, PARTS), pair, strict=True):
+                values |= {f"{value}.{i}.{part}": x for part, x in zip(parts, arrays or (), strict=False)}
+    return {value: x.astype(np.float32) if x.dtype == np.float64 else x for value, x in values.items()}
+
+
+def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray[np.bool_]:
+    """Return which positions of a point count (B,L). part: the decoder's positions in this pass, if not all."""
+    of_keys = point.rpartition(".")[2].startswith(("key", "value"))
+    if point.startswith("encoder.") or ("cross_attention" in point and of_keys):
+        return case.source_real
+    real = case.valid("logits")
+    stop = real.shape[1] if part is None else part.stop
+    return real[:, stop - length : stop]

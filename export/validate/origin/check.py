@@ -1,9 +1,9 @@
 """Runtimes, and the checkpoint itself, against the network that was imported.
 
-logits    of each input within the budget that the runtime has against the reference, the float64 numbers being the
-          original's; so are the reference's own
-tokens    of the searches that the original has too: equal, or parted where the original sees a tie, or, of integers,
-          where roundings of activations differ that lie next to a half
+logits    of each input within the budget that the runtime has against the reference; the original's numbers are the
+          truth. The reference's own logits are judged too
+tokens    of the searches that the original has too: equal, or different where the original sees a tie, or, with
+          integers, where activations next to a half are rounded to the other side
 """
 
 from __future__ import annotations
@@ -18,35 +18,39 @@ import numpy as np
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.validate.cases import Case, reference_logits, reference_taps
 from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of, tokens_of
-from export.validate.checks.on_integers import IntegerReference, on_its_integers, with_tables
-from export.validate.checks.second_look import SecondLook
-from export.validate.engines.kernel import EXACT, integer_kernel
+from export.validate.checks.int8 import IntegerReference, on_its_integers, with_tables
+from export.validate.checks.judging import Sample, SecondLook, judged_points, largest_error
 from export.validate.engines.onnx_engine import OnnxEngine
+from export.validate.engines.onnxruntime_engine import EXACT, integer_kernel
 from export.validate.engines.protocol import Engine
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.findings import Point, Tokens
-from export.validate.judging import Sample, judged_points, largest_error
-from export.validate.reference import Reference
+from export.validate.reference import Parameters, Reference
 from export.validate.reference.search import beam_search, greedy_scores
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.families.conversion import ORIGIN
+from mlx_transformer.families.hub import cached_model
+from mlx_transformer.families.marian_files.conversion import ORIGIN as MARIAN
+from mlx_transformer.families.origin import original_path
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_object
+from mlx_transformer.system.manifest import verify_files
 
+from . import Array, Origin
 from .hugging_face import HuggingFace
 from .marian import Marian
-from .protocol import Array, Origin
-from .recorded import recorded
 
 CHECKPOINT = "checkpoint"
-"""The name that the reference of the imported weights has in a report."""
+"""The report's name for the reference with the imported weights."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The findings of a comparison with the original. `lines`: what was compared, for the report."""
+    """The findings of a comparison with the original. `lines`: a description for the report."""
 
     points: tuple[Point, ...]
     tokens: tuple[Tokens, ...]
@@ -55,8 +59,8 @@ class Compared:
 
 
 def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoint) -> Origin:
-    """Open the network that a checkpoint was imported from, by default what it says itself; `UserError` if it can't
-    be."""
+    """Open the network that a checkpoint was imported from, by default the one it records. `UserError` if that
+    fails."""
     if original is None:
         original = recorded(against, checkpoint.folder)
     if not Path(original).exists():
@@ -67,7 +71,7 @@ def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoin
 def compare_with_origin(
     origin: Origin, checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]
 ) -> Compared:
-    """Judge engines that compute the checkpoint's own network, and the checkpoint in float64."""
+    """Judge the checkpoint in float64, and engines that compute its own network."""
     stored = dict(checkpoint.tensors())
     own = ReferenceEngine(checkpoint.config, stored, "float64")
     own.name = CHECKPOINT
@@ -83,9 +87,9 @@ def compare_with_origin(
 
 
 def _points(
-    origin: Origin, stored: Mapping[str, Array], engines: Sequence[Engine], cases: Sequence[Case]
+    origin: Origin, stored: Parameters, engines: Sequence[Engine], cases: Sequence[Case]
 ) -> tuple[list[Point], list[ErrorScale]]:
-    """Return the points of all engines, and float32's own error of the original's outputs on each input."""
+    """Judge the outputs of all engines; also return float32's own error of the original's outputs on each input."""
     c = origin.config
     network64, network32 = (Reference(c, stored, kind) for kind in (np.float64, np.float32))
     samples, scales = [], []
@@ -114,7 +118,7 @@ def _output(engine: Engine, case: Case, tap: str) -> Array | None:
 def _tokens(
     origin: Origin,
     checkpoint: Checkpoint,
-    stored: Mapping[str, Array],
+    stored: Parameters,
     engines: Sequence[Engine],
     cases: Sequence[Case],
     limits: Mapping[str, float],
@@ -142,7 +146,7 @@ def _tokens(
 
 
 def _sources(origin: Origin, cases: Sequence[Case], engines: Sequence[Engine]) -> tuple[list[list[int]], int]:
-    """Return what is searched from, in ids that the original has, and how many tokens are written at most."""
+    """Return the sources of searches, in ids that the original has, and the most tokens of an output."""
     sources, limit = sources_of(cases, origin.config)
     return [origin.fitted_row(row) for row in sources], limit
 
@@ -152,7 +156,7 @@ def _words(ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _of_beam(judged: Judged, ids: list[int], expected: list[int]) -> Judged:
-    """Judge one output of a beam search, of which it is known how it stands to the reference's."""
+    """Judge one output of a beam search that was already judged by the reference."""
     if ids == expected or judged.tie or judged.problem:
         return judged if ids != expected else Judged()
     return Judged(problem=f"{ids} as the reference has it, the original writes {expected}")
@@ -160,14 +164,14 @@ def _of_beam(judged: Judged, ids: list[int], expected: list[int]) -> Judged:
 
 def _greedy(
     origin: Origin,
-    stored: Mapping[str, Array],
+    stored: Parameters,
     engine: Engine,
     sources: Sequence[list[int]],
     outputs: Sequence[list[int]],
     options: Options,
     limit: float,
 ) -> list[Judged]:
-    """Judge greedy outputs by the original's logits along each; of fixed scales, by its integers."""
+    """Judge greedy outputs by the original's logits along each; with fixed scales, by its integers."""
     fixed = isinstance(engine, OnnxEngine) and engine.int8_scales.is_fixed
     if not (isinstance(origin, Marian) and origin.has_integers and fixed):
         return judge_greedy(origin, sources, outputs, options, limit)  # type: ignore[arg-type]
@@ -182,10 +186,13 @@ def _greedy(
 
 
 def certified_flip(
-    engine: Any, stored: Mapping[str, Array], source: list[int], ids: list[int], options: Options
+    engine: Any, stored: Parameters, source: list[int], ids: list[int], options: Options
 ) -> Judged | None:
-    """Certify an output of integers: those that the engine shows along it are the reference's own but for flips, and
-    the reference that takes them over chooses its tokens. None: it is not certified."""
+    """Certify an output computed with integers; None if it can't be.
+
+    The integers that the engine shows along it must be the reference's own except for flips, and the reference with
+    these integers must choose the same tokens.
+    """
     c, limit = engine.config, options.max_new_tokens or 0
     rows, mask = Sources.of(c, ids=[source]).padded(SOURCE_MULTIPLE, c.max_positions)
     case = Case("parted", rows[SOURCE_IDS.name], mask > 0, np.array([[c.bos_id, *ids[: limit - 1]]]), prefill=1)
@@ -204,7 +211,7 @@ def certified_flip(
 
 
 def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -> Iterator[str]:
-    """Say which integer kernel ran here, and where Marian's engine on AVX2 would write other tokens."""
+    """Name the integer kernel that ran here, and count where Marian's engine on AVX2 would write other tokens."""
     ours = [engine for engine in engines if engine.precision == "int8" and engine.name.startswith("onnxruntime")]
     if not ours:
         return
@@ -221,3 +228,22 @@ def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -
         f"Marian's engine on AVX2, whose sums of two products have 16 bits, writes other tokens than exact integers in "
         f"{apart} of {len(sources)} sentences, by an emulation of its arithmetic"
     )
+
+
+def recorded(against: str, checkpoint: Path) -> Path:
+    """Find the file or folder that a checkpoint was imported from, by its own record. `UserError` says why it fails."""
+    file = checkpoint / (MARIAN if against == Marian.name else ORIGIN)
+    try:
+        if not file.is_file():
+            raise UserError("the checkpoint doesn't say what it was imported from")
+        record = read_object(file)
+        if against == Marian.name and (copy := checkpoint / Path(str(record.get("model"))).name).is_file():
+            verify_files(checkpoint, [copy.name])
+            return copy
+        if "repository" in record:
+            return cached_model(str(record["repository"]), str(record.get("revision")))
+        return original_path(record, checkpoint)
+    except UserError as error:
+        raise UserError(
+            f"--against {against}: {error}: give --original, the file or folder that was imported"
+        ) from None

@@ -1,7 +1,7 @@
 """A model of `transformers`, run by that package itself in float64.
 
-`torch` and `transformers` are no dependencies: whoever compares with them has them. Their code casts to float32 now and
-then (the variance of T5's norm, a softmax); while it runs here, such a cast is one to float64.
+`torch` and `transformers` are no dependencies: users of this comparison have them. Their code sometimes casts to
+float32 (the variance of T5's norm, a softmax); while it runs here, such a cast is one to float64.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 
-from .protocol import Array, Origin
+from . import Array, Origin
 
 BEAM = 4
 PUBLISHED = "as published"
 KINDS = {"encoder-decoder": "AutoModelForSeq2SeqLM", "encoder": "AutoModel", "decoder": "AutoModelForCausalLM"}
-"""The class of a folder whose config names none."""
+"""The class for a folder whose config names none."""
 
 
 class HuggingFace(Origin):
@@ -50,7 +50,7 @@ class HuggingFace(Origin):
         self.config = config
         try:
             self.torch, self.transformers = import_module("torch"), import_module("transformers")
-        except ImportError as error:  # transformers checks the versions of what it needs
+        except ImportError as error:  # transformers checks the versions of its dependencies
             raise Unavailable(f"--against transformers: {' '.join(str(error).split())[:200]}") from error
         self.model = self._opened()
         self.published: Any = vars(self.model).get("generation_config")
@@ -119,7 +119,7 @@ class HuggingFace(Origin):
 
     @contextmanager
     def _wide(self) -> Any:
-        """Cast to float64 where the code says float32."""
+        """While this runs, casts to float32 are casts to float64."""
         torch = self.torch
         mode = import_module("torch.overrides").TorchFunctionMode
 
@@ -133,7 +133,7 @@ class HuggingFace(Origin):
                 return function(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
 
         before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # of what its code makes of Python's numbers
+        torch.set_default_dtype(torch.float64)  # for tensors that its code makes from Python numbers
         try:
             with Wide():
                 yield
@@ -151,7 +151,7 @@ class HuggingFace(Origin):
         return by_name if own is None else {**by_name, PUBLISHED: own}
 
     def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
-        """Search as `Origin` says, one source after the other: padding is nobody's business here."""
+        """Search one source at a time, so that no padding is needed."""
         c, theirs = self.config, self.transformers.GenerationConfig
         if name == PUBLISHED:
             chosen = theirs.from_dict(self.published.to_dict())
@@ -169,7 +169,7 @@ class HuggingFace(Origin):
                 decoder_start_token_id=c.bos_id,
             )
         torch, outputs = self.torch, []
-        self.model.generation_config = chosen  # what a given one doesn't say is taken from there
+        self.model.generation_config = chosen  # it fills in settings that a given config lacks
         for source in sources:
             ids = torch.tensor([source])
             with torch.no_grad(), self._wide():
@@ -179,7 +179,7 @@ class HuggingFace(Origin):
         return outputs
 
     def _ended(self, written: list[int], o: Options) -> list[int]:
-        """Return an output up to its end, without padding behind it."""
+        """Cut an output at its end, without the padding behind it."""
         last = [self.config.eos_id, *o.end_ids]
         first = next((i for i, token in enumerate(written) if token in last), len(written))
         return without_end(written[: first + 1], self.config, o)

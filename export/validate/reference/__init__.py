@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .network import Cache, Reference, Tap
+from .network import Cache, Parameters, Reference, Tap
 
-__all__ = ["Cache", "Reference", "Tap"]
+__all__ = ["Cache", "Parameters", "Reference", "Tap"]

@@ -1,8 +1,9 @@
-"""The parts of the NumPy reference: functions of arrays alone, in the paper's notation.
+"""The functions of arrays that the NumPy reference is made of, in the paper's notation.
 
-Equation and section numbers are those of "Attention Is All You Need" (Vaswani et al., 2017).
+Equation and section numbers refer to "Attention Is All You Need" (Vaswani et al., 2017). The last part makes a text's
+vector from an encoder's output; `core/text_embedding.py` describes each way of pooling.
 
-B batch, L new tokens, S keys, D model, H heads, K key/value heads, d_k and d_v one head's widths.
+B batch, L new tokens, S keys, D model, H heads, K key/value heads, d_k and d_v one head's widths, W width of a vector.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.pooling import Kind
+from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
 from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 Bits = NDArray[np.bool_]
 Observe = Callable[[str, Array], Array]
-"""Called with the name and value of a point of a calculation; returns what the calculation goes on with."""
+"""Called with the name and value of a point of a calculation; returns the value that the calculation continues with."""
 KeysValues = tuple[Array, Array]
 Past = tuple[Array, ...]
 """A layer's memory of its own positions: keys and values, or the state (B,D) of an SSRU."""
 
 
 def unobserved(name: str, value: Array) -> Array:
-    """Return the value as it is: the default observer."""
+    """The default observer: return the value as it is."""
     return value
 
 
@@ -43,8 +46,8 @@ def attention(
     """Compute Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
-    and attends everywhere: its output is finite and nobody reads it. `weigh`: another way to compute the
-    softmax. `scale`: in place of 1 / sqrt(d_k) (T5: 1).
+    and attends everywhere: its output is finite, and nobody reads it. `weigh`: another softmax. `scale`: in place of 1
+    / sqrt(d_k) (T5: 1).
     """
     QK = Q @ K.swapaxes(-1, -2)  # (...,L,S)
     scores = observe("scores", QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale)
@@ -132,7 +135,7 @@ def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float3
 
 
 def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
-    """Return which learned number stands for the distance from a query to a key (key - query): Raffel et al. 2020 (T5).
+    """Return the bucket of the distance from a query to a key (key - query): Raffel et al. 2020 (T5).
 
     causal: b buckets for keys 0, 1, ... places back; otherwise b/2 for them and b/2 for keys ahead, rounded down. Half
     of those, rounded down, are e exact ones; bucket e + k of the r others begins at e * (furthest/e)^(k/r) places, and
@@ -163,7 +166,7 @@ def checked_ids(ids: ArrayLike, vocabulary: int, name: str) -> Array:
 
 
 def checked_source(ids: ArrayLike, c: TransformerConfig) -> Array:
-    """Check an encoder's ids (B,S), or the vectors (B,S,D) in their place."""
+    """Check an encoder's ids (B,S), or vectors (B,S,D) in their place."""
     vectors = np.asarray(ids)
     if vectors.ndim != 3:
         return checked_ids(ids, c.source_vocab_size, "source_ids")
@@ -179,10 +182,66 @@ def append(past: Past | None, new: KeysValues) -> KeysValues:
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """Return (B,L,H*d) -> (B,H,L,d)"""
+    """(B,L,H*d) -> (B,H,L,d)"""
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x: Array) -> Array:
-    """Return (B,H,L,d) -> (B,L,H*d)"""
+    """(B,H,L,d) -> (B,L,H*d)"""
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
+
+
+def sentence_vectors(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
+    """Make the vectors (B,W) of texts from the memory (B,S,D); `real` (B,S): True on tokens."""
+    return np.stack([_vector(embedding, rows[tokens]) for rows, tokens in zip(memory, real, strict=True)])
+
+
+def token_weights(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
+    """Compute the weights (B,S) of tokens, 0 on padding."""
+    scores = memory @ _head(embedding, "sparse.weight", memory)[0] + _head(embedding, "sparse.bias", memory)
+    return np.where(real & (scores > 0), scores, 0)
+
+
+def token_vectors(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
+    """Compute a vector for every token (B,S,W) except a row's first; 0 there and on padding."""
+    vectors = memory @ _head(embedding, "multi.weight", memory).T + _head(embedding, "multi.bias", memory)
+    lengths = np.sqrt((vectors * vectors).sum(axis=-1, keepdims=True))
+    later = real & (np.cumsum(real, axis=1) > 1)
+    return np.where(later[..., None], vectors / np.maximum(lengths, memory.dtype.type(SMALLEST_NORM)), 0)
+
+
+def _head(embedding: TextEmbedding, name: str, like: Array) -> Array:
+    return embedding.weights[name].astype(like.dtype)
+
+
+def _vector(embedding: TextEmbedding, tokens: Array) -> Array:
+    """Pool a text's tokens (L,D), without padding, to its vector (W,)."""
+    x = np.concatenate([_pooled(way, tokens) for way in embedding.pooling])
+    for i, layer in enumerate(embedding.dense):
+        x = embedding.weights[f"dense.{i}.weight"].astype(x.dtype) @ x
+        if layer.bias:
+            x = x + embedding.weights[f"dense.{i}.bias"].astype(x.dtype)
+        if layer.activation != "identity":
+            x = activation(layer.activation, x)
+    if embedding.normalize:
+        x = x / np.maximum(np.sqrt((x * x).sum()), x.dtype.type(SMALLEST_NORM))
+    return x
+
+
+def _pooled(way: str, tokens: Array) -> Array:
+    n = len(tokens)
+    if way == "cls":
+        return tokens[0]
+    if way == "last":
+        return tokens[n - 1]
+    if way == "max":
+        return tokens.max(axis=0)
+    if way == "weighted_mean":
+        weights = np.arange(1, n + 1, dtype=tokens.dtype)
+        return (weights[:, None] * tokens).sum(axis=0) / weights.sum()
+    divisor = tokens.dtype.type(n if way == "mean" else np.sqrt(n))
+    return tokens.sum(axis=0) / divisor
+
+
+MADE: dict[Kind, Callable[[TextEmbedding, Array, Bits], Array]]
+MADE = {"dense": sentence_vectors, "sparse": token_weights, "multi": token_vectors}

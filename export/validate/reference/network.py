@@ -1,33 +1,76 @@
 """The whole Transformer in plain NumPy, float64, in the paper's notation: the third opinion in every comparison.
 
-Written, here, in `sublayers.py` and in `layers.py`, for reading and for being right, not for speed, independently of
-`nn/`, of the ONNX graphs and of `core/positions.py`. Equation and section numbers are those of "Attention Is All You
-Need" (Vaswani et al., 2017). float64 gives the truth that errors are measured against; the same code in float32 gives
-the size of error that single precision makes by nature. Weights and position tables are inputs: both are rounded to
-float32 first.
+Written for reading and for being right, not for speed, and independently of `nn/`, the ONNX graphs and
+`core/positions.py`. Equation and section numbers refer to "Attention Is All You Need" (Vaswani et al., 2017). float64
+gives the truth that errors are measured against. The same code in float32 gives the error that single precision makes
+by nature. Weights and position tables are rounded to float32 first.
 
-B batch, S source, T target, P past, L new tokens, D model, K key/value heads, V vocabulary.
+B batch, S source (or keys), T target, P past, L new tokens, D model, H heads, K key/value heads, d_k and d_v one head's
+widths, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mlx_transformer.core.parameters import source_embedding_name, target_embedding_name
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
+from mlx_transformer.core.parameters import (
+    TOKEN_TYPES,
+    check_parameters,
+    output_weight_name,
+    source_embedding_name,
+    target_embedding_name,
+)
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.stored import Stored
 
-from .layers import Bits, KeysValues, Past, append, checked_ids, checked_source, position_ids
-from .sublayers import Array, Sublayers, Tap, observe_tap
+from .layers import (
+    Bits,
+    KeysValues,
+    Observe,
+    Past,
+    activation,
+    append,
+    attention,
+    bucket,
+    checked_ids,
+    checked_source,
+    merge_heads,
+    norm,
+    position_ids,
+    rotation,
+    sigmoid,
+    sinusoid,
+    softmax,
+    split_heads,
+    ssru,
+    unobserved,
+)
+
+Array = NDArray
+Parameters = Mapping[str, Array | Stored]
+"""A parameter table: arrays, or arrays that are still in their file (`Checkpoint.unread()`)."""
+Tap = Callable[[str, Array], Array | None]
+"""Called with the name and value of a point; an array that it returns replaces the value."""
+
+
+KEPT = 4 << 20
+"""Bytes of converted weights that stay in memory."""
+PART = 1 << 20
+"""Numbers of a matrix that are converted together."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The memory of decoding: keys and values (B,K,P,.) a layer (or the state (B,D) of its SSRU), and which of the P
-    past tokens are real (B,P)."""
+    """What a decoder remembers: keys and values (B,K,P,.) a layer (or the state (B,D) of its SSRU), and which of the P
+    past positions are tokens (B,P)."""
 
     real: Bits
     self_attention: tuple[Past | None, ...]
@@ -46,13 +89,75 @@ class Cache:
         return Cache(self.real[index], own, cross, mask)
 
 
-class Reference(Sublayers):
+class Weights(MutableMapping[str, Array]):
+    """A parameter table in the reference's precision, read and converted when a layer asks for it.
+
+    The reference so needs the memory of one matrix, not of a second model twice as large. The smallest arrays, up to
+    `KEPT` bytes together, stay in memory: small models are read once.
+    """
+
+    def __init__(self, stored: Parameters, dtype: np.dtype[Any]) -> None:
+        self.stored, self.dtype = dict(stored), dtype
+        sizes = sorted((math.prod(np.shape(array)) * dtype.itemsize, name) for name, array in stored.items())
+        totals = accumulate(size for size, _ in sizes)
+        self._small = {name for (_, name), total in zip(sizes, totals, strict=True) if total <= KEPT}
+        self._kept: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if (array := self._kept.get(name)) is None:
+            array = np.asarray(self.stored[name]).astype(self.dtype, copy=False)
+            if name in self._small:
+                self._kept[name] = array
+        return array
+
+    def __setitem__(self, name: str, array: Array) -> None:
+        self._kept.pop(name, None)
+        self.stored[name] = array
+
+    def __delitem__(self, name: str) -> None:
+        self._kept.pop(name, None)
+        del self.stored[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def rows(self, name: str, ids: Array) -> Array:
+        """Look up rows of a table; only these are converted."""
+        return np.asarray(self._kept.get(name, self.stored[name]))[ids].astype(self.dtype, copy=False)
+
+    def parts(self, name: str) -> Iterator[Array]:
+        """Yield a matrix in blocks of rows, so that no large one is there twice in full."""
+        array = np.asarray(self.stored[name])
+        if name in self._small or array.dtype == self.dtype:
+            yield self[name] if name in self._small else array
+            return
+        count = max(1, PART // array.shape[1])
+        for first in range(0, len(array), count):
+            yield array[first : first + count].astype(self.dtype)
+
+
+class Reference:
     """A Transformer of any accepted config, from its parameter table, computed in `dtype` (float64 or float32).
 
-    `tap(name, array)`, if there is one, is called at every named point of the network in the order of the data's way;
-    with `inner_points` also at those within the sub-layers (`validate/locate/inside.py` lists them). `UserError` if the
-    weights do not fit the config or an id or position is out of range.
+    `tap(name, array)`, if given, is called at
+    every tap in the order of the data; with `inner_points` also at the points inside the sub-layers (`../points.py`).
+    `UserError` if the weights don't fit the config, or if an id or a position is out of range.
     """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        weights: Parameters,
+        dtype: DTypeLike = np.float64,
+        inner_points: bool = False,
+    ) -> None:
+        check_parameters(config, {name: np.shape(array) for name, array in weights.items()}, "reference")
+        self.config, self.inner_points = config, inner_points
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.weights = Weights(weights, self.dtype)
 
     def __call__(
         self,
@@ -62,11 +167,11 @@ class Reference(Sublayers):
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Return Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone, or
-        what else an encoder's head gives.
+        """Return the logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder; or the
+        output of an encoder's head.
 
-        `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T) only where there are both stacks. An encoder
-        takes vectors (B,S,D) in place of `source_ids`.
+        `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T): only with both stacks. An encoder also takes
+        vectors (B,S,D) in place of `source_ids`.
         """
         if self.config.architecture == "encoder-decoder":
             if target_ids is None:
@@ -85,10 +190,10 @@ class Reference(Sublayers):
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Return the memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be:
-        section 3.1, encoder.
+        """Encode source ids (B,S), or vectors (B,S,D) in place of their scaled rows, to the memory (B,S,D): section
+        3.1, encoder.
 
-        `token_types` (B,S): the kinds of the tokens in a model that tells them apart, by default 0.
+        `token_types` (B,S): the token types of a model that has them, by default 0.
         """
         c, tokens = self.config, checked_source(ids, self.config)
         kinds = None
@@ -119,7 +224,7 @@ class Reference(Sublayers):
     def decode(
         self, target_ids: ArrayLike, memory: Array, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> Array:
-        """Return the logits (B,T,V) of all target ids (B,T) at once, each seeing itself and its past: section 3.1,
+        """Decode all target ids (B,T) at once, each attending to itself and its past, to logits (B,T,V): section 3.1,
         decoder."""
         return self.step(target_ids, self.start(memory, mask, tap=tap), tap=tap)[0]
 
@@ -130,7 +235,7 @@ class Reference(Sublayers):
         batch: int | None = None,
         tap: Tap | None = None,
     ) -> Cache:
-        """Return an empty cache over memory (B,S,D) with its mask (B,S); a decoder alone gives only the batch size."""
+        """Return an empty cache over memory (B,S,D) with its mask (B,S). Without an encoder: give the batch size."""
         names = [f"decoder.layers.{i}.cross_attention" for i in range(self.config.decoder_layers)]
         rows = len(memory) if memory is not None else 1 if batch is None else batch
         cross: list[KeysValues | None] = [None] * len(names)
@@ -145,9 +250,9 @@ class Reference(Sublayers):
     def step(
         self, ids: ArrayLike, cache: Cache, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> tuple[Array, Cache]:
-        """Return the logits (B,L,V) of L further target ids (B,L), and the cache that remembers them.
+        """Decode L more target ids (B,L): their logits (B,L,V), and the cache that includes them.
 
-        `mask` (B,L): True on tokens (a decoder alone whose prompts are padded).
+        `mask` (B,L): True on tokens, for padded prompts of a model without an encoder.
         """
         c, tokens = self.config, checked_ids(ids, self.config.vocab_size, "target_ids")
         new = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -188,3 +293,191 @@ class Reference(Sublayers):
             x = observe_tap(tap, layer, x)
         logits = self.classify(self.final_norm("decoder", x, tap), tap)
         return logits, Cache(real, tuple(pasts), cache.cross, cache.source_mask)
+
+    # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos), and in BART a norm of it
+
+    def embed(
+        self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None, kinds: Array | None = None
+    ) -> Array:
+        """Embed ids (B,L), or vectors (B,L,D) in place of their scaled rows, to (B,L,D). `kinds` (B,L): token types."""
+        c = self.config
+        x = ids.astype(self.dtype) if ids.ndim == 3 else self._rows(name, ids, self.observer(tap, f"{stack}.embedding"))
+        if kinds is not None:
+            x = x + self.weights[TOKEN_TYPES][kinds]
+        if c.positions == "learned":
+            table = self.weights[f"{stack}.positions.weight"]
+            if positions.size and positions.max() >= len(table):
+                raise UserError(f"{stack}: position {positions.max()} is past the learned table of {len(table)} rows")
+            x = x + table[positions]
+        elif c.positions in SINUSOIDS:
+            x = x + sinusoid(positions + c.first_position, c.d_model, c.positions).astype(self.dtype)
+        x = observe_tap(tap, f"{stack}.embedding", x)
+        if not c.embedding_norm:
+            return x
+        return observe_tap(tap, f"{stack}.embedding_norm", self._norm(f"{stack}.embedding_norm", x))
+
+    def _rows(self, name: str, ids: Array, observe: Observe) -> Array:
+        x = observe("rows", self.weights.rows(name, ids))  # (B,L,D)
+        scale = float(np.float32(math.sqrt(self.config.d_model)))
+        return observe("scaled", x * scale) if self.config.scale_embeddings else x
+
+    # Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
+
+    def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
+        """Return the keys (B,K,S,d_k), rotated if positions are rotary, and the values (B,K,S,d_v)."""
+        c = self.config.at(name)
+        keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
+        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions, c)
+        values = split_heads(observe("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
+        return keys, values
+
+    def attend(
+        self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, observe: Observe
+    ) -> Array:
+        """Compute one multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
+        c = self.config.at(name)
+        group = c.heads // c.key_value_heads
+        Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
+        Q = self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions, c)
+        Q = observe("queries", Q)  # (B,H,L,d_k)
+        K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
+        bias = self.score_bias(name, Q.shape[2], K.shape[2])
+        heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
+        return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
+
+    def _weights(self, scores: Array) -> Array:
+        return softmax(scores)
+
+    def score_bias(self, name: str, queries: int, keys: int) -> Array | None:
+        """Return the bias (H,L,S) of relative positions (Raffel et al. 2020), from one table for all layers of a stack,
+        or one table a layer (umT5)."""
+        (stack, _, layer, *_), c = name.split("."), self.config
+        if c.positions not in RELATIVE or not name.endswith("self_attention"):
+            return None
+        distance = np.arange(keys) - np.arange(keys - queries, keys)[:, None]
+        own = f".layers.{layer}" if c.positions == "relative_layers" else ""
+        table = self.weights[f"{stack}.positions{own}.weight"]
+        row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
+        return table[row].transpose(2, 0, 1)
+
+    def _head_norm(self, name: str, x: Array, observe: Observe) -> Array:
+        """Apply RMSNorm over each head (B,H,L,d_k), if the config has it (Henry et al. 2020)."""
+        if not self.config.at(name).query_key_norm:
+            return x
+        return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
+
+    def _turn(self, x: Array, positions: Array | None, c: TransformerConfig) -> Array:
+        """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
+
+        `positions` (B,L); None in cross-attention, whose queries and keys have no common positions.
+        """
+        if c.positions != "rotary" or positions is None:
+            return x
+        cos, sin = rotation(positions, x.shape[-1], c.rotary_base)
+        cos, sin = cos.astype(self.dtype)[:, None], sin.astype(self.dtype)[:, None]  # (B,1,L,d_k/2)
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    # Kim et al. 2019, in place of a decoder's self-attention: relu(c), c = f c + (1 - f) x W, f = sigmoid(x W_f + b_f)
+
+    def ssru(self, name: str, x: Array, c: Array | None, observe: Observe) -> tuple[Array, Array]:
+        """Return the output for x (B,L,D) and the state after it, from the state c (B,D); None: the start."""
+        u = observe("input_proj", self._linear(f"{name}.input_proj", x))
+        f = sigmoid(observe("forget_proj", self._linear(f"{name}.forget_proj", x)))
+        states = observe("states", ssru(u, f, c))
+        return activation("relu", states), observe("state", states[:, -1])
+
+    # Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2
+
+    def feed_forward(self, layer: str, tap: Tap | None) -> Callable[[Array], Array]:
+        c, name = self.config.at(layer), f"{layer}.feed_forward"
+        observe = self.observer(tap, name)
+
+        def FFN(x: Array) -> Array:
+            up = observe("up_proj", self._linear(f"{name}.up_proj", x))
+            if c.gated:
+                gate = observe("gate_proj", self._linear(f"{name}.gate_proj", x))
+                inner = activation(c.activation, gate) * up
+            else:
+                inner = activation(c.activation, up)
+            return self._linear(f"{name}.down_proj", observe("inner", inner))
+
+        return FFN
+
+    # Section 3.1: LayerNorm(x + Sublayer(x)), or, with the norm in front, x + Sublayer(LayerNorm(x))
+
+    def sublayer(self, name: str, x: Array, sublayer: Callable[[Array], Array], tap: Tap | None) -> Array:
+        observe = self.observer(tap, "")
+        if self.config.norm_placement == "pre":
+            y = observe_tap(tap, name, sublayer(self._before(name, x, observe)))
+            return observe(f"{name}.residual", x + y)
+        y = observe_tap(tap, name, sublayer(x))
+        return observe(f"{name}_norm", self._norm(f"{name}_norm", observe(f"{name}.residual", x + y)))
+
+    def _before(self, name: str, x: Array, observe: Observe) -> Array:
+        """Apply the norm before a sub-layer, if there is one."""
+        if not self.config.first_norm and name == "encoder.layers.0.self_attention":
+            return x
+        return observe(f"{name}_norm", self._norm(f"{name}_norm", x))
+
+    def _norm(self, name: str, x: Array) -> Array:
+        gamma = self.weights[f"{name}.weight"]
+        beta = None if self.config.norm == "rmsnorm" else self.weights.get(f"{name}.bias", np.zeros_like(gamma))
+        return norm(x, gamma, beta, self.config.norm_epsilon)
+
+    def final_norm(self, stack: str, x: Array, tap: Tap | None) -> Array:
+        if self.config.norm_placement == "post":
+            return x
+        return observe_tap(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
+
+    def head(self, memory: Array, real: Bits, tap: Tap | None) -> Array:
+        """Return the input of an encoder's classifier, norm(activation(W x + b)), from the memory (B,S,D).
+
+        x is one vector a row (B,D), the first token's or the mean of its tokens, or each position's.
+        """
+        h, x = self.config.head, memory
+        if h.per_row and h.pooling == "first":
+            x = memory[np.arange(len(memory)), real.argmax(axis=1)]
+        elif h.per_row:
+            x = (memory * real[..., None]).sum(axis=1) / real.sum(axis=1, keepdims=True)
+        if h.activation is None:
+            return x
+        observe = self.observer(tap, "head")
+        x = activation(h.activation, observe("head_proj", self._linear("head_proj", x)))
+        return observe_tap(tap, "head", self._norm("head_norm", x) if h.norm else x)
+
+    def classify(self, x: Array, tap: Tap | None) -> Array:
+        """Return the logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding if tied. A
+        head without a classifier returns its input."""
+        scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
+        if not self.config.head.classifies:
+            return observe_tap(tap, "logits", x)
+        logits = self._product(x * scale, output_weight_name(self.config))
+        if self.config.output_bias:
+            logits = logits + self.weights["output_proj.bias"]
+        if self.config.logit_cap is not None:  # Gemma 2 (Gemma Team 2024, section 2.3)
+            cap = float(np.float32(self.config.logit_cap))
+            logits = cap * np.tanh(logits / cap)
+        return observe_tap(tap, "logits", logits)
+
+    def _linear(self, name: str, x: Array) -> Array:
+        y = self._product(x, f"{name}.weight")
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _product(self, x: Array, weight: str) -> Array:
+        """Compute x W^T."""
+        products = [x @ part.T for part in self.weights.parts(weight)]
+        return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
+
+    def observer(self, tap: Tap | None, scope: str) -> Observe:
+        """Return the observer of the points inside `scope`; it does nothing if only taps are observed."""
+        if tap is None or not self.inner_points:
+            return unobserved
+        return lambda point, value: observe_tap(tap, f"{scope}.{point}" if scope else point, value)
+
+
+def observe_tap(tap: Tap | None, name: str, value: Array) -> Array:
+    """Show a named point to the tap; returns the value that the network continues with."""
+    replaced = None if tap is None else tap(name, value)
+    return value if replaced is None else replaced

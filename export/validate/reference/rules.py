@@ -1,7 +1,7 @@
-"""The rules of a search a third time: which tokens may come next in one sentence, in plain lists.
+"""The rules of a search, written a third time: which tokens may come next in one sentence, in plain lists.
 
-Written from what they mean and not from `generation/steps.py`, so that a mistake there is seen. The meaning of each is
-in the help of the option (`generation/options.py`).
+Written from their meaning and not from `generation/steps.py`, so that a mistake there shows. The help of each option
+(`generation/options.py`) says what its rule is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mlx_transformer.system.errors import UserError
 Array = NDArray
 
 MORE = 50
-"""The most new tokens beyond a source's own, where nobody says (Vaswani et al. 2017, section 6.1)."""
+"""New tokens beyond the source's length if no option sets a limit (Vaswani et al. 2017, section 6.1)."""
 KNOWN = {
     "beam", "length_penalty", "penalty_form", "max_new_tokens", "min_new_tokens", "early_stopping", "heuristic_stop",
     "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
     "suppressed_first", "banned_sequences", "max_length_factor", "start_id", "n_best",
 }  # fmt: skip
-"""The fields of `Options` that this search is written for; `batch_tokens` changes nothing that is found."""
+"""The fields of `Options` that this search implements; `batch_tokens` doesn't change results."""
 
 
 def check_known(options: Options) -> None:
@@ -38,7 +38,7 @@ def check_known(options: Options) -> None:
 
 
 def limit(c: TransformerConfig, o: Options, length: int) -> int:
-    """Return how many tokens an output may have, for a source or prompt of so many."""
+    """Return the most tokens of an output, for a source or prompt of this length."""
     if o.max_new_tokens is not None:
         return o.max_new_tokens
     usual = math.ceil(np.float32(length) * np.float32(o.max_length_factor)) if o.max_length_factor else length + MORE
@@ -47,8 +47,8 @@ def limit(c: TransformerConfig, o: Options, length: int) -> int:
 
 
 def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig, o: Options) -> Array:
-    """Return logits (..., V) with minus infinity where a sentence has other candidates; None: it has all. A token that
-    every output may need is always one: padding and start, which are read, ends and what is forced."""
+    """Set logits (..., V) to minus infinity except for a sentence's candidates; None: all tokens are. Tokens that
+    every output may need are always allowed: padding, the start, ends and forced tokens."""
     if candidates is None:
         return logits
     allowed_only = np.full_like(logits, -np.inf)
@@ -59,25 +59,23 @@ def among(logits: Array, candidates: Sequence[int] | None, c: TransformerConfig,
 
 
 def ends(c: TransformerConfig, o: Options) -> list[int]:
-    """Return the tokens that end an output."""
     return [c.eos_id, *o.end_ids]
 
 
 def without_end(tokens: Sequence[int], c: TransformerConfig, o: Options) -> list[int]:
-    """Return an output without the token that ends it, if one does."""
+    """Return an output without its end token, if it has one."""
     return list(tokens[:-1] if tokens and tokens[-1] in ends(c, o) else tokens)
 
 
 def forced(step: int, limit: int, c: TransformerConfig, o: Options) -> int | None:
-    """Return the token that is number `step` of every output whatever its score, and counts nothing; None: a free
-    choice."""
+    """Return the forced token at `step`, whatever its score, which counts nothing; None: a free choice."""
     if step < len(o.forced_first):
         return o.forced_first[step]
     return c.eos_id if o.forced_end and step == limit - 1 else None
 
 
 def penalised(scores: Array, before: Sequence[int], o: Options) -> Array:
-    """Return scores (V,) with those of all that was written or read `before` made worse."""
+    """Apply the repetition penalty to scores (V,) of all tokens read or written before."""
     scores, known = scores.copy(), [*{*before}]
     was = scores[known]
     scores[known] = np.where(was < 0, was * o.repetition_penalty, was / o.repetition_penalty)
@@ -85,8 +83,8 @@ def penalised(scores: Array, before: Sequence[int], o: Options) -> Array:
 
 
 def allowed(scores: Array, before: Sequence[int], step: int, c: TransformerConfig, o: Options) -> Array:
-    """Return scores (V,) with minus infinity where a token may not be number `step` of an output. before: what the
-    decoder has read, the start token or a prompt first."""
+    """Set scores (V,) to minus infinity for tokens that may not come at `step`. before: the tokens that the decoder
+    has read, from the start token or the prompt on."""
     never = {c.pad_id, c.bos_id} - {c.eos_id} | {*o.suppressed}  # BART's decoder starts with its end
     if step < o.min_new_tokens:
         never |= {*ends(c, o)}
@@ -97,7 +95,7 @@ def allowed(scores: Array, before: Sequence[int], step: int, c: TransformerConfi
     if step == len(o.forced_first):
         never |= {*o.suppressed_first}
     read = tuple(before)
-    begun = [ids for ids in o.banned_sequences if ids[-2] == read[-1]]  # few of what may be a whole vocabulary's
+    begun = [ids for ids in o.banned_sequences if ids[-2] == read[-1]]  # few of possibly a whole vocabulary's
     never |= {ids[-1] for ids in begun if read[-len(ids) + 1 :] == ids[:-1]}
     scores = scores.copy()
     scores[sorted(never)] = -np.inf

@@ -1,11 +1,11 @@
-"""Search with the float64 reference: token by token, drawn, and by beams.
+"""Search with the float64 reference: token by token, sampled, and with beams.
 
-The package's search written a third time: plain lists, one sentence after the other, only the network is run for all of
-them at once.
+The package's search written a third time, in plain lists, one sentence after the other. Only the network runs for all
+sentences at once.
 
 Greedy search, limit n: at each step the likeliest token that the rules allow (`rules.py`), until an end or n tokens.
-Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row alone, the best block of BLOCK tokens by its
-log-sum-exp, then the best token of it by its logit.
+Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row only: the best block of BLOCK tokens by its
+log-sum-exp, then the best token in it by its logit.
 Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha or n^alpha, length
 counting eos.
 """
@@ -27,12 +27,12 @@ from . import Cache, Reference, rules
 
 Array = NDArray
 Candidates = Sequence[Sequence[int]] | None
-"""The ids that each output may be made of; None: all."""
+"""The ids that each output may consist of; None: all."""
 
 
 @dataclass
 class Hypothesis:
-    """Log-probability so far and tokens so far, eos included where it has come."""
+    """Log-probability and tokens so far, with eos once it has come."""
 
     log_p: float
     tokens: tuple[int, ...]
@@ -40,8 +40,11 @@ class Hypothesis:
 
 @dataclass
 class BeamState:
-    """State of one sentence's beam search. `margin`: the closest decision so far, in log-probability. `read`: what the
-    decoder began with. `limit`: the most tokens. `candidates`: the ids that the output is made of; None: all."""
+    """One sentence's beam search.
+
+    `margin`: its closest decision so far, in log-probability. `read`: the decoder's first tokens. `limit`: the most
+    tokens. `candidates`: the ids that the output may consist of; None: all.
+    """
 
     live: list[Hypothesis]
     finished: list[tuple[float, Hypothesis]] = field(default_factory=list)
@@ -57,8 +60,8 @@ class BeamState:
 def beam_search(
     reference: Reference, sources: Sequence[list[int]], options: Options, candidates: Candidates = None
 ) -> list[BeamState]:
-    """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length). candidates: the
-    ids that each output is made of."""
+    """Search every sentence with beams, in float64. `finished` is best first, scores are log p / lp(length).
+    candidates: the ids that each output may consist of."""
     c = reference.config
     cache, logits = _start(reference, sources, options)
     sentences = [
@@ -88,7 +91,7 @@ def beam_search(
 
 
 def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> list[int]:
-    """Advance one sentence by a step, from its live hypotheses' logits (K,V); return the parents of the new live
+    """Advance one sentence by a step, given its live hypotheses' logits (K,V); return the parents of the new live
     ones."""
     if not s.live:
         return []
@@ -125,7 +128,7 @@ def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> l
 def _candidates(
     s: BeamState, logits: Array, step: int, o: Options, c: TransformerConfig
 ) -> list[tuple[int, Hypothesis]]:
-    """Return the best (parent, longer hypothesis), enough of them that as many as the beam has don't end."""
+    """Return the best (parent, longer hypothesis) pairs, enough that a full beam of them doesn't end."""
     forced_id = rules.forced(step, s.limit, c, o)
     if forced_id is not None:
         return [(i, Hypothesis(h.log_p, (*h.tokens, forced_id))) for i, h in enumerate(s.live)]
@@ -145,12 +148,12 @@ def _candidates(
 
 
 def _penalty(length: int, o: Options) -> float:
-    """Return lp(length) of the form that the options name."""
+    """The length penalty lp(length), in the form of the options."""
     return (length if o.penalty_form == "length" else (5 + length) / 6) ** o.length_penalty
 
 
 def _hoped(length: int, limit: int, o: Options) -> float:
-    """Return the penalty with which a live hypothesis of this length may win at best."""
+    """The penalty with which a live hypothesis of this length could at best win."""
     if o.heuristic_stop:
         return _penalty(length, o)
     return _penalty(limit, o) if o.length_penalty >= 0 else _penalty(length + 1, o)
@@ -159,9 +162,9 @@ def _hoped(length: int, limit: int, o: Options) -> float:
 def token_by_token(
     reference: Reference, sources: Sequence[list[int]], options: Options, candidates: Candidates = None
 ) -> list[tuple[list[int], float]]:
-    """Return the greedy output (ids without its end, log p / lp(length)) of each source, by the reference's own logits;
-    a drawn one if the options sample. candidates: as `beam_search` has them. Not a beam search of width one, which may
-    go on past eos for a better score."""
+    """Return the greedy output (ids without its end, log p / lp(length)) of each source, or a sampled one if the
+    options sample. candidates: as in `beam_search`. Not a beam search of width one, which may go on past eos for a
+    better score."""
     c = reference.config
     limits = [rules.limit(c, options, len(source)) for source in sources]
     own = candidates or [None] * len(sources)
@@ -197,21 +200,20 @@ def token_by_token(
 def greedy_scores(
     logits: Array, begun: Sequence[int], written: Sequence[int], c: TransformerConfig, o: Options
 ) -> Array:
-    """Return the logits (V,) that the next token is chosen by, after what was begun with (`read`) and
-    written."""
+    """Return the scores (V,) that the next token is chosen by, after the tokens begun with (`read`) and written."""
     before = [*begun, *written]
     return rules.allowed(rules.penalised(logits, before, o), before, len(written), c, o)
 
 
 def read(c: TransformerConfig, source: Sequence[int], o: Options) -> list[int]:
-    """Return what the decoder has read before its first token."""
+    """Return the decoder's tokens before the first new one."""
     if not c.has_encoder:
         return list(source)
     return [c.bos_id if o.start_id is None else o.start_id]
 
 
 def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tuple[Cache, Array]:
-    """Return a cache over all sources at once and the logits (B,V) of the first new token."""
+    """Start all sources: their cache, and the logits (B,V) of the first new token."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
@@ -226,7 +228,7 @@ def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tu
 def teacher_forced(
     reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]], o: Options
 ) -> list[Array]:
-    """Return the logits (n+1,V) of each row's n output tokens and of the one after them."""
+    """Compute the logits (n+1,V) of each row's n output tokens and of the token after them."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
@@ -239,7 +241,7 @@ def teacher_forced(
 
 
 def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
-    """Pad to (B,L) ids, or (B,L,D) vectors in their place, filled with pad on the right, and True on tokens."""
+    """Pad rows on the right to ids (B,L), or vectors (B,L,D); also return True on tokens."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     tokens = np.concatenate([row if isinstance(row, np.ndarray) else np.asarray(row, np.int64) for row in rows])
@@ -249,8 +251,8 @@ def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
 
 
 def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, float]:
-    """Return the token that scores (V,) and noise (BLOCK + blocks,) draw; how far `token` falls behind it, in the
-    decision between the blocks or, if that is more, in the one within its own."""
+    """Return the token drawn by scores (V,) and noise (BLOCK + blocks,), and how far `token` falls behind: in the
+    decision between blocks, or within its own block if that is more."""
     first = np.arange(0, len(scores), BLOCK)
     blocks = np.logaddexp.reduceat(scores, first) + noise[BLOCK:]
     within = [scores[i : i + BLOCK] + noise[: len(scores[i : i + BLOCK])] for i in first]

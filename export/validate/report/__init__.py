@@ -21,7 +21,7 @@ JSON = Kind("report of validate", holds_object("verdict", "checkpoint", "onnx", 
 def claim_reports(
     json: Target | None, html: Target | None, force: bool, *read: Path
 ) -> tuple[Output | None, Output | None]:
-    """Return the right to write a report as JSON and as a page, where they are asked for; `UserError` as of `claim`."""
+    """Claim the places of the JSON report and of the page, if asked for. `UserError` as of `claim`."""
     first = None if json is None else claim(json, JSON, force, *read)
     return first, None if html is None else claim(html, page_kind("validate"), force, *read)
 
@@ -30,8 +30,8 @@ class Report(ReportData):
     """The result of a validation: its data, and every way to show them."""
 
     def write(self, path: Target, force: bool = False) -> None:
-        """Write the JSON, making folders as needed; `force` replaces an earlier one. `UserError` if the place can't be
-        written to, or holds something else."""
+        """Write the JSON, making folders as needed; `force` replaces an earlier one. `UserError` if the place can't
+        be written to, or holds something else."""
         write_text(claim(path, JSON, force), self.to_json())
 
     def write_html(self, path: Target, force: bool = False) -> None:
@@ -39,12 +39,12 @@ class Report(ReportData):
         write_text(claim(path, page_kind("validate"), force), page(self))
 
     def __repr__(self) -> str:
-        """Say in a shell what it comes to: its numbers fill pages."""
+        """In a shell: the verdict, as the numbers fill pages."""
         names = ", ".join(runtime.name for runtime in self.runtimes)
         return f"Report({self.verdict}: {self.checkpoint}, {self.onnx}, by {names}); .print() shows more"
 
     def _repr_html_(self) -> str:
-        """Show the verdict, and what supports it or went wrong, in notebooks."""
+        """In notebooks: the verdict, and what supports it or went wrong."""
         return table(f"validate: {self.verdict}", summary(self))
 
     def print(self, console: Console | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The findings of a validation: plain data, and as JSON.
+"""The findings of a validation as plain data, as JSON, and as lines in model cards.
 
 `verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
 runtime is not available (`UserError.status`).
@@ -10,16 +10,19 @@ import dataclasses
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from export.validate.checks.data_files import DataFile
 from export.validate.checks.gradients import Gradient, worst_of_each
 from export.validate.checks.structure import Structure
+from export.validate.checks.weights import DataFile
 from export.validate.engines.protocol import Placement
 from export.validate.findings import PackageFiles, Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
+from mlx_transformer.core.card import note_proof
 from mlx_transformer.system.errors import first_of
 
 EQUAL, MISMATCH = "equal", "mismatch"
@@ -28,7 +31,7 @@ FAILURES = 6  # lines of a summary
 
 @dataclass(frozen=True)
 class ReportData:
-    """The whole of one run. `points` are in the order of the data's way through the network."""
+    """One whole run. `points` are in the order of the data."""
 
     checkpoint: str
     onnx: str
@@ -51,11 +54,11 @@ class ReportData:
     data_files: tuple[DataFile, ...] = ()
     """Files of tensors beside the graphs, and which of their bytes are read."""
     files: PackageFiles | None = None
-    """The files of the package around its graphs; None of what this project hasn't exported, and of MLX alone."""
+    """The files around the package's graphs; None for other exporters' packages, and without ONNX."""
     gradients: tuple[Gradient, ...] = ()
-    """MLX's derivatives against finite differences, where they were asked for."""
+    """MLX's derivatives against finite differences, with --gradients."""
     against: tuple[str, ...] = ()
-    """The parts of the original network that were compared, where that was asked for: its version and files first."""
+    """With --against: the original's version and files, then what was compared."""
 
     @property
     def equal(self) -> bool:
@@ -69,7 +72,7 @@ class ReportData:
 
     @property
     def notes(self) -> list[str]:
-        """One line for each runtime of which only a part was compared, or whose neighbours the export has counted."""
+        """One line for each runtime that was compared in part only, or whose neighbours the export has counted."""
         logits_only = [
             f"{r.name}: only logits of one full pass were compared; the file isn't from this project's export, "
             "so there are no taps, and weights, caches and searches weren't compared"
@@ -102,7 +105,7 @@ class ReportData:
         return 0 if self.equal else 1
 
     def first_over_budget(self, runtime: str) -> Point | None:
-        """Return where a runtime first leaves the budget, following the data, or None."""
+        """Return the first point over budget in the order of the data, or None."""
         return next((p for p in self.points if p.runtime == runtime and not p.passed), None)
 
     def failures(self) -> list[str]:
@@ -144,7 +147,7 @@ def _brief(taps: Iterable[str]) -> list[str]:
 
 
 def summary(r: ReportData) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of what went wrong, of each runtime, and of the whole, for notebooks."""
+    """Yield (name, text) for failures, each runtime, and the whole run, for notebooks."""
     for line in r.failures()[:FAILURES]:
         yield "failure", line
     for runtime in r.runtimes:
@@ -177,7 +180,7 @@ def place_of(point: Point) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn values into JSON's own types: no tuples, no infinities."""
+    """Convert values to JSON's own types: no tuples, no infinities."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -185,3 +188,38 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+UNITS = ("mlx", "onnxruntime", "onnxruntime-gpu", "numpy")
+
+
+def note_in_cards(report: ReportData, date: str | None = None) -> None:
+    """Write the verdict into the model cards of the checkpoint and the ONNX folder.
+
+    A folder without a card, or whose card has no place for it, is left as it is. date: by default today, in UTC.
+    `UserError` if a card can't be written.
+    """
+    date = time.strftime("%Y-%m-%d", time.gmtime()) if date is None else date
+    text = "\n".join(_lines(report, date))
+    for folder in (Path(report.checkpoint), Path(report.onnx)):
+        if folder.is_dir():
+            note_proof(folder, text)
+
+
+def _lines(r: ReportData, date: str) -> Iterator[str]:
+    packages = ", ".join(f"{name} {r.versions[name]}" for name in UNITS if name in r.versions)
+    if not r.equal:
+        yield f"**Not equal**: `mlx-transformer validate` found a difference on {date} ({packages})."
+        return
+    yield f"**Equal**, said `mlx-transformer validate` on {date}: every runtime and a float64 reference ({packages})."
+    yield ""
+    for runtime in r.runtimes:
+        text = dict(summary(r))[runtime.name]
+        most = f"{runtime.budget.rms:g} (rms) and {runtime.budget.max:g} (largest)"
+        yield f"- {runtime.name}, {runtime.precision}: {text}. Budget: {most} times the error of float32 itself"
+
+
+def short(tap: str) -> str:
+    """Shorten a name: encoder.layers.0.self_attention -> enc 0 self-attention."""
+    words = tap.replace(".layers.", " ").replace("encoder", "enc").replace("decoder", "dec")
+    return words.replace(".", " ").replace("_", "-")

@@ -1,4 +1,4 @@
-"""A report on the terminal: verdict, what went wrong, weights, taps, tokens."""
+"""A report on the terminal: verdict, failures, weights, taps, tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rich.text import Text
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.findings import TAPPED, Point
 
-from .data import ReportData
-from .plot import short
+from .data import ReportData, short
 
 GAP = 2  # columns between two of a table's
 NARROWEST_NAMES = 26
@@ -64,8 +63,8 @@ def _weights_table(report: ReportData) -> Table:
 
 
 def _points_tables(report: ReportData, width: int) -> list[Table]:
-    """Make a row for each tap, a column for each runtime: worst rms and max ratio over all inputs; then the logits of
-    the other paths. Rows with a mismatch come first. Runtimes that have no room beside others get a table of their
+    """Make a row for each tap and a column for each runtime: worst rms and max ratio over all inputs; then the
+    logits of other paths. Rows with a mismatch come first. Runtimes that don't fit side by side get a table of their
     own."""
     worst: dict[tuple[str, str], Point] = {}
     for point in report.points:
@@ -110,8 +109,7 @@ def _figure(ratio: float) -> str:
 
 
 def _label(point: Point) -> str:
-    """Return the label of a row: the points of cached passes share one, the worst of them in it, except those over
-    budget."""
+    """Label a row. Points of cached passes share one row, which shows the worst; those over budget have their own."""
     name = short(point.tap)
     if point.path == TAPPED:
         return name
@@ -120,8 +118,8 @@ def _label(point: Point) -> str:
 
 
 def _table(names: list[str], figures: list[str], wrapped_head: bool = False) -> Table:
-    """Make a table. Where the terminal is narrow, names go on in a new line; figures are never cut. `wrapped_head`:
-    heads of figures are names too, and figures stand at the right."""
+    """Make a table. On a narrow terminal names wrap; figures are never cut. `wrapped_head`: figures' heads are names
+    too, and figures are right-aligned."""
     table = Table(box=None, header_style="bold")
     for head in names:
         table.add_column(head, overflow="fold")

@@ -10,7 +10,7 @@ import twin
 from small_models import random_weights
 
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.findings import inner_names
+from export.validate.points import inner_names
 from export.validate.reference import Reference
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import save_checkpoint

@@ -9,7 +9,7 @@ import pytest
 from tiny_student import train_student
 
 from export import OnnxTransformer, export_onnx, marian_scales
-from export.validate.origin.marian_network import MarianNetwork, State
+from export.validate.origin.marian import MarianNetwork, State
 from mlx_transformer import Tokenizer, cli
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint

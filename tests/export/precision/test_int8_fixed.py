@@ -22,9 +22,9 @@ from export.precision.int8 import BY_ROW
 from export.precision.rounding import int8_rows
 from export.runtime import sessions
 from export.validate import compare
-from export.validate.checks.on_integers import ON_INTEGERS
+from export.validate.checks.int8 import ON_INTEGERS
 from export.validate.engines import onnxruntime_engine
-from export.validate.engines.kernel import EXACT, SATURATING, integer_kernel
+from export.validate.engines.onnxruntime_engine import EXACT, SATURATING, integer_kernel
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import (

@@ -12,7 +12,7 @@ from random_models import random_weights
 from export import OnnxTransformer, export_onnx
 from export.precision import half
 from export.validate import compare
-from export.validate.engines.evaluator_engine import EvaluatorSession
+from export.validate.engines.graph_runtimes import EvaluatorSession
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 

@@ -22,7 +22,7 @@ from export.package.facts import describe_graphs
 from export.runtime.folder import open_folder
 from export.validate import compare, validate_command
 from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders
-from export.validate.findings import tap_names
+from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import save_checkpoint
 
 ENCODER_DECODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder-decoder"]

@@ -19,10 +19,9 @@ from export.validate import compare, validate_command
 from export.validate.cases import Case, grid, reference_taps
 from export.validate.engines.protocol import Unavailable
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.findings import tap_names
-from export.validate.origin import check, hugging_face
+from export.validate.origin import Origin, check, hugging_face
 from export.validate.origin.check import CHECKPOINT, compare_with_origin
-from export.validate.origin.protocol import Origin
+from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import Options

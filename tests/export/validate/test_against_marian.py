@@ -19,10 +19,9 @@ from small_models import encoder_decoder
 
 from export import export_onnx
 from export.validate import compare
-from export.validate.engines import kernel
+from export.validate.engines import onnxruntime_engine
 from export.validate.origin.check import CHECKPOINT
-from export.validate.origin.marian_file import read_marian
-from export.validate.origin.marian_network import MarianNetwork
+from export.validate.origin.marian import MarianNetwork, read_marian
 from mlx_transformer import UserError
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -90,7 +89,7 @@ def test_integers_are_judged_by_exact_integers_and_the_kernel_is_named(target: s
     searched = {check.runtime: check for check in report.tokens if check.search == "marian: greedy"}
     assert searched["onnxruntime:cpu:all:int8"].passed, searched
     assert all(point.passed for point in report.points if point.path == "on its integers")
-    assert f"integer kernel of ONNX Runtime here: {kernel.EXACT}" in report.against
+    assert f"integer kernel of ONNX Runtime here: {onnxruntime_engine.EXACT}" in report.against
     assert any("Marian's engine on AVX2" in line for line in report.against)
 
 
@@ -103,10 +102,10 @@ def test_the_kernel_is_told_by_its_sums(monkeypatch: pytest.MonkeyPatch) -> None
             pairs = np.full((len(feed["x"]), 64), (64 // 2) * ((1 << 15) - 1), np.int32)
             return [pairs]
 
-    integer_kernel = kernel.integer_kernel.__wrapped__  # its answer is kept
-    assert integer_kernel() in (kernel.EXACT, kernel.SATURATING)
-    monkeypatch.setattr(kernel.ort, "InferenceSession", Saturating)
-    assert integer_kernel() == kernel.SATURATING
+    integer_kernel = onnxruntime_engine.integer_kernel.__wrapped__  # its answer is kept
+    assert integer_kernel() in (onnxruntime_engine.EXACT, onnxruntime_engine.SATURATING)
+    monkeypatch.setattr(onnxruntime_engine.ort, "InferenceSession", Saturating)
+    assert integer_kernel() == onnxruntime_engine.SATURATING
 
 
 @pytest.mark.parametrize("integers", [False, True])

@@ -18,9 +18,9 @@ from waiting import PATIENCE, until
 from web_package import write_web_package
 
 from export.validate import validate_command
-from export.validate.engines import Node, Unavailable, browser, web_host
-from export.validate.engines.browser import Browser, find_browser
-from export.validate.engines.webgpu_engine import placed
+from export.validate.engines import Node, Unavailable, web_host
+from export.validate.engines.graph_runtimes import placed
+from export.validate.engines.web_host import Browser, find_browser
 from mlx_transformer.core.config import TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -151,7 +151,7 @@ def test_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_browser()
     monkeypatch.delenv("CHROMIUM")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(browser, "MAC_APPS", ())
+    monkeypatch.setattr(web_host, "MAC_APPS", ())
     with pytest.raises(Unavailable, match=r"needs Chromium or Chrome: there is no chromium or .*; install one"):
         find_browser()
     (tmp_path / "google-chrome").touch(0o755)
@@ -233,7 +233,7 @@ def test_it_ends_with_the_program(ending: str, playing, package: Path, temporary
     code = f"""
         import pathlib, tempfile, time
         tempfile.tempdir = {str(temporary)!r}
-        from export.validate.engines.browser import Browser
+        from export.validate.engines.web_host import Browser
         opened = Browser(pathlib.Path({str(package)!r}), 1)
         print(opened.process.pid, flush=True)
         {"opened.request({'open': 'x', 'data': []}); time.sleep(300)" if ending == "Ctrl-C" else "1 / 0"}

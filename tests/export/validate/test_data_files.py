@@ -17,7 +17,7 @@ from export.package.weights import ALIGNMENT
 from export.search import export_search
 from export.targets.table import TARGETS
 from export.validate import compare, validate_command
-from export.validate.checks.data_files import LISTED, DataFile, data_files
+from export.validate.checks.weights import LISTED, DataFile, data_files
 from export.validate.engines import open_engine
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig

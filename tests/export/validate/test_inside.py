@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from small_models import configs, random_weights
 
-from export.validate.findings import inner_names, tap_names
-from export.validate.locate.inside import HEADS, OPERATIONS, makers, modules_between, operation
+from export.validate.points import HEADS, OPERATIONS, inner_names, makers, modules_between, operation, tap_names
 from export.validate.reference import Reference
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes

@@ -10,8 +10,7 @@ from small_models import SIZES, configs
 
 from export.validate.cases import Case
 from export.validate.engines import open_engine
-from export.validate.findings import inner_names, tap_names
-from export.validate.locate.inside import positions_first
+from export.validate.points import inner_names, positions_first, tap_names
 from export.validate.rule import Deviation, Measurement, Truth
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig

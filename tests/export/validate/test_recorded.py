@@ -9,7 +9,7 @@ import pytest
 from marian_models import SIZES, write_model
 from published_folders import checkpoint
 
-from export.validate.origin.recorded import recorded
+from export.validate.origin.check import recorded
 from mlx_transformer import UserError
 from mlx_transformer.convert import import_marian
 

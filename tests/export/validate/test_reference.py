@@ -1,19 +1,26 @@
 """The NumPy reference against formulas written out by hand, published numbers, and what the architecture promises."""
 
 import math
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from options import fitted
+from random_models import random_weights
 from small_models import CHOICES
 
-from export.validate.reference import Reference
+from export.validate import compare
+from export.validate.reference import Reference, network
 from export.validate.reference import layers as reference
 from export.validate.reference.layers import attention
 from mlx_transformer.core import positions as stored
+from mlx_transformer.core.checkpoint import WEIGHTS, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.stored import Stored
 
 RNG = np.random.default_rng
 
@@ -247,3 +254,34 @@ def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:
             plain.weights[name] = plain.weights[name] * 2.0
     ids = RNG(6).integers(3, 17, (2, 5))
     np.testing.assert_allclose(scaled(ids, ids), plain(ids, ids), rtol=1e-9)
+
+
+LARGE = TransformerConfig(
+    vocab_size=2000, d_model=256, heads=4, d_ff=1024, encoder_layers=2, decoder_layers=2, max_positions=40
+)
+"""19 MB of weights, each layer a small part of them."""
+
+
+def test_large_weights_are_read_when_a_layer_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, ids = replace(LARGE, output_bias=True), np.arange(12).reshape(2, 6) + 3
+    weights = random_weights(config, 1)
+    kept = Reference(config, weights)(ids, ids)
+    monkeypatch.setattr(network, "KEPT", 0)
+    monkeypatch.setattr(network, "PART", 1 << 16)  # a matrix in several parts
+    later = Reference(config, {name: Stored(x.shape, x.dtype, x.copy) for name, x in weights.items()})
+    np.testing.assert_allclose(later(ids, ids), kept, rtol=0, atol=1e-12)
+    later.weights["output_proj.bias"] = weights["output_proj.bias"].astype(np.float64) + 1
+    np.testing.assert_allclose(later(ids, ids), kept + 1, rtol=0, atol=1e-12)
+
+
+def test_a_proof_needs_little_memory_beyond_the_runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the runtime is the reference itself, in float32."""
+    monkeypatch.setattr(network, "KEPT", 1 << 20)
+    folder = save_checkpoint(tmp_path / "model", LARGE, random_weights(LARGE, 1))
+    tracemalloc.start()
+    try:
+        assert compare(folder, None, ["reference"], seed=1, longest=8, searches=False).equal
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * (folder / WEIGHTS).stat().st_size

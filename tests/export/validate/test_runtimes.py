@@ -20,9 +20,8 @@ from export.__main__ import main as export_main
 from export.runtime.sessions import open_session, session_options
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
-from export.validate.engines import Engine, Node, Placement, Unavailable, mlx_engine, open_engine
+from export.validate.engines import ENGINES, Engine, Node, Placement, Unavailable, mlx_engine, open_engine
 from export.validate.engines.onnxruntime_engine import OnnxRuntimeEngine, open_changed
-from export.validate.engines.registry import ENGINES
 from export.validate.engines.web_host import NODE_BUILD, find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
@@ -134,7 +133,7 @@ def test_explain_says_the_rule_with_the_codes_numbers(capsys: pytest.CaptureFixt
     named = [line.split()[0].split(":") for line in text.partition("\nRuntimes\n")[2].splitlines()]
     assert {runtime for runtime, *_ in named} == ENGINES.keys()
     for runtime, *options in named:
-        assert len(options) <= len(ENGINES[runtime])
+        assert len(options) <= len(ENGINES[runtime].words)
     assert "float32   cpu     2^-24     4    8" in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -262,7 +261,7 @@ def test_the_operators_specification_agrees(exported: tuple[Path, Path]) -> None
 def test_the_evaluator_refuses_large_models(
     exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("export.validate.engines.evaluator_engine.MOST_PARAMETERS", 10_000)
+    monkeypatch.setattr("export.validate.engines.graph_runtimes.MOST_PARAMETERS", 10_000)
     assert validate_command(*exported, runtimes=["evaluator"]) == 2
     assert "million parameters; onnx's ReferenceEvaluator is plain Python" in capsys.readouterr().err
 

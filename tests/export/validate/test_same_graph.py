@@ -25,10 +25,9 @@ from export import export_onnx, export_search
 from export.graph.protos import all_nodes, inner_graphs
 from export.runtime.folder import precisions
 from export.validate import compare
-from export.validate.checks.expected_graphs import expected_graphs
-from export.validate.checks.same_graph import Comparison
+from export.validate.checks.same_graph import Comparison, expected_graphs
 from export.validate.engines import open_engine
-from export.validate.engines.onnx_engine import OnnxFiles
+from export.validate.engines.stored import OnnxFiles
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, SIGNED, SYMMETRIC, Int8Scales, ProductScales

@@ -11,7 +11,7 @@ from random_models import random_weights
 from export import export_onnx
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
-from export.validate.checks.second_look import DRAWS, Reordered, SecondLook
+from export.validate.checks.judging import DRAWS, Reordered, SecondLook
 from export.validate.engines.protocol import Capabilities
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.reference import Reference

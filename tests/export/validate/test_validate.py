@@ -19,7 +19,7 @@ from export.validate.cases import Case, grid, tokenised
 from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders
 from export.validate.engines import Unavailable, open_engine
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.findings import tap_names
+from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from waiting import PATIENCE, until
 
 from export.request import SENTENCE_EMBEDDING
 from export.validate import Report, compare, validate_command
-from export.validate.engines.webgpu_engine import PROVIDER
+from export.validate.engines.graph_runtimes import PROVIDER
 from export.validate.rule import BUDGETS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
@@ -128,8 +128,7 @@ def test_it_ends_with_the_program_however_that_ends(name: str, tmp_path: Path) -
     code = """
         import sys, tempfile, time
         tempfile.tempdir = sys.argv[1]
-        from export.validate.engines.browser import Browser
-        from export.validate.engines.web_host import find_package
+        from export.validate.engines.web_host import Browser, find_package
         opened = Browser(find_package("webgpu"), 1)
         print("opened", flush=True)
         time.sleep(300)

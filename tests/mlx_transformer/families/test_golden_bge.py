@@ -17,7 +17,7 @@ from export import OnnxTransformer, export_onnx
 from export.request import TEXT_OUTPUTS
 from export.validate import compare
 from export.validate.reference import Reference
-from export.validate.reference.vectors import MADE
+from export.validate.reference.layers import MADE
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer import Transformer
 from mlx_transformer.cli import main

@@ -19,7 +19,7 @@ from random_models import write_model
 from small_checkpoint import CONFIG, weights
 from waiting import PATIENCE
 
-from export.validate.origin.recorded import recorded
+from export.validate.origin.check import recorded
 from mlx_transformer.convert import import_huggingface, import_marian, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig

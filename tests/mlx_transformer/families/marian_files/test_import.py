@@ -1,6 +1,6 @@
 """`import` of Marian's own files gives the network that they mean.
 
-The judge is `export/validate/origin/marian_network.py`, which reads the files by their own names, in float64.
+The judge is `export/validate/origin/marian.py`, which reads the files by their own names, in float64.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from marian_checks import SOURCES, TARGETS, model_file, network
 from marian_models import KINDS, SIZES, STUDENT, bin_bytes, model_items, npz_bytes, shortlist, vocabulary, write_model
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
-from export.validate.origin.marian_network import MarianNetwork
-from export.validate.reference import Reference, sublayers
+from export.validate.origin.marian import MarianNetwork
+from export.validate.reference import Reference
+from export.validate.reference import network as reference_module
 from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -42,7 +43,7 @@ def exact_positions(monkeypatch: pytest.MonkeyPatch) -> None:
         angle = positions[..., None] * frequencies
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
-    monkeypatch.setattr(sublayers, "sinusoid", sinusoid)
+    monkeypatch.setattr(reference_module, "sinusoid", sinusoid)
 
 
 def difference(checkpoint: Path, judge: MarianNetwork, **changes: Any) -> float:

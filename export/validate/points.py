@@ -1,28 +1,60 @@
-"""The points inside the sub-layers, the same names on all sides, and the operation that each one is the result of.
+"""The named points of the network, the same on all sides, and the operation that makes each one.
 
-attention       query_proj key_proj value_proj [query_norm key_norm] queries keys values scores weights context, then
-                the tap itself
-SSRU            input_proj forget_proj states state (the last, which is kept), then the tap itself
-feed-forward    up_proj gate_proj inner, then the tap itself
-around each     X.residual (the sum), X_norm (the norm of sub-layer X)
-embedding       rows scaled, then the tap itself, and that of its norm where there is one
+Taps, in the order of the data:
 
-A point that belongs to keys or values has a name that begins so: in cross-attention it has the source's positions.
+    encoder.embedding  encoder.layers.0.self_attention  encoder.layers.0.feed_forward  encoder.layers.0  encoder.norm
+    decoder.embedding  decoder.layers.0.self_attention  decoder.layers.0.cross_attention  ...  decoder.norm  logits
 
-A point is judged on the reference's own inputs: all points before it are replaced by the reference's values, so what is
-wrong at a point was done wrong there.
+Points inside the sub-layers:
+
+    attention       query_proj key_proj value_proj [query_norm key_norm] queries keys values scores weights context,
+                    then the tap itself
+    SSRU            input_proj forget_proj states state (the last state, which is kept), then the tap itself
+    feed-forward    up_proj gate_proj inner, then the tap itself
+    around each     X.residual (the sum), X_norm (the norm of sub-layer X)
+    embedding       rows scaled, then the tap itself, and the tap of its norm if there is one
+
+Names of points that belong to keys or values begin with "key" or "value": in cross-attention they have the source's
+positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+
+from .reference import Reference
+
+
+def tap_names(config: TransformerConfig) -> list[str]:
+    """Name the taps of a full pass."""
+    return list(_points(config, inner_points=False))
+
+
+def inner_names(config: TransformerConfig) -> list[str]:
+    """Name all points, those inside the sub-layers included; the source's keys and values come first."""
+    return list(_points(config, inner_points=True))
+
+
+@cache
+def _points(config: TransformerConfig, inner_points: bool) -> tuple[str, ...]:
+    """Collect the names that the reference passes to its tap, with an empty batch and weights that take no memory."""
+    weights = {name: np.broadcast_to(0.0, shape) for name, shape in parameter_shapes(config).items()}
+    ids = np.zeros((0, 1), np.int64)
+    names: list[str] = []
+    reference = Reference(config, weights, inner_points=inner_points)
+    reference(
+        ids, ids if config.architecture == "encoder-decoder" else None, tap=lambda name, value: names.append(name)
+    )
+    return tuple(names)
+
 
 Array = NDArray
 
@@ -57,11 +89,11 @@ OPERATIONS = {
 
 
 HEADS = ("queries", "keys", "values")
-"""The input of the attention itself, no module."""
+"""The inputs of the attention itself, which is no module."""
 
 
 def operation(point: str, config: TransformerConfig) -> str:
-    """Say in words what makes this point out of those before it."""
+    """Say in words which operation computes this point."""
     last = point.rpartition(".")[2]
     if last == "scores" and (scale := config.at(point).attention_scale) is not None:
         return f"scores: Q K^T times {scale:g}"
@@ -82,10 +114,10 @@ def operation(point: str, config: TransformerConfig) -> str:
 
 
 def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
-    """Return {point: the module with parameters that makes it}.
+    """Return {point: the module with parameters that computes it}.
 
-    A module makes the point of its own name; where that is none, the point of the module that it is the last part of,
-    as an attention's output projection does.
+    A module computes the point of its own name. If there is none, it computes the point of the module that it ends, as
+    an attention's output projection does.
     """
     known, modules = set(points), {}
     for module in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
@@ -94,9 +126,9 @@ def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
 
 
 def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module, point before it, point that it makes) of each of `makers`, in the order of the points.
+    """Yield (module, point before it, point that it computes) for each of `makers`, in the order of the points.
 
-    The point before it is named where no module makes it: a sum, an activation, heads merged.
+    The point before it is named only if no module computes it: a sum, an activation, heads merged.
     """
     parameters = list(parameters)
     made = makers(points, parameters)
@@ -109,15 +141,5 @@ def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterato
 
 
 def positions_first(value: Array) -> Array:
-    """Turn (B,H,L,d) into (B,L,H,d): where there are heads, they come first. A state (B,D) is of one position."""
+    """Put positions first: (B,H,L,d) -> (B,L,H,d); a state (B,D) is one position."""
     return value.swapaxes(1, 2) if value.ndim == 4 else value[:, None] if value.ndim == 2 else value
-
-
-def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray[np.bool_]:
-    """Return (B,L), the positions of a point that count. `part`: the decoder's positions in this pass, if not all."""
-    of_keys = point.rpartition(".")[2].startswith(("key", "value"))
-    if point.startswith("encoder.") or ("cross_attention" in point and of_keys):
-        return case.source_real
-    real = case.valid("logits")
-    stop = real.shape[1] if part is None else part.stop
-    return real[:, stop - length : stop]

@@ -1,34 +1,122 @@
-"""ONNX files that others exported from the same checkpoint (Optimum, torch), judged by their logits alone.
+"""Files run by ONNX Runtime that show nothing from inside: one file with the search, and other exporters' files.
 
-A folder with encoder_model.onnx and decoder_model.onnx, or one file with the whole network. Inputs and outputs are
-found by Hugging Face's names; `names` maps these to those of the file: {"input_ids": "src", "logits": "output"}.
+A file with the search inside (`export --search`) gives tokens and scores, and its weights can be read. No logits come
+out, and none are needed: how far a logit may be off, and so what counts as a tie, depends on the inputs and the
+precision only.
+
+Other exporters' files (Optimum, torch) of the same checkpoint give logits. They are a folder with encoder_model.onnx
+and decoder_model.onnx, or one file with the whole network. Inputs and outputs have Hugging Face's names; `names` maps
+these to the file's own: {"input_ids": "src", "logits": "output"}.
 
     input_ids, attention_mask (B,S) -> last_hidden_state (B,S,D)
     input_ids (B,T), encoder_attention_mask, encoder_hidden_states -> logits (B,T,V)          the decoder's file
     input_ids, attention_mask[, decoder_input_ids][, position_ids] -> logits                  the whole network
 
-Nothing inside is known, so weights, taps, caches and searches aren't compared, and the report says so.
+Nothing inside these has a known name, so weights, taps, caches and searches aren't compared, and the report says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.graph.protos import metadata_of, read_model
 from export.interface import DECODER_FIRST, ENCODER, HUGGING_FACE, MODEL, SOURCE_NAMES
+from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import open_session, session_options
+from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, int8_scales_of
+from export.search.runtime import SearchModel
 from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG
+from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
 
-from .onnxruntime_engine import WholeEngine
-from .protocol import Capabilities
-from .search_engine import is_search
+from .onnx_engine import check_same_model
+from .onnxruntime_engine import (
+    EXACT,
+    PROVIDERS,
+    integer_kernel,
+    open_changed,
+    provider_of,
+    threads_in_words,
+)
+from .protocol import Capabilities, Engine, Placement
+from .stored import OnnxFiles
+
+
+class WholeEngine(Engine):
+    """ONNX Runtime over files that show nothing from inside."""
+
+    name = "onnxruntime"
+    provider = PROVIDERS["cpu"]
+    threads: int | None
+    compared: str
+    """In words, which results are compared."""
+
+    def details(self) -> dict[str, str]:
+        return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": self.compared}
+
+    def placement(self) -> Placement:
+        libraries = {"onnxruntime": ort.__version__}
+        return Placement(self.name, self.provider, "none", threads_in_words(self.threads), libraries)
+
+
+def is_search(path: Path) -> bool:
+    """Return whether `export_search` wrote this file."""
+    try:
+        return CONFIG in metadata_of(read_model(path))
+    except UserError:
+        return False
+
+
+class SearchEngine(WholeEngine, OnnxFiles):
+    """ONNX Runtime over one file."""
+
+    compared = "weights, tokens, scores"
+
+    def __init__(self, checkpoint: Checkpoint, path: Path, device: str = "cpu", threads: int | None = None):
+        self.provider = provider_of(device)
+        self.model = SearchModel(path, threads=threads, providers=[self.provider])
+        self.model.shortlist = None  # searches are compared among all tokens
+        if self.model.takes_text:
+            raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
+        check_same_model(self.model, checkpoint)
+        self.checkpoint, self.config, self.device, self.threads = checkpoint, self.model.config, device, threads
+        metadata = self.model.session.get_modelmeta().custom_metadata_map
+        self.precision = metadata.get(PRECISION, "float32")
+        if self.precision in IN_BLOCKS:
+            self.activations = metadata.get(ACTIVATIONS, DEFAULT_ACTIVATIONS)
+        if (scales := int8_scales_of(metadata, self.config, path)) is not None:
+            self.int8_scales = scales
+        among = "candidates" in self.model.ports.input_names
+        self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}, among=among), {}
+
+    @property
+    def sums_in_16_bits(self) -> bool:
+        return self.device == "cpu" and self.int8_scales.may_overflow and integer_kernel() != EXACT  # in its loop
+
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
+        """Open a part of the file; the whole file is open already."""
+        if model is None:
+            return self.model.session
+        options = session_options(self.threads, activations=self.activations)
+        return open_changed(model, path, options, [self.provider])
+
+    def _hypotheses(
+        self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
+    ) -> list[list[Hypothesis]]:
+        # Every option is given, so that none is taken from the file's own settings.
+        if options.max_new_tokens is None and not options.max_length_factor and candidates is None:
+            return self.model.without_limit(list(sources), options)
+        return self.model.search(list(sources), candidates=candidates, **vars(options))
+
 
 Array = NDArray
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float)": np.float32}
@@ -36,7 +124,7 @@ INPUT_ROLES, OUTPUT_ROLES = HUGGING_FACE
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a path is an ONNX file, or a folder of them, that this project didn't export."""
+    """Return whether a path is another exporter's ONNX file, or folder of them."""
     if path.suffix == ".onnx":
         return path.is_file() and not is_search(path)
     has_config = any((place / ONNX_CONFIG).is_file() for place in (path, path / "onnx", path.parent))
@@ -44,7 +132,7 @@ def is_foreign(path: Path) -> bool:
 
 
 class ForeignEngine(WholeEngine):
-    """ONNX Runtime on the CPU over files that this project didn't export."""
+    """ONNX Runtime on the CPU over another exporter's files."""
 
     compared = "logits of one full pass alone"
     capabilities = Capabilities(shows="logits")
@@ -99,7 +187,7 @@ class ForeignEngine(WholeEngine):
 
 
 def parse_names(text: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Read "input_ids=src,logits=output" as a dictionary; one that is a dictionary stays it."""
+    """Parse "input_ids=src,logits=output" to a dictionary; a mapping is copied."""
     if isinstance(text, Mapping):
         return dict(text)
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
