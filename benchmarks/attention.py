@@ -27,7 +27,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THRE
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
-from mlx_transformer.blas import set_blas_threads, use_fast_blas  # noqa: E402
+from mlx_transformer.device import set_blas_threads, use_fast_blas  # noqa: E402
 from mlx_transformer.nn.attention import attention, attention_weights  # noqa: E402
 from mlx_transformer.system.machine import usable_cores, versions  # noqa: E402
 

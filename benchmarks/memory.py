@@ -22,8 +22,8 @@ from engines.process import last_line
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.core.sentencepiece import NORMAL, Piece, SentencePiece
 from mlx_transformer.system.tensors import read_tensors, write_tensors
+from mlx_transformer.text.sentencepiece import NORMAL, Piece, SentencePiece
 
 LIMIT = 1.2
 EXPORTS = ["portable:float32", "cpu:float32", "cpu:int8", "web:float16", "web:int8", "web:int4"]

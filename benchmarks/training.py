@@ -132,7 +132,7 @@ def mlx_step(preset: str, variant: str) -> tuple[Callable[[], None], int, Callab
 
     from mlx_transformer.core.config import TransformerConfig
     from mlx_transformer.data.batches import Batch
-    from mlx_transformer.data.packed import PackedBatches
+    from mlx_transformer.data.documents import PackedBatches
     from mlx_transformer.nn import Transformer
     from mlx_transformer.nn.checkpointing import checkpoint_layers
     from mlx_transformer.training.optimizers import Optimizer
@@ -165,7 +165,7 @@ def mlx_nn_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], floa
     import mlx.nn as nn
     import mlx.optimizers as optim
 
-    from mlx_transformer.blas import set_blas_threads, use_fast_blas
+    from mlx_transformer.device import set_blas_threads, use_fast_blas
     from mlx_transformer.system.machine import usable_cores
 
     use_fast_blas()
@@ -239,7 +239,7 @@ def torch_step(preset: str, compiled: bool = False) -> tuple[Callable[[], None],
 
 
 def described() -> str:
-    from mlx_transformer.blas import use_fast_blas
+    from mlx_transformer.device import use_fast_blas
     from mlx_transformer.system.machine import usable_cores, versions
 
     found = versions()

@@ -129,7 +129,7 @@ class Text:
     """Sentences of a file, shortest first, as ids of a checkpoint's tokenizer."""
 
     def __init__(self, checkpoint: Path, file: Path, references: Path | None, most: int):
-        from mlx_transformer.core.tokenizer import Tokenizer
+        from mlx_transformer.text.tokenizer import Tokenizer
 
         self.tokenizer = Tokenizer.load(checkpoint / "tokenizer.json")
         lines = file.read_text(encoding="utf-8").splitlines()[:most]
@@ -143,7 +143,7 @@ class Text:
 
     def bleu(self, result: Measured, cells: list[Cell], task: Task) -> dict[int, float]:
         """By beam: of the outputs in the largest batches."""
-        from mlx_transformer.generation.scoring import score
+        from mlx_transformer.generation.evaluate import score
 
         found = {}
         for cell in sorted(cells, key=lambda cell: cell.batch):

@@ -23,7 +23,7 @@ defer()
 # Loaded on first use: building needs no ONNX Runtime, running no onnx.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from mlx_transformer.system.version import __version__ as __version__
+    from mlx_transformer.system.machine import __version__ as __version__
 
     from .package import export_onnx as export_onnx
     from .package.marian_scales import marian_scales as marian_scales
@@ -39,6 +39,6 @@ else:
             "export_search": ".search",
             "OnnxTransformer": ".runtime",
             "SearchModel": ".search",
-            "__version__": "mlx_transformer.system.version",
+            "__version__": "mlx_transformer.system.machine",
         },
     )

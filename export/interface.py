@@ -1,4 +1,8 @@
-"""The inputs and outputs of every graph: names, types and axes, declared once. No ONNX here, and no arrays.
+"""The settings of a search that are inputs of its graph, and the defaults that a file has; see `options.py`.
+
+The request that graphs are made for: a model, and what was asked of its package. No ONNX here.
+
+The inputs and outputs of every graph: names, types and axes, declared once. No ONNX here, and no arrays.
 
 A `Port` is one input or output of one graph. Its `value` says what flows there and is the same word in every graph; its
 `name` is that graph's, for Optimum, transformers.js and genai look for theirs. Graphs are built from these tables, run
@@ -13,16 +17,118 @@ they have there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from export.request import CROSS_ATTENTION, TEXT_OUTPUTS, Request
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import SPANS
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
+from mlx_transformer.decoding.options import ID_FIELDS, PENALTY_OFFSETS, Options
 
 if TYPE_CHECKING:
-    from mlx_transformer.core.pooling import Kind
+    from mlx_transformer.core.heads import Kind
+    from mlx_transformer.core.text_embedding import TextEmbedding
+
+
+class Setting(NamedTuple):
+    """A setting of a search that is an input of its graph, with the default that the file has."""
+
+    dtype: str
+    default: Any
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    """The shape of the default; each of its axes may be longer in a run."""
+
+
+_USUAL = Options()
+KINDS = {
+    "int64": ("beam", "n_best", "min_new_tokens", "top_k", "seed", "no_repeat_ngram"),
+    "float32": ("length_penalty", "temperature", "top_p", "repetition_penalty", "max_length_factor"),
+    "bool": ("early_stopping", "sample", "heuristic_stop", "forced_end"),
+}
+SETTINGS = {
+    **{name: Setting(dtype, getattr(_USUAL, name)) for dtype, names in KINDS.items() for name in names},
+    **{name: Setting("int64", getattr(_USUAL, name), (name,), (0,)) for name in ID_FIELDS},
+    "start_id": Setting("int64", -1),
+    "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
+    "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
+    "rows": Setting("int64", -1, ("rows",), (1,)),
+    "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
+    "candidates": Setting("int64", -1, ("candidate_rows", "candidates"), (1, 0)),
+    "banned_sequences": Setting("int64", -1, ("banned_sequences", "banned_length"), (0, 1)),
+}
+"""Their meaning is in `search/options.py`."""
+TEXT_SETTINGS = {name: Setting("int64", 0, (name,), (0,)) for name in ("source_prefix", "source_suffix")}
+"""More of a graph that takes text: ids before and behind those of each line, such as its language's."""
+
+
+CROSS_ATTENTION = "cross_attention"
+"""The name of the decoders' optional output `attention` (rows, T, S): from where in the source one layer read each
+token's row. Also its key in mlx_transformer.json."""
+INPUTS_EMBEDS = "inputs_embeds"
+"""The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+DIMENSIONS = "dimensions"
+"""The key in mlx_transformer.json of a folder whose vectors are cut."""
+BY_TOKEN = "row_per_token"
+"""The key in mlx_transformer.json of a folder whose encoder alone has a row for each token."""
+SENTENCE_EMBEDDING = "sentence_embedding"
+"""The name of an encoder's optional output `vector` (rows, W), a text's, and its key in mlx_transformer.json."""
+TEXT_OUTPUTS: dict[Kind, str] = {"dense": SENTENCE_EMBEDDING, "sparse": "token_weights", "multi": "token_vectors"}
+"""All such outputs by what they give of a text; of its tokens (rows, L) and (rows, L, W), 0 on padding, and `multi` on
+the first token too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The request that graphs are made for: a model, and what was asked of its package."""
+
+    config: TransformerConfig
+    inputs_embeds: bool = False
+    """The encoder reads vectors in place of ids."""
+    attention_layer: int | None = None
+    """The layer whose cross-attention the decoders return; None: they return none."""
+    text: bool = False
+    """The search takes and returns strings."""
+    embedding: TextEmbedding | None = None
+    """The vectors that an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+    dimensions: int | None = None
+    """Numbers of a text's vector, where they are fewer than the checkpoint's."""
+    by_token: bool = False
+    """The graph of an encoder alone has a row for each token: a fact of the target."""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], config: TransformerConfig) -> Request:
+        """Read what mlx_transformer.json says of a folder's graphs. `ValueError` for a layer that isn't there."""
+        layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
+        if layer is not None and layer not in range(config.decoder_layers):
+            raise ValueError(f"there is no decoder layer {layer!r}")
+        vectors = values.get(INPUTS_EMBEDS) is True
+        made = values.get(SENTENCE_EMBEDDING)
+        embedding = None if made is None else _embedding(**made)
+        by_token = values.get(BY_TOKEN) is True
+        fields = {"inputs_embeds": vectors, "attention_layer": layer, "embedding": embedding, "by_token": by_token}
+        fields |= {"dimensions": values.get(DIMENSIONS)}
+        return cls(config=config, **fields)
+
+    def written(self) -> dict[str, Any]:
+        """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""
+        attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
+        facts = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
+        facts |= {BY_TOKEN: True} if self.by_token else {}
+        facts |= {DIMENSIONS: self.dimensions} if self.dimensions is not None else {}
+        if (e := self.embedding) is None:
+            return {**attention, **facts}
+        made = {"pooling": [*e.pooling], "dense": [asdict(layer) for layer in e.dense], "normalize": e.normalize}
+        made |= {name: getattr(e, name) for name in e.kinds[1:]}
+        return {**attention, **facts, SENTENCE_EMBEDDING: made}
+
+
+def _embedding(pooling: list[Any], dense: list[dict[str, Any]], **more: Any) -> TextEmbedding:
+    from mlx_transformer.core.text_embedding import Dense, TextEmbedding  # of few models
+
+    return TextEmbedding(pooling=tuple(pooling), dense=tuple(Dense(**layer) for layer in dense), **more)
+
 
 Axis = str | int
 """A name: any extent, equal wherever it stands; a number: this one."""
@@ -292,7 +398,7 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
 
 
 def search(r: Request) -> Ports:
-    from export.search_inputs import SETTINGS, TEXT_SETTINGS  # no other graph has them
+    # no other graph has them
 
     rows = (BATCH, "n_best")
     known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from .commands.models import open_model as open_model
     from .commands.models import serve as serve
     from .core.config import TransformerConfig as TransformerConfig
-    from .core.tokenizer import Tokenizer as Tokenizer
     from .runtime.transformer import Transformer as Transformer
     from .system.errors import UserError as UserError
-    from .system.version import __version__ as __version__
+    from .system.machine import __version__ as __version__
+    from .text.tokenizer import Tokenizer as Tokenizer
     from .training.trainer import train as train
 
     validate = _compare_points
@@ -50,8 +50,8 @@ else:
             "OnnxTransformer": "export.runtime",
             "SearchModel": "export.search",
             "TransformerConfig": ".core.config",
-            "Tokenizer": ".core.tokenizer",
+            "Tokenizer": ".text.tokenizer",
             "UserError": ".system.errors",
-            "__version__": ".system.version",
+            "__version__": ".system.machine",
         },
     )

@@ -69,7 +69,7 @@ WAY = r"""
 set -e
 program="python3 -m mlx_transformer"
 cd /tmp
-python3 -c 'from mlx_transformer.blas import use_fast_blas; print("BLAS:", use_fast_blas())'
+python3 -c 'from mlx_transformer.device import use_fast_blas; print("BLAS:", use_fast_blas())'
 for i in $(seq 12); do
   day=$((i % 28 + 1)) year=20$((i + 20))
   echo "May $day, $year" >>en

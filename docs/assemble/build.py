@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from export.explain import page as walk_page
-from export.explain.shipped import shipped
+from export.explain.inside import shipped
 
 from .api import api_pages
 from .captions import beside, palette, within

@@ -10,9 +10,8 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.attention import Attention, attention, attention_weights, split_heads
-from mlx_transformer.nn.layers import DecoderLayer
+from mlx_transformer.nn.layers import DecoderLayer, no_tap
 from mlx_transformer.nn.parameters import named_parameters
-from mlx_transformer.nn.taps import no_tap
 
 from .cost import multiplications
 from .drawing import SERIES, canvas, draw_key, heat_map, label_cells, logarithmic, write_cells

@@ -15,10 +15,9 @@ from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.layers import DecoderLayer, EncoderLayer
+from mlx_transformer.nn.layers import DecoderLayer, EncoderLayer, Tap, no_tap
 from mlx_transformer.nn.masks import Mask
 from mlx_transformer.nn.positions import Rotation
-from mlx_transformer.nn.taps import Tap, no_tap
 
 from .drawing import canvas, curves, draw_key, heat_map, logarithmic
 from .measure import largest, number

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.greedy import Greedy
+from mlx_transformer.decoding.greedy import Greedy
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.layers import Decoder, Encoder
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.nn.attention import Attention, attention_weights
 from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.runtime.transformer import Transformer, load
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .drawing import INK, SERIES, canvas, draw_key, heat_map, label_cells, label_offsets
 from .row import RECORDED, Found, Row

@@ -14,8 +14,8 @@ from export.validate.engines import full_name
 from export.validate.opening import RUNTIMES, Opened, open_model
 from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim, page_kind
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.families.conversion import as_checkpoint
-from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import (
     SOURCE_LANGUAGE,
     TARGET_LANGUAGE,
@@ -28,11 +28,10 @@ from mlx_transformer.system.fields import changed
 from mlx_transformer.system.progress import quiet_progress
 
 from .content import content
+from .inside import shipped
 from .page import links_from, page
 from .payload import ROOM, walked
-from .sentence import CONTINUATION, read_sentence
-from .shipped import shipped
-from .trace import trace
+from .sentence import CONTINUATION, read_sentence, trace
 
 
 def explain(

@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from export.validate.opening import Opened
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import alignment_layer, words_of
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
-from .sentence import ExplainedSentence
-from .trace import Trace, gives_words, most_likely, norms, probabilities, written_by
+from .sentence import ExplainedSentence, Trace, gives_words, most_likely, norms, probabilities, written_by
 
 FINE, COARSE = 16, 8
 """Bits of a weight: four decimals, or two."""

@@ -17,8 +17,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 
 from .content import NAMED, NAMES
-from .sentence import ExplainedSentence
-from .trace import Trace, norms, probabilities
+from .sentence import ExplainedSentence, Trace, norms, probabilities
 
 FORMATS = ("png", "svg")
 HIGH, GOOD, SOFT = "#14508f", "#2f7d4f", "#5c6470"

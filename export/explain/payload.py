@@ -24,9 +24,9 @@ from mlx_transformer.core.parameters import (
     target_embedding_name,
 )
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import SPLIT_PATTERN
 from mlx_transformer.generation.embed import prepared
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import SPLIT_PATTERN
 
 from .content import in_base64, pieces, token_text
 from .sentence import ExplainedSentence

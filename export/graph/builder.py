@@ -9,11 +9,12 @@ from typing import Any, Self
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
-from export.graph.remembered import RememberingBuilder
 from export.interface import GRAPHS, PARTS, SOURCE_NAMES, STATE, Ports, Request
 from export.nn.cache import KeyValues
 from export.nn.marks import FULL_PRECISION
 from export.nn.primitives import Op
+
+from .built import RememberingBuilder
 
 OPSET = 20
 IR_VERSION = 9

@@ -1,4 +1,9 @@
-"""Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+"""Taps: named points inside a forward pass. In a graph a tap is the name of a value, so it costs nothing.
+
+encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
+decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
+
+Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
 
 Shapes: B batch, S source, T target, L either, D model.
 
@@ -8,7 +13,7 @@ Shapes: B batch, S source, T target, L either, D model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import onnx_ir as ir
@@ -24,7 +29,19 @@ from .norms import make_norm
 from .positions import PositionIds, Positions, Rotation
 from .primitives import Op, scoped
 from .ssru import SSRU, LayerState
-from .taps import Tap, no_tap, within
+
+Tap = Callable[[str, ir.Value], None]
+
+
+def no_tap(name: str, value: ir.Value) -> None:
+    """Observe nothing: the default tap."""
+
+
+def within(tap: Tap, scope: str) -> Tap:
+    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
+    if tap is no_tap:
+        return no_tap
+    return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
 class EncoderLayer(nn.Module):

@@ -20,14 +20,13 @@ from .attention import Attention, MakeAttention
 from .cache import Cache
 from .classifier import Classifier, Product
 from .feedforward import ACTIVATIONS
-from .layers import Decoder, Encoder
+from .layers import Decoder, Encoder, Tap, no_tap, within
 from .marks import Role
 from .masks import padding_mask
 from .norms import make_norm
 from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
 from .rows import Rows, take
-from .taps import Tap, no_tap, within
 
 
 class Transformer(nn.Module):

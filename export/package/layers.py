@@ -27,7 +27,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.interface import MODEL, Request
-from export.precision.mlx_integers import unpack_on_load
+from export.precision.packed import unpack_on_load
 from export.precision.passes import lower
 from export.precision.table import Lowering
 from export.targets.portable.runtime import EncoderGraphs
@@ -35,10 +35,10 @@ from export.targets.table import target_of
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.int8_scales import layers_of
 from mlx_transformer.core.parameters import quantizable_shapes
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .plan import Plan
 from .quality import NEIGHBOURS, Text, nearest, shared_neighbours

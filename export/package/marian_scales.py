@@ -15,7 +15,7 @@ from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.int8_scales import Int8Scales, ProductScales, read_int8_scales
 from mlx_transformer.core.parameters import quantizable_shapes
-from mlx_transformer.families.marian_files.writing import multiplier
+from mlx_transformer.families.marian_files.conversion import multiplier
 
 from .fixed_scales import Trial, calibration_text
 from .plan import Plan

@@ -1,11 +1,18 @@
-"""The plan of an export, decided and checked as a whole before anything is written."""
+"""The facts about the graphs of an ONNX folder, read without their weights.
+
+The plan of an export, decided and checked as a whole before anything is written.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import onnx
+
+from export.graph.protos import all_nodes, metadata_of, read_model
 from export.interface import Request
 from export.precision.int8 import BY_ROW
 from export.precision.packed import check_integers
@@ -16,16 +23,52 @@ from export.targets.sentence_embedding import in_graph
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
+from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.int8_scales import Int8Scales
-from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.shortlist import open_shortlist
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
+from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .quality import LIMITS
+
+Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 8 x 64"
+
+
+def describe_graphs(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """Return {file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}} of
+    FOLDER/*.onnx and FOLDER/onnx/*.onnx, in the order of their names, or of one file; inputs and outputs are (name,
+    type, shape).
+
+    Nodes inside the branches of If are counted. Raises `UserError` for a file that is no ONNX model.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        return {folder.name: _facts(folder)}
+    files = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
+    return {str(file.relative_to(folder)): _facts(file) for file in files}
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    model = read_model(file)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return {
+        "nodes": sum(1 for _ in all_nodes(model.graph)),
+        "opset": next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
+        "inputs": [_value(value) for value in model.graph.input if value.name not in weights],
+        "outputs": [_value(value) for value in model.graph.output],
+        "metadata": metadata_of(model),
+    }
+
+
+def _value(value: onnx.ValueInfoProto) -> Value:
+    tensor = value.type.tensor_type
+    sizes = [d.dim_param or str(d.dim_value) if d.WhichOneof("value") else "?" for d in tensor.shape.dim]
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()  # pyright: ignore[reportArgumentType]
+    return value.name, dtype, " x ".join(sizes) or "scalar"
+
 
 LARGEST_TABLE = 1 << 28
 """Bytes of the constant table of positions in each graph."""

@@ -32,11 +32,11 @@ from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from export.runtime import OnnxTransformer
-    from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.text.tokenizer import Tokenizer
 
 PHRASES = 200
 NEIGHBOURS = 10
@@ -349,7 +349,7 @@ def _padded(
 def _scores(got: list[str], expected: list[str], reference: list[str] | None) -> dict[str, float]:
     if reference is None:
         return {}
-    from mlx_transformer.generation.scoring import score
+    from mlx_transformer.generation.evaluate import score
 
     narrow, wide = score(got, reference), score(expected, reference)
     return {

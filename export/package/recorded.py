@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from export.interface import CROSS_ATTENTION, DIMENSIONS, INPUTS_EMBEDS
 from export.precision.int8 import BY_ROW
 from export.precision.table import IN_BLOCKS
-from export.request import CROSS_ATTENTION, DIMENSIONS, INPUTS_EMBEDS
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from export.precision.mlx_integers import unpack_on_load
-from export.precision.packed import use_packed_operators
+from export.precision.packed import unpack_on_load, use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import PRECISIONS
 from export.settings import ExportSettings
@@ -42,7 +41,7 @@ from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import Text, UserError, joined
 from mlx_transformer.system.lazy import naming_extra
 from mlx_transformer.system.manifest import write_manifest
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
 from .around import files_around, graphs_of
 from .fixed_scales import settled

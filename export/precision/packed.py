@@ -1,4 +1,14 @@
-"""The integers of a checkpoint quantised by MLX in ONNX Runtime's block operators: weights stay packed in memory too.
+"""An adapter beside the integers of a checkpoint: in graphs too they stay what they are, and what was trained is added.
+
+    unpacked on load    W --> Cast --> Add f B A --> [Mul m / norm] --> Cast --> NAME.weight    in float64, rounded once
+    block operators     y = MatMulNBits(x, W) + (x A^T) (f B)^T   [times m / norm]
+
+The first is computed once, when a runtime loads the graph, and gives the merged matrix; the second once a pass. In
+brackets what DoRA adds; norms are known when the graph is written.
+
+Shapes: O rows, D columns, R rank; A (R, D), B (O, R), m / norm (O,).
+
+The integers of a checkpoint quantised by MLX in ONNX Runtime's block operators: weights stay packed in memory too.
 
     MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)
     Gather(W, ids)     GatherBlockQuantized(B (V, D * bits / 8), ids, scales (V, G), zero points)
@@ -9,27 +19,116 @@ lower precision or a group's weights are all far from zero; a matrix with such a
 (`mlx_integers.py`), as does one that is read otherwise. Integers of 3 bits are stored as 4, those of 5 and 6 as 8.
 
 Shapes: O rows, D columns, G groups of b columns in a row, V entries of a table.
+
+Matrices that MLX has quantised go into the graphs as the integers that they are; nothing is quantised again.
+
+A parameter that the checkpoint stores as integers with a scale and a bias a group (`core/quantization.py`) is replaced
+by operations whose result has its name, standard ones of opset 20: any runtime computes, bit for bit, `mx.dequantize`.
+
+    NAME.q4 (O, 1, D/2) uint8 --> shift, mask --> Reshape --> Cast --> Mul --> Add --> Reshape --> NAME.weight (O, D)
+    NAME.scales (O, G, 1) ----------------------------------------------^       ^
+    NAME.biases (O, G, 1) ------------------------------------------------------/
+
+The file holds every value in its own number of bits, 3, 5 and 6 as the sum of two powers of two. ONNX Runtime folds the
+operations when it loads a graph: from then on it is a float32 model. (A blocked DequantizeLinear, scale * (q - zero),
+rounds differently: that isn't the same matrix.)
+
+Shapes: O rows, D columns, G groups of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.convenience import replace_all_uses_with
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
 from export.nn.marks import extent
+from mlx_transformer.core.adapter import WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.core.quantization import Packed
+from mlx_transformer.core.quantization import Packed, Scheme
 from mlx_transformer.system.errors import UserError
 
-from .adapters import added_each_pass
 from .late_weights import LateWeight, late_initializer
 from .products import Linear, Lookup, linears, lookups, put_product
 from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
+
+A, B, GAIN = "lora_a", "lora_b", "gain"
+
+
+def delta_of(checkpoint: Checkpoint, name: str) -> WeightDelta | None:
+    """Return what an adapter adds to the integers of this parameter, or None."""
+    quantised = checkpoint.adapter is not None and name in checkpoint.quantization
+    return checkpoint.adapter.delta(name) if quantised and checkpoint.adapter is not None else None
+
+
+def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str) -> ir.Value:
+    """Return `w`, the parameter NAME in float32, with what an adapter adds, if one does."""
+    delta = delta_of(checkpoint, name)
+    if delta is None:
+        return w
+
+    def arrays() -> list[NDArray]:
+        gain = delta.gain(checkpoint.packed(name).dequantised())
+        parts = [delta.a, delta.b, np.array(delta.factor, np.float64)]
+        return parts if gain is None else [*parts, gain[:, None]]
+
+    shapes = {A: delta.a.shape, B: delta.b.shape, "factor": ()}
+    shapes |= {GAIN: (len(delta.b), 1)} if delta.magnitude is not None else {}
+    late = LateWeight((), arrays, f"{path}.adapter")
+    values = []
+    for i, (kind, shape) in enumerate(shapes.items()):
+        dtype = ir.DataType.FLOAT if kind in (A, B) else ir.DataType.DOUBLE
+        values.append(add.initializer(late_initializer(f"{path}.{kind}", late, i, shape, dtype)))
+    a, b, factor, *gains = values
+    double = ir.DataType.DOUBLE
+    product = add("MatMul", add("Cast", b, to=double), add("Cast", a, to=double))
+    changed = add("Add", add("Cast", w, to=double), add("Mul", product, factor))
+    for gain in gains:
+        changed = add("Mul", changed, gain)
+    return add("Cast", changed, to=ir.DataType.FLOAT)
+
+
+def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpoint) -> ir.Value:
+    """Return `y`, the product with a matrix's integers, with what an adapter adds, if one does."""
+    name = str(linear.weight.name)
+    delta = delta_of(checkpoint, name)
+    if delta is None:
+        return y
+    late = LateWeight((), lambda: branch(delta, checkpoint.packed(name).dequantised()), f"{name}.adapter")
+    (rank, width), rows = delta.a.shape, len(delta.b)
+    shapes: dict[str, Sequence[int]] = {A: (width, rank), B: (rank, rows)}
+    shapes |= {GAIN: (rows,)} if delta.magnitude is not None else {}
+    a, b, *gains = (
+        add.initializer(late_initializer(f"{name}.{kind}", late, i, shape, ir.DataType.FLOAT))
+        for i, (kind, shape) in enumerate(shapes.items())
+    )
+    y = add("Add", y, add("MatMul", add("MatMul", linear.x, a), b))
+    for gain in gains:
+        y = add("Mul", y, gain)
+    return y
+
+
+def branch(delta: WeightDelta, weight: NDArray) -> list[NDArray[np.float32]]:
+    """Return A^T (D, R), f B^T (R, O) and, in DoRA, m / norm (O,), each rounded to float32 once."""
+    gain = delta.gain(weight)
+    arrays = [delta.a.T, delta.factor * delta.b.astype(np.float64).T, *([] if gain is None else [gain])]
+    return [np.ascontiguousarray(array, np.float32) for array in arrays]
+
+
+def merged(name: str, weight: NDArray, stored: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Return the matrix (O, D) that a branch with the initializers of the parameter NAME makes of its weight."""
+    if f"{name}.{A}" not in stored:
+        return weight
+    a, b = (stored[f"{name}.{kind}"].astype(np.float64) for kind in (A, B))
+    gain = stored.get(f"{name}.{GAIN}", np.ones(1)).astype(np.float64)
+    return (gain[:, None] * (weight + b.T @ a.T)).astype(np.float32)
+
 
 CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
@@ -141,3 +240,72 @@ def from_bytes(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Undo `in_bytes`: (O, N * 8 / bits)."""
     shifted = packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)
     return (shifted & np.uint8(2**bits - 1)).reshape(len(packed), -1)
+
+
+PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+"""How many bits of each value the stored parts hold: a byte must be a whole number of them."""
+
+
+def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
+    """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
+    for value in list(model.graph.initializers.values()):
+        name = str(value.name)
+        if name in checkpoint.quantization:
+            _replace(model, value, name, checkpoint.quantization[name], checkpoint)
+
+
+def _replace(model: ir.Model, parameter: ir.Value, name: str, scheme: Scheme, checkpoint: Checkpoint) -> None:
+    """Compute the parameter of this name from its integers."""
+    del model.graph.initializers[name]
+    rows, width = extent(parameter, 0), extent(parameter, 1)
+    groups = width // scheme.group_size
+    path = name.removesuffix(".weight")
+    parts = PARTS[scheme.bits]
+
+    def stored() -> Sequence[NDArray]:
+        packed = checkpoint.packed(name)
+        return *planes(packed.integers(), parts), packed.scales, packed.biases
+
+    inputs = {f"{path}.q{bits}": ((rows, 1, width * bits // 8), ir.DataType.UINT8) for bits in parts}
+    inputs |= {f"{path}.{part}": ((rows, groups, 1), ir.DataType.FLOAT) for part in ("scales", "biases")}
+    late = LateWeight((), stored, f"{path}.packed")
+    add = Nodes(model, name, "quantised", output="/output", numbered=True)
+    values = [add.initializer(late_initializer(key, late, i, *kind)) for i, (key, kind) in enumerate(inputs.items())]
+    *packed, scales, biases = values
+
+    grouped = add.constant([rows, groups, scheme.group_size])
+    q = add("Reshape", _unpacked(add, packed[0], parts[0]), grouped)
+    if len(parts) > 1:
+        high = add("Reshape", _unpacked(add, packed[1], parts[1]), grouped)
+        shift = add.constant(np.uint8(parts[0]))
+        q = add("BitwiseOr", q, add("BitShift", high, shift, direction="LEFT"))
+    w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), biases)
+    w = add("Reshape", w, add.constant([rows, width]))
+    w = merged_on_load(add, w, path, checkpoint, name)
+    w.name, w.shape, w.type = name, parameter.shape, parameter.type
+    replace_all_uses_with(parameter, w)
+    add.at_start()
+
+
+def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]]:
+    """Split integers (O, D) into parts of their bits, the lowest first: (O, 1, D * part / 8) bytes each.
+
+    Byte i of a row of width W has values i, i + W, i + 2 W, ..., the first in its lowest bits: unpacked by operations
+    on whole rows, which runtimes do fast.
+    """
+    stored_parts, shift = [], 0
+    for bits in parts:
+        part = (q >> shift & (2**bits - 1)).reshape(len(q), 8 // bits, -1)
+        places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+        stored_parts.append(np.bitwise_or.reduce(part << places, axis=1, keepdims=True))
+        shift += bits
+    return stored_parts
+
+
+def _unpacked(add: Nodes, packed: ir.Value, bits: int) -> ir.Value:
+    """Add what undoes it: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
+    if bits == 8:
+        return packed
+    places = add.constant(np.arange(0, 8, bits, dtype=np.uint8)[:, None])
+    shifted = add("BitShift", packed, places, direction="RIGHT")
+    return add("BitwiseAnd", shifted, add.constant(np.uint8(2**bits - 1)))

@@ -16,14 +16,12 @@ import onnx_ir as ir
 from export.interface import BATCH
 from export.nn.primitives import Op, scope, size
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
+from mlx_transformer.decoding.steps import BANNED, DEAD, EXCLUDED
 
-from .branches import as_they_are, either
-from .options import OptionInputs
+from .options import OptionInputs, Vocabulary, as_they_are, either
 from .rules import Rules
 from .sampling import Sampling, Weighed
 from .steps import Carried, State
-from .vocabulary import Vocabulary
 
 
 class Beam:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.runtime.passes import passes_of
+from export.runtime.transformer import passes_of
 
-from .metadata import VECTOR
-from .opening import OneFile
+from .metadata import VECTOR, OneFile
 from .runtime import SearchModel
 
 if TYPE_CHECKING:

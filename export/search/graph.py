@@ -12,23 +12,19 @@ from typing import Any
 import onnx_ir as ir
 
 from export.graph.builder import IR_VERSION, GraphBuilder, merge_equal
-from export.interface import SEARCH, Request
+from export.interface import SEARCH, TEXT_SETTINGS, Request
 from export.precision.table import ONNXRUNTIME, STANDARD, takes_rows
-from export.search_inputs import TEXT_SETTINGS
-from export.targets.cpu.gemm import join_reshapes, use_gemm
-from export.targets.cpu.network import OPSETS
+from export.targets.cpu.network import OPSETS, join_reshapes, use_gemm
 from export.targets.table import target_of
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
-from .decoder import CpuTreeDecoder, TreeDecoder
+from .decoder import CpuRecurrentDecoder, CpuTreeDecoder, RecurrentDecoder, TreeDecoder
 from .metadata import inputs_of
-from .options import OptionInputs, set_defaults
+from .options import OptionInputs, Vocabulary, set_defaults
 from .pieces import PieceOps, has_pieces
-from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
 from .text import ByteLevelOps, BytePairOps, is_blank, is_byte_level
-from .vocabulary import Vocabulary
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 """The operators of the decoder's step: standard operators, or ONNX Runtime's own, measured faster on its CPU."""

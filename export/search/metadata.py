@@ -1,22 +1,31 @@
 """The facts that a file with a search states about itself, by the keys of its metadata, the domain of its text
 operators, and what its inputs are for the options of a search. Nothing here needs onnx: files are run where it isn't
-installed."""
+installed.
+
+The one file that `export_search` wrote, opened: a translator's, or that of an encoder of texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.search_inputs import SETTINGS
+from export.interface import SETTINGS
+from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
-from mlx_transformer.generation.options import PENALTY_OFFSETS, aligned_right
+from mlx_transformer.decoding.options import PENALTY_OFFSETS, aligned_right
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
+from mlx_transformer.system.lazy import needs
+from mlx_transformer.system.manifest import verify_file
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
@@ -94,3 +103,46 @@ def int8_scales_of(metadata: Mapping[str, str], config: TransformerConfig, path:
         return None
     where, hint = f"{path}: {INT8_SCALES}", "write it again with export --search"
     return Int8Scales.parse(parse_json(metadata[SCALES], f"{where}: not JSON", hint), config, where)
+
+
+EXTENSIONS = "onnxruntime_extensions"
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """A file that `export_search` wrote, opened for ONNX Runtime."""
+
+    path: Path
+    session: Session
+    metadata: dict[str, str]
+    config: TransformerConfig
+
+    @classmethod
+    def open(cls, path: str | Path, threads: int | None, providers: Sequence[str] | None, verify: bool) -> OneFile:
+        """Open it; `UserError` if it is none, or damaged."""
+        path = Path(path)
+        if verify:
+            verify_file(path)
+        session = opened(path, threads, providers)
+        metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        if CONFIG not in metadata:
+            raise UserError(f"{path}: isn't a search graph of this project: write one with export --search")
+        try:
+            return cls(path, session, metadata, TransformerConfig.from_json(metadata[CONFIG]))
+        except UserError as error:
+            raise UserError(f"{path}: {error}; write it again with export --search") from error
+
+
+def opened(path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None) -> Session:
+    """Return a session of the file; `UserError` if ONNX Runtime can't open it."""
+    options = session_options(threads or None, activations=activations)
+    if find_spec(EXTENSIONS):
+        options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
+    arguments: dict[str, Any] = {"providers": providers or [CPU], "disabled_optimizers": SLOW_FUSIONS}
+    try:
+        return Session(path, options, **arguments)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        reason = str(error).splitlines()[0]
+        if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
+            reason = f"its text operators need: {needs('text')}"
+        raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None

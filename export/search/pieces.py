@@ -22,8 +22,11 @@ import onnx_ir as ir
 
 from export.nn.primitives import Op, table
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.published_ids import roles_of
-from mlx_transformer.core.sentencepiece import (
+from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.generation.translate import Translator
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.published_ids import roles_of
+from mlx_transformer.text.sentencepiece import (
     BPE,
     BYTE,
     BYTES,
@@ -35,11 +38,8 @@ from mlx_transformer.core.sentencepiece import (
     SentencePiece,
     sentencepiece_bytes,
 )
-from mlx_transformer.core.sentencepiece_tokenizer import is_sentencepiece
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.translate import Translator
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .text import (
     CODE_TEXTS,

@@ -10,10 +10,9 @@ import onnx_ir as ir
 
 from export.nn.primitives import Op, size, table
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.steps import BANNED, banned_ids
+from mlx_transformer.decoding.steps import BANNED, banned_ids
 
-from .options import OptionInputs
-from .vocabulary import Vocabulary
+from .options import OptionInputs, Vocabulary
 
 
 class Rules:

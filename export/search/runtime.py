@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.interface import GRAPHS, SEARCH, Request
+from export.interface import GRAPHS, SEARCH, TEXT_SETTINGS, Request
 from export.precision.table import PRECISIONS
-from export.search_inputs import TEXT_SETTINGS
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.generation.options import EXTRA_TOKENS, Hypothesis, Options, check_options, expected_tokens
-from mlx_transformer.generation.search import (
+from mlx_transformer.decoding.options import EXTRA_TOKENS, Hypothesis, Options, check_options, expected_tokens
+from mlx_transformer.decoding.search import (
     UNSHARED,
     DoneShare,
     SharedSearch,
@@ -31,8 +30,8 @@ from mlx_transformer.generation.search import (
     never,
     search,
 )
+from mlx_transformer.decoding.steps import DEAD, Batch, Decoder, Model
 from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings, chosen_options
-from mlx_transformer.generation.steps import DEAD, Batch, Decoder, Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
@@ -45,13 +44,14 @@ from .metadata import (
     PRECISION,
     TOKENIZER,
     VECTOR,
+    OneFile,
     inputs_of,
+    opened,
 )
-from .opening import OneFile, opened
 
 if TYPE_CHECKING:
-    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
+    from mlx_transformer.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # of a character that was cut
 MOST_TOKENS = 8
@@ -185,7 +185,7 @@ class SearchModel(TextVerbs):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        from mlx_transformer.core.tokenizer import Tokenizer
+        from mlx_transformer.text.tokenizer import Tokenizer
 
         return Tokenizer(self.metadata[TOKENIZER]) if TOKENIZER in self.metadata else None
 
@@ -224,8 +224,8 @@ class SearchModel(TextVerbs):
 
         task_prefix: text before each line, in place of the model's own.
         """
-        from mlx_transformer.core.tokenizer import unicode_texts
         from mlx_transformer.generation.translate import as_lines
+        from mlx_transformer.text.tokenizer import unicode_texts
 
         prefix = self.generation.get(TASK_PREFIX, "") if task_prefix is None else task_prefix
         owners, pieces = [], []

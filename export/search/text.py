@@ -29,10 +29,10 @@ from tokenizers import normalizers
 from export.nn.primitives import Op, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import MASK_TOKEN, MIN_VOCAB_SIZE, Tokenizer
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import MASK_TOKEN, MIN_VOCAB_SIZE, Tokenizer
 
 from .metadata import TEXT_DOMAIN
 

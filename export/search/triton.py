@@ -24,7 +24,7 @@ from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import open_checkpoint, resolve
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.system.durable import Target, replace_folder
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
 from .write import export_search
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.request import SENTENCE_EMBEDDING
+from export.interface import SENTENCE_EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding, parse_embedding
-from mlx_transformer.core.tokenizer import Tokenizer, unicode_texts
 from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder
 from mlx_transformer.generation.passes import Passes
 from mlx_transformer.generation.translate import as_lines
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
+from mlx_transformer.text.tokenizer import Tokenizer, unicode_texts
 
 from .metadata import TOKENIZER, VECTOR
 

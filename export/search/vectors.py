@@ -13,8 +13,8 @@ from export.graph.builder import GraphBuilder
 from export.interface import TEXT_VECTORS, Request
 from export.nn.model import Transformer
 from export.targets.sentence_embedding import vector_outputs
+from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.inputs import companions
-from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 

@@ -28,8 +28,8 @@ import onnx_ir as ir
 import tokenizers
 
 from export.nn.primitives import Op, table
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .steps import Carried, State, looped
 from .text import custom, integer, lines_of, ranges, strings, value_of

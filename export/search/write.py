@@ -1,14 +1,26 @@
-"""A checkpoint as one ONNX file that holds encoder, decoder and search, and if wanted the tokenizer."""
+"""Weights where ONNX Runtime packs them, and stored where it frees what it has packed.
+
+It packs a product's weights when it loads a graph, but of a loop within a loop, or a branch in it, only those that are
+constants of that inner graph; products with others take up to twice the time. Initializers of inner graphs, though, it
+copies with the node that holds the graph, once a level, and keeps for as long as the session. So matrices are stored in
+the outermost graph, and the inner graph gets a Transpose or a Reshape of each, which runtimes fold into a constant of
+that graph.
+
+The record in a file with the search, its metadata: written from a plan, and the plan read back from it.
+
+A checkpoint as one ONNX file that holds encoder, decoder and search, and if wanted the tokenizer.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 import onnx_ir as ir
@@ -23,36 +35,142 @@ from export.package.quality import gate_text
 from export.package.weights import fill, nbytes
 from export.package.write import texts_of, write_package
 from export.precision.int8 import BY_ROW
-from export.precision.mlx_integers import unpack_on_load
-from export.precision.packed import use_packed_operators
+from export.precision.packed import unpack_on_load, use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import PRECISIONS, check_precisions
+from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.core.checkpoint import resolve
+from mlx_transformer.core.checkpoint import Checkpoint, digests, resolve
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.outputs import Kind, claim
-from mlx_transformer.core.pooling import EMBEDDING
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.settings import Settings
+from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings
 from mlx_transformer.system.durable import Output, Target, replace_files
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
 from .graph import search_model
-from .metadata import SOURCE
+from .metadata import (
+    ACTIVATIONS,
+    ATTENTION,
+    CONFIG,
+    GENERATION,
+    GIVEN,
+    PRECISION,
+    SCALES,
+    SOURCE,
+    TOKENIZER,
+    VECTOR,
+    int8_scales_of,
+)
+from .options import ALL_LOGITS
 from .pieces import has_pieces
-from .placement import move_inside
-from .record import record, settings_beside
 from .steps import STEPS
 from .vectors import vector_model
-from .vocabulary import ALL_LOGITS
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from export.arguments import ExportArguments
+
+
+def move_inside(model: ir.Model, name: str) -> None:
+    """Give the graph `name` within this one its own constants, once they all have values."""
+    (inner,) = (graph for graph in model.graph.subgraphs() if graph.name == name)
+    for node in [node for node in model.graph if node.op_type == "Transpose"]:
+        if node.inputs[0] in model.graph.initializers.values() and _graphs(node.outputs[0]) == {inner}:
+            model.graph.remove(node)
+            inner.insert_before(inner[0], node)
+    for value in list(model.graph.initializers.values()):
+        if value.is_graph_input() or value.shape is None:
+            continue
+        if len(value.shape) > 1:
+            users = {node: None for node, _ in value.uses() if node.graph is inner}
+            products = [node for node in users if node.op_type not in ("Gather", "Transpose")]
+            if products:
+                _read_through_reshape(inner, value, products, f"{value.name}/{name}")
+        elif _graphs(value) == {inner}:
+            del model.graph.initializers[str(value.name)]
+            inner.register_initializer(value)
+
+
+def _graphs(value: ir.Value) -> set[ir.Graph | None]:
+    """Return the graphs in which a value is read."""
+    return {cast(ir.Graph | None, node.graph) for node, _ in value.uses()}
+
+
+def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Node], name: str) -> None:
+    assert value.const_value is not None
+    dims = ir.tensor(list(value.const_value.shape.numpy()), dtype=ir.DataType.INT64, name=f"{name}/dims")
+    shape = ir.Value(name=dims.name, shape=ir.Shape([dims.size]), type=ir.TensorType(dims.dtype), const_value=dims)
+    graph.register_initializer(shape)
+    node = ir.node("Reshape", [value, shape], name=f"{name}/Reshape")
+    node.outputs[0].name = f"{name}/here"
+    graph.insert_before(graph[0], node)
+    for reader in readers:
+        for i, read in enumerate(reader.inputs):
+            if read is value:
+                reader.replace_input_with(i, node.outputs[0])
+
+
+def settings_beside(plan: Plan, stem: str, text: bool = False) -> tuple[Settings, dict[str, Path]]:
+    """Return how the model generates, as a file of this stem says it, and {name: source} of the file beside it that is
+    named there. text: the file takes text, whose tokens have no shortlist."""
+    settings = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
+    named = {} if text else {f"{stem}.{name}": file for name, file in plan.named.items()}
+    return (settings | {SHORTLIST: next(iter(named))} if named else settings), named
+
+
+def record(plan: Plan, generation: Settings, text: bool = False) -> dict[str, str]:
+    """Return the metadata. generation: as `settings_beside` gives it."""
+    (precision,) = plan.precisions
+    layer, scales, embedding = plan.request.attention_layer, plan.int8_scales, plan.embedding
+    config, source = json.dumps(plan.config.to_dict()), source_of(plan.checkpoint)
+    if text and not plan.config.has_decoder:
+        assert embedding is not None
+        facts = {CONFIG: config, VECTOR: embedding.json()}
+    else:
+        facts = ({GENERATION: json.dumps(generation)} if generation else {}) | {CONFIG: config}
+    facts |= {PRECISION: precision, SOURCE: source}
+    facts |= {} if layer is None else {ATTENTION: str(layer)}
+    facts |= {} if plan.tokenizer is None else {TOKENIZER: plan.tokenizer}
+    facts |= {ACTIVATIONS: plan.activations} if precision in IN_BLOCKS else {}
+    facts |= {SCALES: scales.json()} if precision == "int8" and scales.products else {}
+    return facts | ({} if plan.shortlist is None else {GIVEN: json.dumps(plan.shortlist)})
+
+
+def source_of(opened: Checkpoint) -> str:
+    """Return the digests of the weights that a file is made from."""
+    return " ".join(digests(opened).values())
+
+
+def recorded_plan(opened: Checkpoint, metadata: Mapping[str, Any], file: Path) -> Plan:
+    """Return the plan by which a checkpoint is exported as this file was. Errors as of a folder's."""
+    precision = metadata[PRECISION]
+    settings = ExportSettings(
+        precision=[precision],
+        activations=metadata.get(ACTIVATIONS),
+        attention_layer=int(metadata[ATTENTION]) if ATTENTION in metadata else None,
+        shortlist=_shortlist(metadata, file),
+    )
+    plan = Plan.of(opened, settings)
+    if precision != "int8":
+        return plan
+    own = read_int8_scales(opened.folder, opened.config) or BY_ROW
+    used = int8_scales_of(metadata, opened.config, file) or BY_ROW
+    left = own.leaving(used.float32, opened.config)
+    its_own = own.is_fixed and (used.origin == own.origin or used.products == left.products)
+    return replace(plan, int8_scales=left if its_own else used)
+
+
+def _shortlist(metadata: Mapping[str, str], file: Path) -> Path | str | None:
+    given: Any = json.loads(metadata.get(GIVEN, "null"))
+    if not isinstance(given, dict):
+        return given and NO_SHORTLIST
+    return file.with_name(json.loads(metadata[GENERATION])[SHORTLIST])
+
 
 PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2^31
 EXTERNAL_THRESHOLD = 1024

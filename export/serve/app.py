@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.version import __version__
+from mlx_transformer.system.machine import __version__
 
 from .batching import Batcher, EndingError, OverloadError
 from .calls import ENDING, FAULT, Call, KeyRing, Route, Shared, middleware

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
-from mlx_transformer.generation.steps import Stopped
+from mlx_transformer.decoding.steps import Stopped
 
 LARGEST_SHARE = 0.75
 """Largest share of the queue for a single client, so the others always find room."""

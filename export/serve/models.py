@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import HeadKind
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.decoding.options import Hypothesis, Options
+from mlx_transformer.decoding.search import SharedSearch
 from mlx_transformer.families.language_codes import short_codes
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.embed import Embedder
-from mlx_transformer.generation.encoder_head import EncoderHead
-from mlx_transformer.generation.options import Hypothesis, Options
-from mlx_transformer.generation.search import SharedSearch
+from mlx_transformer.generation.heads import EncoderHead
 from mlx_transformer.generation.settings import Settings
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .batching import Batcher
 from .metrics import Metrics

@@ -12,8 +12,8 @@ from export.runtime.folder import open_folder
 from export.search.metadata import check_file
 from export.settings import PrecisionName, ServeSettings
 from mlx_transformer.core.folders import Place
-from mlx_transformer.generation.options import Hypothesis
-from mlx_transformer.generation.search import SharedSearch
+from mlx_transformer.decoding.options import Hypothesis
+from mlx_transformer.decoding.search import SharedSearch
 from mlx_transformer.generation.translate import Overlong, Translation, join
 from mlx_transformer.system.errors import UserError
 
@@ -22,8 +22,8 @@ from .requests import RequestError
 
 if TYPE_CHECKING:
     from export.search import SearchModel
-    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.verbs import TextVerbs
+    from mlx_transformer.text.tokenizer import Tokenizer
 
 Open = Callable[..., "TextVerbs"]
 """open(path, threads=, precision=, verify=) -> a model with its verbs."""

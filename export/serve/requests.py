@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.errors import UserError
 
 MAX_BODY = 256 * 1024  # bytes

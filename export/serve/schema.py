@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from mlx_transformer.generation.options import ID_FIELDS, Options
+from mlx_transformer.decoding.options import ID_FIELDS, Options
 from mlx_transformer.page import card, data_table, page
 from mlx_transformer.system.fields import FieldType, field_docs, field_types
-from mlx_transformer.system.version import __version__
+from mlx_transformer.system.machine import __version__
 
 from .requests import FORM, LIMITS, OPENAI, PARTS, SETTINGS
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from export.web.site import UNLISTED, site_files
+from export.web.write import UNLISTED, site_files
 
 from .metrics import Metrics
 

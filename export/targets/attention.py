@@ -1,20 +1,23 @@
 """The optional output `cross_attention` of a decoder's graph: how much each position reads of each source token.
 
 Shapes: R rows, B sentences that they share, H heads, T positions of this run, S source.
+
+The results of the head of an encoder alone, as outputs of a graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import onnx_ir as ir
 
 from export.interface import CROSS_ATTENTION
-from export.nn.layers import DecoderLayer
+from export.nn.layers import DecoderLayer, Tap
 from export.nn.model import Transformer
 from export.nn.primitives import Op, scope
-from export.nn.taps import Tap
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import SPANS
 from mlx_transformer.generation.alignment import alignment_layer
 from mlx_transformer.system.errors import UserError
 
@@ -55,3 +58,20 @@ class AttentionTap:
         with scope(op, CROSS_ATTENTION, "Mean"):
             mean = op.ReduceMean(self._weights, [1], keepdims=0)  # (B, R/B*T, S)
             return op.Reshape(mean, op.Concat(op.Shape(ids), [-1], axis=0))
+
+
+def head_outputs(
+    op: Op,
+    model: Transformer,
+    memory: ir.Value,
+    weights: ir.Value | None,
+    tap: Tap,
+    placed: Callable[[ir.Value], ir.Value] = lambda y: y,
+) -> dict[str, ir.Value]:
+    """Return the outputs by value, of the last layer (B, S, D) and, where the head gives one vector of each row, the
+    `weights` (B, 1, S) of its positions. placed: puts what is given for tokens (N, ...) in their places (B, S, ...)."""
+    kind = model.config.head.kind
+    logits = placed(model.logits(op, model.transformed(op, memory, weights, tap=tap), tap=tap))
+    if kind == "spans":
+        return {value: op.Gather(logits, i, axis=2) for i, value in enumerate(SPANS)}
+    return {} if kind == "hidden" else {"pooled" if kind == "pooled" else "logits": logits}

@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from export.interface import SENTENCE_EMBEDDING, Request
 from export.nn.feedforward import ACTIVATIONS
 from export.nn.marks import extent
 from export.nn.masks import pooling_weights
 from export.nn.primitives import Op, full_precision, scope, table
-from export.request import SENTENCE_EMBEDDING, Request
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
+from export.interface import CROSS_ATTENTION, TEXT_OUTPUTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import SOURCE_IDS, VECTORS, companions
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .points import tap_names
 from .reference.layers import MADE

@@ -12,8 +12,7 @@ from rich import console as rich_console
 from export.runtime.folder import verify_export
 from export.settings import ValidateSettings
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.progress import quiet_progress
-from mlx_transformer.system.terminal import Console
+from mlx_transformer.system.progress import Console, quiet_progress
 
 from .compare import compare
 from .report import claim_reports

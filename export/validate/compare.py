@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.interface import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.precision.table import arithmetic
-from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
-from mlx_transformer.core.pooling import EMBEDDING
+from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.families.conversion import as_checkpoint
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
 from .cases import Case, Extras, grid, reference_outputs, tokenised, weights_name, with_vectors
 from .checks.free_running import (

@@ -16,12 +16,12 @@ from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import Place
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import Name, UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .cases import Case
 from .engines import Engine, full_name, open_engine

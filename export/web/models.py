@@ -10,18 +10,14 @@ from typing import Any, Literal
 import onnx
 
 from export.graph.protos import data_files_of, metadata_of, read_model
-from export.interface import DECODER_MERGED, ENCODER, SEARCH, Request
+from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions, verify_beside
 from export.search.metadata import ATTENTION, CONFIG, GENERATION, LATER, PRECISION, SOURCE, TOKENIZER
 from export.search.text import is_byte_level
-from export.search_inputs import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
-from mlx_transformer.core.published_ids import roles_of
-from mlx_transformer.core.sentencepiece_tokenizer import is_sentencepiece
-from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
 from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
 from mlx_transformer.generation.settings import (
     LANGUAGES,
@@ -37,6 +33,9 @@ from mlx_transformer.generation.settings import (
 from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import parse_json, read_json
 from mlx_transformer.system.manifest import verify_file, verify_files
+from mlx_transformer.text.published_ids import roles_of
+from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
+from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """The page's names for the graphs of a model whose search is its own."""

@@ -17,12 +17,12 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG, Place
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
-from mlx_transformer.core.tokenizer import Tokenizer, checked_tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.families.conversion import read_published
 from mlx_transformer.system.errors import FEW, UserError
 from mlx_transformer.system.files import JsonObject, read_json, read_object
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
+from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
 LEFT = "int8, but float32"
 """The name of the row for layers that int8 leaves."""
@@ -42,7 +42,7 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
     """Tables about a checkpoint, a run's folder, an adapter, a published folder, an ONNX folder, or one ONNX file with
     the search inside; `UserError` if it is none of these or damaged.
 
-    `graph_facts` is `export.package.facts.describe_graphs`, or a function like it.
+    `graph_facts` is `export.package.plan.describe_graphs`, or a function like it.
     """
     place = Place.of(path)
     if path.is_file():

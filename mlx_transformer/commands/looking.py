@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from export.settings import ExplainSettings, PrecisionName
 from mlx_transformer.core.folders import check_there
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.text_options import Overlong
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.generation.arguments import Overlong
 from mlx_transformer.system.errors import UserError
 
 from .models import opener, runs_onnx
@@ -144,7 +144,7 @@ def _print(comparison: Comparison) -> None:
     from rich.table import Table
 
     from mlx_transformer.report.result import rows, sentence_of
-    from mlx_transformer.system.terminal import Console
+    from mlx_transformer.system.progress import Console
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", overflow="fold")
@@ -161,8 +161,8 @@ def info(
     path: Annotated[Path, Argument(help="A checkpoint, a run's folder, an ONNX folder or file.", check=check_there)],
 ) -> None:
     """Describe a model: what it is, its config, sizes and parameters."""
-    from export.package.facts import describe_graphs
-    from mlx_transformer.system.terminal import Console
+    from export.package.plan import describe_graphs
+    from mlx_transformer.system.progress import Console
 
     from .info import describe, problems_of
 

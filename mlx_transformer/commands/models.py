@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from export.search.vector_model import VectorModel
     from export.settings import PrecisionName
     from mlx_transformer import Transformer
-    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.line_files import LineWork
     from mlx_transformer.generation.verbs import TextVerbs
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
     from mlx_transformer.system.durable import Output
+    from mlx_transformer.text.tokenizer import Tokenizer
 
     from .settings import LineFiles, RuntimeSettings
 

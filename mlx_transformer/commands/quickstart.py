@@ -18,13 +18,11 @@ from rich.table import Table
 
 from mlx_transformer.core.outputs import check_outside
 from mlx_transformer.data.corpus import ParallelText
-from mlx_transformer.generation.scoring import score
-from mlx_transformer.system.durable import Output, clear_leftovers, write_text
+from mlx_transformer.generation.evaluate import score
+from mlx_transformer.system.durable import Output, clear_leftovers, open_locked, write_text
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.locks import open_locked
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.progress import duration
-from mlx_transformer.system.terminal import Console
+from mlx_transformer.system.progress import Console, duration
 
 RUN = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model".split()
 SUMMARY = "summary.json"  # written last: a quickstart without one was interrupted
@@ -59,8 +57,7 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
     from export.explain.command import explain
     from export.validate import validate_command
     from mlx_transformer.device import set_tf32
-    from mlx_transformer.report.runs import read_run
-    from mlx_transformer.report.training_page import page
+    from mlx_transformer.report.training_page import page, read_run
     from mlx_transformer.runtime.transformer import load
     from mlx_transformer.training.data import load_data
     from mlx_transformer.training.recipe import load_recipe

@@ -22,8 +22,8 @@ import click
 
 from export.settings import PrecisionName
 from mlx_transformer.core.folders import check_there
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.text_options import Overlong
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.generation.arguments import Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import ADVANCED, FieldType, field_docs, field_types
 from mlx_transformer.system.files import check_text
@@ -308,7 +308,7 @@ class RecipeKeys:
     @staticmethod
     @cache
     def declared() -> tuple[Key, ...]:
-        from mlx_transformer.core.presets import PRESETS
+        from mlx_transformer.core.config import PRESETS
         from mlx_transformer.training import options
 
         stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}

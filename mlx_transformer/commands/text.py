@@ -1,24 +1,40 @@
-"""translate, evaluate, score, serve: a model at work on text."""
+"""classify, rerank, tag, answer: what an encoder's head says of text.
+
+generate, fill, embed: decoders and encoders alone at work on text.
+
+translate, evaluate, score, serve: a model at work on text.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import json as to_json
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from export.settings import ServeSettings
 from mlx_transformer.core.folders import check_there
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.text_options import OverlongPair, TextSettings
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.generation.arguments import (
+    AnswerOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    OverlongPair,
+    RerankOptions,
+    TextSettings,
+)
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_text
 
-from .models import facts_of, open_folder, open_model
+from .models import facts_of, open_folder, open_model, run_on_lines
 from .models import serve as serve_models
 from .parameters import Argument, Option
 from .settings import (
+    Embedding,
     Folder,
+    LineFiles,
     Model,
     OverlongOption,
     Reference,
@@ -30,6 +46,149 @@ from .settings import (
     TranslatingSettings,
     chosen,
 )
+
+
+def classify(
+    model: Folder,
+    text: Texts = None,
+    *,
+    files: LineFiles,
+    options: Annotated[ClassifyOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Say which class a text is of, with an encoder: JSON for each line, which may be a pair of texts with a tab
+    between them."""
+    from mlx_transformer.generation.files import classify_lines
+
+    run_on_lines("classify", model, text, files, runtime, lambda opened, out: classify_lines(opened, options))
+
+
+def rerank(
+    model: Folder,
+    text: Texts = None,
+    *,
+    files: LineFiles,
+    options: Annotated[RerankOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Order documents by how well they fit a query, with an encoder that reads both: JSON for each line, which is a
+    query and its documents with tabs between them; in a .jsonl file {"query": ..., "documents": [...]}."""
+    from mlx_transformer.generation.files import rerank_lines
+
+    as_json = files.input is not None and files.input.suffix == ".jsonl"
+    run_on_lines("rerank", model, text, files, runtime, lambda opened, out: rerank_lines(opened, options, as_json))
+
+
+def tag(
+    model: Folder,
+    text: Texts = None,
+    *,
+    files: LineFiles,
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Find names and other labelled parts of a text, with an encoder: JSON for each line, with labels, probabilities
+    and places."""
+    from mlx_transformer.generation.files import tag_lines
+
+    run_on_lines("tag", model, text, files, runtime, lambda opened, out: tag_lines(opened))
+
+
+def answer(
+    model: Folder,
+    text: Texts = None,
+    *,
+    files: LineFiles,
+    options: Annotated[AnswerOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Answer questions by a part of a text, with an encoder: JSON for each line, which is a question, a tab, and the
+    text."""
+    from mlx_transformer.generation.files import answer_lines
+
+    run_on_lines("answer", model, text, files, runtime, lambda opened, out: answer_lines(opened, options))
+
+
+COMPLETION = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
+
+
+def generate(
+    model: Folder,
+    prompt: Annotated[
+        list[str] | None, Argument(help="Prompts; none: all of standard input is one.", show_default=False)
+    ] = None,
+    *,
+    stop: Annotated[list[str] | None, Option(help="End before this word; may be given several times.")] = None,
+    json: Annotated[bool, Option("--json", help="Write each prompt and its text as JSON.")] = False,
+    search: Annotated[Options, Shown("Search", COMPLETION)],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Go on from a prompt, with a decoder alone; the text is written as it is decided."""
+    options = chosen(search, COMPLETION)  # checked before the model is read
+    opened = open_folder(model, **vars(runtime))
+    prompts = prompt or [_standard_input("the prompt")]
+    if json:
+        for beginning, text in zip(prompts, opened.complete(prompts, stop=stop or (), **options), strict=True):
+            print(to_json.dumps({"prompt": beginning, "text": text}, ensure_ascii=False), flush=True)
+    elif len(prompts) == 1 and search.beam == 1:
+        for piece in opened.stream(prompts[0], stop=stop or (), **options):
+            print(piece, end="", flush=True)
+        print()
+    else:
+        print("\n".join(opened.complete(prompts, stop=stop or (), **options)))
+
+
+def fill(
+    model: Folder,
+    text: Annotated[
+        list[str] | None,
+        Argument(help="Text with <mask> or [MASK] in it, each argument a line.", show_default=False),
+    ] = None,
+    *,
+    files: LineFiles,
+    top_k: Annotated[int, Option(help="Guesses for each <mask>.")] = 5,
+    json: Annotated[bool, Option("--json", help="Write each line's guesses as JSON; OUT has them so.")] = False,
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
+    from mlx_transformer.generation.files import fill_lines
+
+    run_on_lines(
+        "fill", model, text, files, runtime, lambda opened, out: fill_lines(opened, top_k, json or out is not None)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorFiles(LineFiles):
+    """The same of `embed`."""
+
+    out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
+    """The file to write, JSON lines, or an array if it ends in .npy; it appears whole or not at all; unset: stdout."""
+
+
+def embed(
+    model: Embedding,
+    text: Texts = None,
+    *,
+    files: VectorFiles,
+    options: Annotated[EmbedOptions, Shown()],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Turn text into vectors, with an encoder: one line in, one vector out."""
+    from mlx_transformer.generation.files import embed_lines
+
+    make = lambda opened, out: embed_lines(opened, options, out)  # noqa: E731
+    run_on_lines("embed", model, text, files, runtime, make, open_model)
+
+
+def _standard_input(what: str) -> str:
+    if sys.stdin is None:
+        raise UserError(f"standard input is closed; give {what} as an argument")
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input, byte {error.start + 1}: not UTF-8; convert it, e.g. with iconv") from None
+
 
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
@@ -131,9 +290,9 @@ def evaluate(
     check_text(source)
     check_text(reference)
     from mlx_transformer.data.corpus import read_parallel
+    from mlx_transformer.generation.evaluate import score
     from mlx_transformer.generation.files import one_line
     from mlx_transformer.generation.output import claim_lines
-    from mlx_transformer.generation.scoring import score
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.progress import quiet_progress
 
@@ -166,10 +325,10 @@ def listed_file(shortlist: Path | str | None) -> Path | None:
 
 
 def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings) -> None:
+    from mlx_transformer.data.corpus import PairFiles
     from mlx_transformer.data.documents import read_documents
     from mlx_transformer.data.labelled import read_labelled
     from mlx_transformer.data.matches import read_matches
-    from mlx_transformer.data.pair_files import PairFiles
     from mlx_transformer.generation.evaluate import labels, retrieval, similarity
     from mlx_transformer.generation.line_files import LineReport
     from mlx_transformer.system.progress import quiet_progress

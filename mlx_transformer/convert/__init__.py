@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mlx_transformer.families.conversion import pads_either_side as pads_either_side
     from mlx_transformer.families.conversion import to_huggingface as to_huggingface
     from mlx_transformer.families.marian_files.conversion import import_marian as import_marian
-    from mlx_transformer.families.marian_files.writing import to_marian as to_marian
+    from mlx_transformer.families.marian_files.conversion import to_marian as to_marian
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -19,6 +19,6 @@ else:
             "pads_either_side": "mlx_transformer.families.conversion",
             "to_huggingface": "mlx_transformer.families.conversion",
             "import_marian": "mlx_transformer.families.marian_files.conversion",
-            "to_marian": "mlx_transformer.families.marian_files.writing",
+            "to_marian": "mlx_transformer.families.marian_files.conversion",
         },
     )

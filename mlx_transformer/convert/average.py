@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.checkpoint import CHECKPOINT, Checkpoint, open_checkpoint, resolve, save_checkpoint
 from mlx_transformer.core.outputs import claim
-from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.generation.settings import files_with_weights, read_settings
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import checked_tokenizer
 
 
 def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:

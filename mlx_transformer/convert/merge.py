@@ -25,13 +25,13 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.quantization import Packed, tensors_of
-from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import CARD, write_manifest
+from mlx_transformer.text.tokenizer import checked_tokenizer
 
 ROWS, LENGTH = 4, 16
 """Random sequences by which two models are compared, and their tokens."""

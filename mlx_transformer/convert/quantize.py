@@ -16,7 +16,7 @@ from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
 READ, ROUNDED = 0.3, 0.7
 """About the shares of the time after which a checkpoint is read, and is quantised."""

@@ -28,11 +28,10 @@ from mlx_transformer.system.durable import Output, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Checked, unknown_keys
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.front_matter import keys_of
 from mlx_transformer.system.manifest import read_manifest
 from mlx_transformer.system.tensors import read_tensors, write_tensors
 
-from .card import first_lines, put_card
+from .card import first_lines, keys_of, put_card
 from .config import AdapterAlpha, AdapterKind, AdapterRank, Rate, TransformerConfig
 from .folders import ADAPTER, ARRAYS
 from .parameters import parameter_shapes

@@ -22,8 +22,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_text
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.manifest import CARD, read_manifest, sha256, verify_files, write_manifest
-from mlx_transformer.system.stored import Stored
-from mlx_transformer.system.tensors import open_tensors, stored_tensors, write_tensors
+from mlx_transformer.system.tensors import Stored, open_tensors, stored_tensors, write_tensors
 
 from .adapter import Adapter, attached_adapter
 from .card import write_card

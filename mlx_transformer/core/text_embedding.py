@@ -34,7 +34,7 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
 
-from .pooling import DENSE, EMBEDDING, Kind, Pooling, pooled
+from .heads import DENSE, EMBEDDING, Kind, Pooling, pooled
 
 FORMAT = 1
 SMALLEST_NORM = 1e-12

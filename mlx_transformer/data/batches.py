@@ -7,13 +7,20 @@ Buckets that could not fill one batch are merged into the cheapest larger one.
 Pairs that would leave a bucket's last batch mostly empty move up to the next larger bucket, others in each epoch.
 The rest is dealt evenly over the bucket's batches, so the last batch is no runt; rows that stay free are padding
 only (source, target_in and target_out all `pad_id`) and count no tokens. Tight shapes are those of `SortedBatches`.
+
+Batches of texts and the vectors that a teacher gives them. B rows, L tokens, W numbers of a vector.
+
+The next batches are made by a thread while the device works on this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +28,7 @@ from numpy.typing import NDArray
 from mlx_transformer.system.errors import UserError
 
 from .epochs import B, BatchesByEpoch, Shape, StepArrays
-from .examples import Examples, Pairs, Rows, cells, usable
-from .ragged import Ragged, padded
+from .ragged import Examples, Pairs, Ragged, Rows, cells, padded, usable
 
 
 @dataclass(frozen=True)
@@ -317,3 +323,76 @@ def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: 
         size[small], alive[small] = 0, False
         for cell in np.flatnonzero(alive & (nearest == small)):
             find_nearest(int(cell))
+
+
+@dataclass(frozen=True)
+class TaughtBatch:
+    """One step's input; `tokens` counts the texts, without rows of padding."""
+
+    vectors: NDArray[np.float32]  # (B, W)
+    ids: NDArray  # (B, L) int32, padded on the right
+    tokens: int
+
+    def arrays(self, pad_id: int) -> StepArrays:
+        return self.vectors, None, self.ids, self.ids != pad_id
+
+
+class TaughtBatches(BatchesOfOthers[TaughtBatch]):
+    """Batches of texts and vectors (N, W), made of the batches `clean`, whose sides are both the texts."""
+
+    def __init__(self, clean: TokenBatches, vectors: NDArray[np.float32]):
+        super().__init__(clean)
+        self.vectors = vectors
+
+    def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> TaughtBatch:
+        ids, members = self.clean.build(part, epoch, index).source, part[1]
+        vectors = np.zeros((len(ids), self.vectors.shape[1]), np.float32)
+        vectors[: len(members)] = self.vectors[members]
+        return TaughtBatch(vectors, ids, len(members))
+
+
+T = TypeVar("T")
+
+AHEAD = 2  # batches
+SECONDS = 1.0  # that an end waits for the batch under way; a process that ends doesn't
+
+
+@contextmanager
+def prefetched(items: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Give the same items in the same order, each made earlier: `with prefetched(batches) as batches: next(batches)`.
+
+    Whatever the iterator raises is raised where its item would have been. It must not use MLX, whose streams belong to
+    the threads that made them, and is never run by two threads. When the block ends, by an error or an interruption
+    too, the thread ends with the item that it is at.
+    """
+    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(AHEAD)
+    ended, last = threading.Event(), None
+
+    def make() -> None:
+        try:
+            for item in items:
+                made.put((item, None))
+                if ended.is_set():
+                    return
+            end: BaseException = StopIteration()
+        except BaseException as error:  # whatever it is, the thread that works must hear of it
+            end = error
+        made.put((None, end))
+
+    def take() -> Any:
+        nonlocal last
+        item, last = (None, last) if last is not None else made.get()
+        if last is not None:
+            raise last
+        return item
+
+    # A daemon: a process that is to end at once doesn't wait for an epoch's plan.
+    thread = threading.Thread(target=make, name="batches", daemon=True)
+    thread.start()
+    try:
+        yield iter(take, object())
+    finally:
+        ended.set()
+        while not made.empty():  # makes room for the one that the thread may wait with
+            made.get_nowait()
+        thread.join(SECONDS)

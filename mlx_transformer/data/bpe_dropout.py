@@ -16,13 +16,12 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import Text, UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .epochs import legacy_random
-from .examples import Examples, Rows
-from .ragged import Ragged
-from .token_cache import encoded
+from .ragged import Examples, Ragged, Rows
+from .stored_text import encoded
 
 DRAWN = 512  # numbers at a time
 TRIES = 3

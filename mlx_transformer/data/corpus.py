@@ -1,10 +1,14 @@
 """Parallel text: two lists of equal length, from memory or from two files with one sentence a line.
 
 Lines are those of `line_files`, and so are packed files (.gz, .zst).
+
+The files of one corpus of pairs: two files of lines, or one file of pairs.
 """
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from mlx_transformer.system.durable import Target, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import digest_of
 
-from .line_files import line_blocks, within_memory
+from .line_files import PACKED, Columns, Part, files_of, line_blocks, pair_parts, within_memory
 
 TEXT = Kind("text file", holds_lines)
 MOST_SET_ASIDE = 1000  # pairs for validation; one in a hundred of a smaller text
@@ -48,12 +52,12 @@ class ParallelText:
         """Yield all sources and targets, as text on disk gives them some at a time (`StoredText.parts`)."""
         yield self.source, self.target
 
-    def select(self, indices: list[int]) -> "ParallelText":
+    def select(self, indices: list[int]) -> ParallelText:
         """Return the pairs at `indices`, in that order."""
         kinds = None if self.kinds is None else [self.kinds[i] for i in indices]
         return ParallelText([self.source[i] for i in indices], [self.target[i] for i in indices], kinds)
 
-    def without_empty(self) -> tuple["ParallelText", int]:
+    def without_empty(self) -> tuple[ParallelText, int]:
         """Return, for training, the pairs whose sides both hold more than white space, and the number of the others.
 
         Evaluation keeps every pair, so that output and reference stay aligned.
@@ -79,7 +83,7 @@ class BuiltInCorpus:
     held_out: ParallelText
 
     @classmethod
-    def of(cls, *parts: Sequence[Sequence[str]]) -> "BuiltInCorpus":
+    def of(cls, *parts: Sequence[Sequence[str]]) -> BuiltInCorpus:
         """Make a corpus of the rows (kind, source, target) of each part."""
         columns = (tuple(map(list, zip(*rows, strict=True))) for rows in parts)
         return cls(*(ParallelText(source, target, kinds) for kinds, source, target in columns))
@@ -172,3 +176,98 @@ def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
     before = np.concatenate(([0.0], np.cumsum(np.abs(straight - typical))))  # (count + 1,): lines 0..k-1 in step
     after = np.concatenate((np.cumsum(np.abs(shifted - typical)[::-1])[::-1], [0.0]))  # lines k.. shifted by extra
     return int(np.argmin(before + after)) + 1
+
+
+UNPACKED = 4  # times as large as a packed file, or Parquet, at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFiles:
+    """`source` and `target`, or `pairs`. `languages`: names of the columns of `pairs`, such as "en-de"; unset: source
+    and target. `tag`: put before every source."""
+
+    source: str | None = None
+    target: str | None = None
+    pairs: str | None = None
+    languages: str | None = None
+    tag: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.pairs or f"{self.source} and {self.target}"
+
+    @property
+    def files(self) -> list[Path]:
+        return [Path(str(self.source)), Path(str(self.target))] if self.pairs is None else files_of(Path(self.pairs))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are two files of lines, or pipes, that are read at once."""
+        return self.pairs is None and not self.tag and all(path.suffix not in PACKED for path in self.files)
+
+    @property
+    def columns(self) -> Columns:
+        return ("source", "target") if self.languages is None else language_pair(self.languages)
+
+    def size(self) -> int:
+        """Estimate the bytes of the text; 0 for what is no file, such as a pipe."""
+        packed = (*PACKED, ".parquet")
+        sizes = {file: file.stat().st_size for file in self.files if file.is_file()}
+        return sum(size * (UNPACKED if file.suffix in packed else 1) for file, size in sizes.items())
+
+    def parts(self) -> Generator[Part, None, None]:
+        """Read all sources and targets, some at a time, without the tag.
+
+        `UserError`, naming file and line, for what isn't as it must be; when all have been read also for no pairs, or
+        other numbers of sources and targets.
+        """
+        empty = True
+        for part in self._side_by_side() if self.pairs is None else pair_parts(Path(self.pairs), self.columns):
+            empty = empty and not part[0]
+            yield part
+        if empty:
+            raise UserError(f"{self.name}: no pairs in it; give files with one sentence or pair a line")
+
+    def check_beginning(self) -> None:
+        """Raise `UserError` if the first pairs can't be read, before a large file is read for its digest."""
+        parts = self.parts()
+        next(parts, None)
+        parts.close()
+
+    def usable_parts(self) -> Iterator[tuple[list[str], list[str], int]]:
+        """Read, for training, tagged sources and targets that hold more than white space, and the number of others."""
+        for source, target in self.parts():
+            pairs = [(s, t) for s, t in zip(source, target, strict=True) if s.strip() and t.strip()]
+            yield [self.tag + s for s, _ in pairs], [t for _, t in pairs], len(source) - len(pairs)
+
+    def _side_by_side(self) -> Iterator[Part]:
+        sides = [line_blocks(str(path)) for path in (self.source, self.target)]
+        waiting: list[list[str]] = [[], []]
+        ended = [False, False]
+        while not all(ended) or all(waiting):
+            for i, side in enumerate(sides):
+                while not waiting[i] and not ended[i]:
+                    lines = next(side, None)
+                    ended[i] = lines is None
+                    waiting[i] = lines or []
+            count = min(map(len, waiting))
+            if not count and any(waiting):
+                self._refuse_counts()
+            yield waiting[0][:count], waiting[1][:count]
+            waiting = [lines[count:] for lines in waiting]
+
+    def _refuse_counts(self) -> None:
+        """Raise `UserError` with both numbers of lines. Files are read again: lengths needn't be kept before."""
+        names = (str(self.source), str(self.target))
+        lengths = [
+            np.fromiter((len(line) for lines in line_blocks(name) for line in lines), dtype=np.int32) for name in names
+        ]
+        raise unequal(*names, *lengths)
+
+
+def language_pair(text: str) -> Columns:
+    """Split "en-de" into two names; also "zh-CN,en". `UserError` for anything else."""
+    parts = [part.strip() for part in text.split("," if "," in text else "-")]
+    if len(parts) != 2 or not all(parts) or parts[0] == parts[1]:
+        raise UserError(f'languages = {text!r}: give two names, such as "en-de" or "zh-CN,en"')
+    return parts[0], parts[1]

@@ -2,21 +2,34 @@
 
 A file is a document a line, or as a whole (`documents`). A `.jsonl` file has an object a line: {"text": ...}, or
 {"prompt": ..., "completion": ...}, of which only the completion is learned. Each may be packed, as .gz or .zst.
+
+Documents packed into rows of one length, for a decoder: hardly any padding, and one shape of batch.
+
+B rows, L tokens a row. No document is cut that fits a row, and none reads another: `segments` says which document of
+its row each token belongs to (attention and positions are those of each document by itself). One that is longer than a
+row is cut into pieces, which learn nothing of each other. Rows are packed once; the order of rows
+changes with every epoch.
 """
 
 from __future__ import annotations
 
 import glob
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import digest_of
 
+from .batches import BatchSettings
+from .epochs import BatchesByEpoch, StepArrays
 from .line_files import WatchBytes, json_blocks, line_blocks, unpacked_suffix, whole_text, within_memory
 
 Cut = Literal["line", "file"]
@@ -96,3 +109,106 @@ def _jsonl(path: Path, watch: WatchBytes) -> Iterator[tuple[str, str]]:
         if not isinstance(text, str) or not isinstance(prompt, str):
             raise UserError(f'{where}: needs {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
         yield prompt, text
+
+
+Piece = tuple[NDArray, int]
+"""(ids, how many of its first targets are not learned): ids[1:] are the targets, ids[:-1] the inputs."""
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One step's input. `tokens` counts the targets that are learned (the loss's divisor)."""
+
+    ids: NDArray  # (B, L) int32: each document starts with bos, then its tokens but the last; padding to the right
+    targets: NDArray  # (B, L) int32: each position's next token, eos at last; pad_id where nothing is learned
+    segments: NDArray | None
+    """(B, L) int32: 1, 2, ... for the documents of a row, 0 for padding; None where each row is one document."""
+    tokens: int
+
+    def arrays(self, pad_id: int) -> StepArrays:
+        return self.targets, None, self.ids, None, self.segments
+
+
+class PackedBatches(BatchesByEpoch[PackedBatch]):
+    """All batches of a corpus, for any epoch.
+
+    `documents` are lists of ids that end with eos, `prompts[i]` the ids before them that are not learned (no bos, no
+    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens`. `settings`: the fields of
+    `BatchSettings`. Documents are never dropped, but for those whose prompt alone fills a row, counted in `dropped`.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]] | None = None,
+        *,
+        row_length: int = 256,
+        **settings: Any,
+    ):
+        s = BatchSettings(**settings)
+        super().__init__(s.seed)
+        self.pad_id, self.bos_id, self.row_length = s.pad_id, s.bos_id, row_length
+        both = list(zip(prompts or [()] * len(documents), documents, strict=True))
+        fitting = [(prompt, ids) for prompt, ids in both if len(prompt) < row_length]
+        self.dropped = len(both) - len(fitting)
+        self._pieces = [piece for prompt, ids in fitting for piece in _pieces(prompt, ids, row_length, s.bos_id)]
+        if not self._pieces:
+            raise UserError("no document fits rows of {} tokens; raise {max_length}", row_length)
+        self._rows = _pack([len(ids) - 1 for ids, _ in self._pieces], row_length)
+        tokens = sum(len(ids) - 1 for ids, _ in self._pieces)
+        self.batch_tokens = s.budget(row_length, tokens, f"max_length = {row_length}")
+        self._batch_rows = self.batch_tokens // row_length // s.row_multiple * s.row_multiple
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch, which are as many in every epoch."""
+        return -(-len(self._rows) // self._batch_rows)
+
+    def plan(self, random: np.random.RandomState) -> list[NDArray]:
+        """Return the rows of each batch of an epoch."""
+        return np.array_split(random.permutation(len(self._rows)), len(self))
+
+    def build(self, part: NDArray, epoch: int, index: int) -> PackedBatch:
+        shape = self._batch_rows, self.row_length
+        targets, ids = np.full(shape, self.pad_id, np.int32), np.full(shape, self.pad_id, np.int32)
+        segments = np.zeros(shape, np.int32)
+        for row, packed in enumerate(part):
+            start = 0
+            for number, piece in enumerate(self._rows[packed], start=1):
+                tokens, unlearned = self._pieces[piece]
+                place = slice(start, start + len(tokens) - 1)
+                ids[row, place], targets[row, place] = tokens[:-1], tokens[1:]
+                targets[row, start : start + unlearned] = self.pad_id
+                segments[row, place] = number
+                start = place.stop
+        single = segments.max() <= 1  # padding to the right of one document hides nothing from it
+        return PackedBatch(ids, targets, None if single else segments, int((targets != self.pad_id).sum()))
+
+
+def _pieces(prompt: Sequence[int], document: Sequence[int], length: int, bos_id: int) -> Iterator[Piece]:
+    """Cut a document where a row is full."""
+    ids = np.array([bos_id, *prompt, *document], np.int32)
+    for start in range(0, len(ids) - 1, length):
+        yield ids[start : start + length + 1], max(0, len(prompt) - start)
+
+
+def _pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Pack pieces into rows: the longest first, each into the fullest row with room for it (best fit decreasing)."""
+    rows: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}
+    rooms: list[int] = []  # of rows that have room, sorted, each once
+    for piece in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        place = bisect_left(rooms, lengths[piece])
+        if place == len(rooms):
+            row, room = len(rows), row_length
+            rows.append([])
+        else:
+            room = rooms[place]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del rooms[place]
+        rows[row].append(piece)
+        if left := room - lengths[piece]:
+            if not with_room.setdefault(left, []):
+                insort(rooms, left)
+            with_room[left].append(row)
+    return rows

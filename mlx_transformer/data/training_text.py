@@ -8,18 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.files import default_folder
 from mlx_transformer.system.machine import check_memory
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .bpe_dropout import DroppedPairs
-from .corpus import ParallelText, read_parallel, training_mask
-from .epochs import legacy_random
-from .examples import Examples, Pairs
-from .mixture import Mixture
-from .pair_files import PairFiles
-from .stored_text import StoredText
-from .token_cache import TokenCache, encoded
+from .corpus import PairFiles, ParallelText, read_parallel, training_mask
+from .epochs import Mixture, legacy_random
+from .ragged import Examples, Pairs
+from .stored_text import StoredText, TokenCache, encoded
 
 Learn = Callable[[Iterator[str], int], Tokenizer]
 """The function that makes a vocabulary of lines and a number of ids."""

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mlx_transformer.core.published_ids import ROLES
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.published_ids import ROLES
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 

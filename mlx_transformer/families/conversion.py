@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlx_transformer.core.card import begin_card, carried
+from mlx_transformer.core.card import begin_card, carried, front_matter, keys_of
 from mlx_transformer.core.checkpoint import (
     CHECKPOINT,
     CONFIG,
@@ -25,20 +25,18 @@ from mlx_transformer.core.folders import MODULES, Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer import checked_tokenizer
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.front_matter import front_matter, keys_of
 from mlx_transformer.system.manifest import CARD
+from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
-from .hub import Found, find_model
-from .origin import place_of
+from .hub import Found, find_model, place_of
 from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import places_of_languages, with_ends

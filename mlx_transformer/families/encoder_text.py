@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.core.published_ids import ROLES
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import JsonObject, read_object, read_text
+from mlx_transformer.text.published_ids import ROLES
 
 from .languages import content_of, listed_tokens
 

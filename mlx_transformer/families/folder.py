@@ -15,22 +15,22 @@ from mlx_transformer.core.card import Form, kind_of, write_card
 from mlx_transformer.core.checkpoint import HUGGING_FACE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import CONFIG, MODULES, ONNX_CONFIG, WEIGHTS
+from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.outputs import claim
-from mlx_transformer.core.pooling import DENSE, EMBEDDING
-from mlx_transformer.core.published_ids import roles_of
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
+from mlx_transformer.decoding.steps import banned_ids
 from mlx_transformer.generation.settings import SETTINGS
-from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, parse_json, read_object, read_text
 from mlx_transformer.system.manifest import MANIFEST
 from mlx_transformer.system.tensors import write_tensors
-from mlx_transformer.system.torch_writing import write_torch_tensors
+from mlx_transformer.system.torch_files import write_torch_tensors
+from mlx_transformer.text.published_ids import roles_of
 
 from .engine import Published
 from .generation import published_settings

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.decoding.steps import banned_ids
 from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings
-from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.errors import UserError, first_of
 
 from .engine import Published

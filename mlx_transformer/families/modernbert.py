@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .engine import At, Family
-from .keys import ACTIVATIONS, Fixed, Heads, Key, Special
-from .modern_keys import LocalLayers, ModernHead
+from .keys import ACTIVATIONS, Fixed, Heads, Key, LocalLayers, ModernHead, Special
 
 LAYER = "model.layers.*"
 HEADS = {

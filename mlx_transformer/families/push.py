@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlx_transformer.core.adapter import read_adapter
-from mlx_transformer.core.card import LEGAL
+from mlx_transformer.core.card import LEGAL, keys_of
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG, WEIGHTS, Place, may_be_called
+from mlx_transformer.families.marian_files.options import holds_marian
 from mlx_transformer.system.errors import UserError, first_of, shortened
 from mlx_transformer.system.files import read_bytes
-from mlx_transformer.system.front_matter import keys_of
+from mlx_transformer.system.machine import __version__
 from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verify_files
-from mlx_transformer.system.version import __version__
 
 from .conversion import ORIGIN
-from .hub import library, one_line
+from .hub import library, named_alone, one_line
 from .marian_files.conversion import ORIGIN as MARIAN
-from .marian_files.folder import holds_marian
-from .origin import named_alone
 
 GRAPHS, NEEDED = "onnx", "push needs huggingface_hub"
 REFUSED = (401, 403)

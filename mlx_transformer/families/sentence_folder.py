@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.folders import MODULES
-from mlx_transformer.core.pooling import Pooling
+from mlx_transformer.core.heads import Pooling
 from mlx_transformer.core.text_embedding import Activation, Dense, Similarity, TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError

@@ -13,14 +13,14 @@ from typing import Any
 
 from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.published_ids import laid_out, roles_of
-from mlx_transformer.core.sentencepiece import UNKNOWN, SentencePiece, read_sentencepiece
-from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT, join_texts
 from mlx_transformer.generation.settings import SOURCE_LAST, TARGET_IN_SOURCE, TARGET_STARTS
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, read_object, read_text
+from mlx_transformer.text.published_ids import laid_out, roles_of
+from mlx_transformer.text.sentencepiece import UNKNOWN, SentencePiece, read_sentencepiece
+from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .byte_level import byte_level_json
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece

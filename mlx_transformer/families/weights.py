@@ -9,8 +9,7 @@ from typing import NamedTuple
 from mlx_transformer.core.folders import TORCH_WEIGHTS, WEIGHTS
 from mlx_transformer.system.errors import UserError, refusal, shortened
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.stored import Stored
-from mlx_transformer.system.tensors import stored_tensors
+from mlx_transformer.system.tensors import Stored, stored_tensors
 from mlx_transformer.system.torch_files import stored_torch_tensors
 
 Reader = Callable[[Path], dict[str, Stored]]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SPACES = "ĠĉĊč▁"
 """Space, tab and line ends, as the vocabulary spells bytes; and a space as SentencePiece does."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mlx_transformer.core.inputs import Ids
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.decoding.options import check_single
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
-from .options import check_single
 from .stream import pieces
 from .translate import as_lines
 

@@ -17,27 +17,17 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
 
 from .alignment import CrossWeights, pharaoh
-from .answer import answer
-from .classify import Text, classify
+from .arguments import AnswerOptions, ClassifyOptions, EmbedOptions, OverlongPair, RerankOptions, TextSettings
 from .fill import Filling, fill, filling_tokenizer, masked_rows
+from .heads import Ranked, Text, answer, check_reranker, classify, rerank, tag
 from .line_files import LineReport, LineWork, write_lines
-from .options import Options
-from .rerank import Ranked, check_reranker, rerank
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
-from .tag import tag
-from .text_options import (
-    AnswerOptions,
-    ClassifyOptions,
-    EmbedOptions,
-    OverlongPair,
-    RerankOptions,
-    TextSettings,
-)
 from .translate import Translation
 from .verbs import TextVerbs
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import MASK_TOKEN, Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import MASK_TOKEN, Tokenizer
 
 from .line_files import NO_REPORT, LineReport
 from .translate import as_lines, fitting_tokenizer

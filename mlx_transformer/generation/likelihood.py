@@ -13,15 +13,15 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources, check_ids
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.search import DoneShare, batches, reported
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
 
-from .options import Options
 from .passes import of_one_length
-from .search import DoneShare, batches, reported
-from .steps import Model
 
 if TYPE_CHECKING:
-    from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.text.tokenizer import Tokenizer
 
 LARGEST_EXPONENT = 700.0
 """The largest that e is raised to: more is infinite in float64."""

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlx_transformer.core.outputs import Kind, beginning, claim, holds_json_lines, holds_lines, holds_object
-from mlx_transformer.system.durable import Output, Target, put_output, write_text
+from mlx_transformer.system.durable import Output, Target, open_locked, put_output, write_text
 from mlx_transformer.system.errors import Name, Text, UserError, joined
 from mlx_transformer.system.files import read_json
-from mlx_transformer.system.locks import open_locked
 
 FORMAT = 1
 WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.decoding.options import Options, check_options
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import CARD
-
-from .options import Options, check_options
 
 SETTINGS = "generation.json"
 LANGUAGES, SHORTLIST, TASK_PREFIX = "languages", "shortlist", "task_prefix"

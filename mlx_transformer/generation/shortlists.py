@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.outputs import Kind, beginning
 from mlx_transformer.core.shortlist import HEADER, MAGIC, Shortlist
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .alignment import CrossWeights
 

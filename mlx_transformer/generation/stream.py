@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from mlx_transformer.decoding.candidates import Candidates, among, check_candidates
+from mlx_transformer.decoding.greedy import Greedy
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.search import checked
+from mlx_transformer.decoding.steps import Batch, Model
 from mlx_transformer.system.errors import Name, UserError
 
-from .candidates import Candidates, among, check_candidates
-from .greedy import Greedy
-from .options import Options
-from .search import checked
-from .steps import Batch, Model
 from .translate import Overlong, Translator
 
 REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are no whole character

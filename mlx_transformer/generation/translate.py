@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from mlx_transformer.core.config import Architecture, TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.system.errors import Name, Text, UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .alignment import Alignment, CrossWeights, align
-from .options import Hypothesis
-from .text_options import Overlong
+from .arguments import Overlong
 
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
 """The command that a model of each architecture is for."""

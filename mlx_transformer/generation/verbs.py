@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, check_ids
+from mlx_transformer.decoding.options import Hypothesis, check_single
+from mlx_transformer.decoding.steps import Model
 
-from .options import Hypothesis, check_single
 from .passes import ONE_AT_A_TIME, Passes
 from .settings import (
     LANGUAGES,
@@ -29,7 +30,6 @@ from .settings import (
     resolved,
     with_source_language,
 )
-from .steps import Model
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from mlx_transformer.core.heads import HeadKind
     from mlx_transformer.core.shortlist import Shortlist
     from mlx_transformer.core.text_embedding import TextEmbedding
-    from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.text.tokenizer import Tokenizer
 
-    from .answer import Answer
     from .arguments import (
         AnswerArguments,
         BestArguments,
@@ -50,12 +49,9 @@ if TYPE_CHECKING:
         TextArguments,
         VectorArguments,
     )
-    from .classify import Scored, Text
     from .embed import Embedder, GraphVectors
-    from .encoder_head import EncoderHead
     from .fill import Filling
-    from .rerank import Ranked
-    from .tag import Tagged
+    from .heads import Answer, EncoderHead, Ranked, Scored, Tagged, Text
     from .translate import Overlong, Translation, Translator
 
 T = TypeVar("T")
@@ -153,7 +149,7 @@ class TextVerbs:
         Arguments as for `generation.search.search`; for a model of several languages also `source_language` and
         `target_language`, codes of its own (`generation.json`).
         """
-        from .search import generate
+        from mlx_transformer.decoding.search import generate
 
         return self._searched(generate, ids, prefix, {**options})
 
@@ -161,7 +157,7 @@ class TextVerbs:
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
     ) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
-        from .search import search
+        from mlx_transformer.decoding.search import search
 
         return self._searched(search, ids, prefix, {**options})
 
@@ -270,7 +266,7 @@ class TextVerbs:
         """Return the classes of a text, of a pair (text, text), or of each of several, with their probabilities, the
         likeliest first, by an encoder whose head has them; several: each class by itself, as the model's config says by
         default."""
-        from .classify import classify
+        from .heads import classify
 
         encoder = self.encoder_head("classes", "classify")
         classes = classify(encoder, texts if isinstance(texts, list) else [texts], several)
@@ -283,7 +279,7 @@ class TextVerbs:
     def tag(self, texts: str | Sequence[str]) -> list[Tagged] | list[list[Tagged]]:
         """Return the entities of a text, or of each of several, with their labels and places, by an encoder whose head
         classifies tokens; see `generation.tag`."""
-        from .tag import tag
+        from .heads import tag
 
         entities = tag(self.encoder_head("token-classes", "tag"), texts)
         return entities[0] if isinstance(texts, str) else entities
@@ -299,8 +295,8 @@ class TextVerbs:
     ) -> Answer | list[Answer | None] | None:
         """Return the part of a context that answers a question, or None of an empty one, by an encoder whose head has
         spans; lists of either give a list. options: the fields of `generation.text_options.AnswerOptions`."""
-        from .answer import answer, paired
-        from .text_options import AnswerOptions
+        from .arguments import AnswerOptions
+        from .heads import answer, paired
 
         settings = AnswerOptions(**options)
         answers = answer(self.encoder_head("spans", "answer"), paired(question, context), settings)
@@ -309,8 +305,8 @@ class TextVerbs:
     def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[Ranked]:
         """Return the documents by their relevance to a query, the best first, by an encoder that reads pairs and has
         one class; top_n: so many of them."""
-        from .rerank import check_reranker, rerank
-        from .text_options import RerankOptions
+        from .arguments import RerankOptions
+        from .heads import check_reranker, rerank
 
         encoder = self.encoder_head("classes", "rerank")
         check_reranker(self.config, self.where)
@@ -319,7 +315,7 @@ class TextVerbs:
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
         """Return what goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model
         without a head of that kind."""
-        from .encoder_head import EncoderHead
+        from .heads import EncoderHead
 
         return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb, self.passes)
 

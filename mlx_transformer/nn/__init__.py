@@ -1,6 +1,6 @@
 """The network in MLX, file by file the twin of `export/nn`."""
 
-from mlx_transformer.blas import use_fast_blas
+from mlx_transformer.device import use_fast_blas
 
 use_fast_blas()
 

@@ -1,4 +1,10 @@
-"""Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+"""Taps: named points inside a forward pass, whose tensors can be observed. The ONNX side and the reference use the same
+names.
+
+encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
+decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
+
+Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
 
 Shapes: B batch, S source, T target, L either, D model.
 
@@ -8,7 +14,7 @@ Shapes: B batch, S source, T target, L either, D model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -24,7 +30,19 @@ from .masks import Mask
 from .norms import make_norm
 from .positions import PositionIds, Positions, Rotation
 from .ssru import SSRU, LayerState
-from .taps import Tap, no_tap, within
+
+Tap = Callable[[str, mx.array], None]
+
+
+def no_tap(name: str, value: mx.array) -> None:
+    """Observe nothing: the default tap."""
+
+
+def within(tap: Tap, scope: str) -> Tap:
+    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
+    if tap is no_tap:
+        return no_tap
+    return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
 class EncoderLayer(nn.Module):

@@ -30,12 +30,11 @@ from .cache import Cache, empty_layers, mask_heads
 from .classifier import Classifier
 from .feedforward import ACTIVATIONS
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_input, padding_before
-from .layers import Decoder, Encoder
+from .layers import Decoder, Encoder, Tap, no_tap, within
 from .masks import Mask, causal_padding_mask, document_mask, padding_mask, pooling_weights
 from .norms import make_norm
 from .parameters import initialise, stored_weights
 from .positions import positions_after, positions_in_documents, positions_of
-from .taps import Tap, no_tap, within
 
 
 class Transformer(nn.Module):

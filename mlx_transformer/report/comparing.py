@@ -11,10 +11,9 @@ from typing import Any
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.watch import Progress, no_progress
+from mlx_transformer.system.progress import Progress, no_progress
 
-from .result import Comparison, Likelihood, SentencePair, Side
-from .significance import measures, sentence_scores
+from .result import Comparison, Likelihood, SentencePair, Side, measures, sentence_scores
 from .worker import Served, Worker
 
 BATCH = 32  # lines

@@ -13,14 +13,14 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.decoding.arrays import Arrays
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.device import tuning
-from mlx_transformer.generation.arrays import Arrays
-from mlx_transformer.generation.steps import Model
 from mlx_transformer.nn import Cache, Transformer
 from mlx_transformer.nn.classifier import Classifier
 
 if TYPE_CHECKING:
-    from mlx_transformer.generation.candidates import Among, Candidates
+    from mlx_transformer.decoding.candidates import Among, Candidates
 
 
 class MlxArrays:
@@ -92,7 +92,7 @@ class MlxModel(Model):
 
     def among(self, candidates: Candidates) -> Among:
         """Return the model with the vocabulary of a batch, whose rows of the classifier are taken here."""
-        from mlx_transformer.generation.candidates import Among  # few searches have any
+        from mlx_transformer.decoding.candidates import Among  # few searches have any
 
         classifier = self.model.classifier().among(mx.array(candidates.ids.astype(np.int32)))
         return Among(MlxModel(self.model, classifier), candidates, columns=False)

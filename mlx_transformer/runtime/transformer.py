@@ -20,13 +20,13 @@ from mlx_transformer import nn
 from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
+from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import check_parameters
-from mlx_transformer.core.pooling import DENSE, EMBEDDING
 from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.generation.settings import Settings, files_with_weights, read_settings
-from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
 from mlx_transformer.nn.lora import delta_of, keep_adapter
@@ -38,8 +38,8 @@ from .decoding import MlxModel, evaluating
 
 if TYPE_CHECKING:
     from mlx_transformer.core.text_embedding import TextEmbedding
-    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.families.conversion import Imported
+    from mlx_transformer.text.tokenizer import Tokenizer
 
 
 class Transformer(nn.Transformer, TextVerbs):
@@ -87,7 +87,7 @@ class Transformer(nn.Transformer, TextVerbs):
     @classmethod
     def _published(cls, ours: Imported, where: str) -> Transformer:
         """Return a published model, opened without a checkpoint of ours."""
-        from mlx_transformer.core.tokenizer import Tokenizer
+        from mlx_transformer.text.tokenizer import Tokenizer
 
         weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
         model = cls._filled(ours.config, weights, None)
@@ -130,7 +130,7 @@ class Transformer(nn.Transformer, TextVerbs):
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
-        from mlx_transformer.core.tokenizer import Tokenizer
+        from mlx_transformer.text.tokenizer import Tokenizer
 
         path = None if self._folder is None else tokenizer_path(self._folder)
         return None if path is None else Tokenizer.load(path)

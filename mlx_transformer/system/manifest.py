@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from .errors import UserError
 from .files import open_file, read_json
-from .machine import usable_cores
-from .threads import side_by_side
+from .machine import side_by_side, usable_cores
 
 MANIFEST = "manifest.json"
 CARD = "README.md"

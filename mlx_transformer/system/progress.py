@@ -1,4 +1,9 @@
-"""Progress of long work: a rich progress bar on a terminal, plain lines in a log. Always on standard error."""
+"""rich's console as commands use it.
+
+How long work tells whoever started it how far it is; `progress.py` shows that to a person.
+
+Progress of long work: a rich progress bar on a terminal, plain lines in a log. Always on standard error.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,36 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
+from rich import console
 from rich.console import RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from mlx_transformer.system.terminal import Console
-from mlx_transformer.system.watch import Progress, no_progress
+
+class Console(console.Console):
+    """rich's own ends the process with status 1 when nobody reads its output, which to `validate` is a mismatch."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"highlight": False, **options})
+
+    def on_broken_pipe(self) -> None:
+        """Called while the BrokenPipeError is handled, which passes on to `process.run`."""
+        raise
+
+
+Progress = Callable[[float, str], None]
+"""Called with the share of the work that is done, in [0, 1], and what is being done."""
+
+
+def no_progress(share: float, status: str) -> None:
+    """Show nothing: the `Progress` of callers who don't want to know."""
+
 
 LOG_SECONDS = 10.0
 """Between two lines in a log, and before the first one of brief work."""

@@ -1,7 +1,19 @@
-"""Tensors of the files that `torch.save` writes, read without PyTorch: nothing that is in them is run.
+"""Zip archives that somebody else made: what one claims to hold is compared with its file before it is believed.
+
+The form of PyTorch before version 1.6: pickles in a row, then the numbers of all storages.
+
+The pickles are a magic number, a version, what machine it was, the state dict, and the keys of storages in the order in
+which they follow: each as the count of its numbers (int64) and the numbers as they lie in memory. There is no checksum.
+
+Tensors of the files that `torch.save` writes, read without PyTorch: nothing that is in them is run.
 
 Such a file is a zip archive of data.pkl, which says what there is (`torch_pickle.py`), and data/KEY for each storage,
 its numbers as they lie in memory; or, of PyTorch before version 1.6, the same in a row (`torch_legacy.py`).
+
+A file as `torch.save` writes it, of float32 alone, without PyTorch; `torch_files.py` says what is in such a file.
+
+Its pickle, put together by hand: {name: _rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict()), ...}. The
+same arrays give the same bytes.
 """
 
 from __future__ import annotations
@@ -9,21 +21,121 @@ from __future__ import annotations
 import io
 import math
 import os
+import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .archives import DAMAGE, open_archive
 from .errors import UserError, error_line, shortened
 from .files import open_file
-from .stored import Stored, checksum_of, read_piece
-from .tensors import check_finite
-from .torch_legacy import is_legacy, legacy_views
-from .torch_pickle import LARGEST_PICKLE, Machine, Refused, Storage, View, views
+from .tensors import Stored, check_finite, checksum_of, read_piece
+from .torch_pickle import LARGEST_PICKLE, Cut, Machine, Refused, Storage, View, views
+
+LARGEST_DIRECTORY = 16 << 20
+"""Bytes of the list of entries at an archive's end; that of 100,000 tensors has half of them."""
+MOST_EXPANSION = 16
+"""How many times its size an archive's contents may have. Trained numbers hardly compress to a half."""
+FREE_EXPANSION = 16 << 20
+"""Bytes that the contents may have in any case."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OverflowError, TypeError)
+DAMAGE += (NotImplementedError, RuntimeError)
+"""What `zipfile` and the readers of an archive's parts raise for one that is damaged."""
+
+
+class _Bounded:
+    """A file of which `zipfile` never reads more at once than a list of entries may have."""
+
+    def __init__(self, file: io.BufferedReader):
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if size > LARGEST_DIRECTORY:
+            raise zipfile.BadZipFile(f"its list of entries has {size} bytes")
+        return self._file.read(size if size >= 0 else LARGEST_DIRECTORY)
+
+
+def open_archive(file: io.BufferedReader) -> zipfile.ZipFile:
+    """Open an archive to read entries that are stored or deflated. Raises one of `DAMAGE`, also for entries that
+    overlap, lie outside the file, or are far larger than the file."""
+    archive = zipfile.ZipFile(_Bounded(file))  # type: ignore[arg-type]
+    entries, size = archive.infolist(), os.fstat(file.fileno()).st_size
+    packed, unpacked = (sum(getattr(entry, name) for entry in entries) for name in ("compress_size", "file_size"))
+    if packed > size or any(entry.header_offset >= size for entry in entries):
+        raise zipfile.BadZipFile(f"its entries have {packed} bytes, in a file of {size}")
+    if unpacked > MOST_EXPANSION * packed + FREE_EXPANSION:
+        raise zipfile.BadZipFile(f"its {packed} bytes would become {unpacked}")
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+        raise zipfile.BadZipFile("its entries are compressed by another method than deflate")
+    return archive
+
+
+MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
+BEGIN = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
+"""How every file begins, but for the pickle's protocol before it."""
+COUNT = 8
+"""Bytes before the numbers of a storage."""
+
+
+def is_legacy(file: io.BufferedReader) -> bool:
+    """Return whether the file is of this form, by its first pickle."""
+    file.seek(0)
+    return BEGIN in file.read(len(BEGIN) + 11)
+
+
+def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, int]]:
+    """Return {name: tensor} of a file, and {key: first byte} of their storages. Raises `Refused`."""
+    file.seek(0)
+    machine = Machine(file.read(LARGEST_PICKLE), id_size=6)
+    size = os.fstat(file.fileno()).st_size
+    try:
+        if (machine.run(), machine.run()) != (MAGIC, VERSION):
+            raise Refused(f"has another version than {VERSION}, the only one of PyTorch's older form")
+        system = machine.run()
+        if not isinstance(system, dict) or system.get("little_endian") is not True:
+            raise Refused("is of a big-endian machine, or doesn't say: save it as safetensors there")
+        tensors, keys = views(machine), machine.run()
+    except Cut:
+        if size <= LARGEST_PICKLE:
+            raise
+        raise Refused(
+            f"its pickles have over {LARGEST_PICKLE / 1e6:,.1f} MB, more than names of tensors take"
+        ) from None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise _damaged("has no list of its storages")
+    if len(keys) != len(machine.storages) or {*keys} != {*machine.storages}:
+        raise _damaged("lists other storages than its tensors are in")
+    return tensors, _begins(file, [machine.storages[key] for key in keys], machine.at, size)
+
+
+def _begins(file: io.BufferedReader, storages: list[Storage], at: int, size: int) -> dict[str, int]:
+    """Return {key: first byte} of storages, which have to fill the file from `at` on, with the counts that the pickle
+    says."""
+    begins = {}
+    for storage in storages:
+        label = repr(shortened(storage.key))
+        file.seek(at)
+        head = file.read(COUNT)
+        count = int.from_bytes(head, "little", signed=True)
+        if len(head) == COUNT and count != storage.count:
+            raise _damaged(f"its storage {label} has {count} numbers, its pickle says {storage.count}")
+        begins[storage.key] = at + COUNT
+        at += COUNT + storage.count * storage.kind.stored.itemsize
+        if at > size:
+            raise _damaged(f"ends within its storage {label}")
+    if at < size:
+        raise _damaged(f"has {size - at} bytes after its last storage")
+    return begins
+
+
+def _damaged(what: str) -> Refused:
+    return Refused(f"{what}: damaged; restore it from a copy")
+
 
 LOCAL_HEADER = 30
 """Bytes of a zip entry's own header, before its name."""
@@ -166,3 +278,38 @@ def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
         return array
 
     return Stored(shape, storage.kind.read, read)
+
+
+BEGINNING, END = b"\x80\x02", b"."
+ORDERED_DICT, FALSE = b"ccollections\nOrderedDict\n)R", b"\x89"
+
+
+def write_torch_tensors(path: Path, arrays: Mapping[str, NDArray]) -> None:
+    """Write arrays as tensors of float32, one for each name. Raises what the disk raises."""
+    stored = [np.ascontiguousarray(array, "<f4") for array in arrays.values()]
+    pairs = zip(map(_text, arrays), map(_tensor, map(str, range(len(stored))), stored), strict=True)
+    program = BEGINNING + b"}(" + b"".join(name + tensor for name, tensor in pairs) + b"u" + END
+    entries = {"data.pkl": program, "byteorder": b"little"}
+    entries |= {f"data/{i}": array.tobytes() for i, array in enumerate(stored)}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, contents in {**entries, "version": b"3\n"}.items():
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), contents)
+
+
+def _tensor(key: str, array: NDArray) -> bytes:
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    storage = _tuple(_text("storage"), b"ctorch\nFloatStorage\n", _text(key), _text("cpu"), _number(array.size)) + b"Q"
+    places = [_tuple(*map(_number, values)) for values in (array.shape, strides)]
+    return b"ctorch._utils\n_rebuild_tensor_v2\n" + _tuple(storage, _number(0), *places, FALSE, ORDERED_DICT) + b"R"
+
+
+def _text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def _number(value: int) -> bytes:
+    return b"\x8a\x08" + struct.pack("<q", value)
+
+
+def _tuple(*parts: bytes) -> bytes:
+    return b"(" + b"".join(parts) + b"t"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .errors import shortened
-from .stored import BFLOAT16, Kind
+from .tensors import BFLOAT16, Kind
 
 TYPES = {"Double": np.float64, "Float": np.float32, "Half": np.float16, "Long": np.int64, "Int": np.int32}
 TYPES |= {"Short": np.int16, "Char": np.int8, "Byte": np.uint8, "Bool": np.bool_}

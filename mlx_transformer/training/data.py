@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.core.unigram import train_unigram
 from mlx_transformer.data import built_in
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
-from mlx_transformer.data.corpus import ParallelText, training_mask
+from mlx_transformer.data.corpus import PairFiles, ParallelText, training_mask
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch, legacy_random
 from mlx_transformer.data.labelled import Labelled, read_labelled
 from mlx_transformer.data.matches import read_matches
-from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import tuning
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
+from mlx_transformer.text.unigram import train_unigram
 
 from .objectives import Cutting, Reading, RunText
 from .options import CorpusOptions, DataOptions

@@ -12,29 +12,24 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import Architecture, TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.batches import TaughtBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
-from mlx_transformer.data.documents import Documents
+from mlx_transformer.data.documents import Documents, PackedBatches
 from mlx_transformer.data.epochs import BatchesByEpoch
-from mlx_transformer.data.examples import Examples
-from mlx_transformer.data.labelled import Labelled
-from mlx_transformer.data.labelled_batches import LabelledBatches, LabelledRows, encoded
-from mlx_transformer.data.match_batches import MatchBatches
-from mlx_transformer.data.matches import Matches
-from mlx_transformer.data.packed import PackedBatches
-from mlx_transformer.data.taught import TaughtBatches
+from mlx_transformer.data.labelled import Labelled, LabelledBatches, LabelledRows, encoded
+from mlx_transformer.data.matches import MatchBatches, Matches
+from mlx_transformer.data.ragged import Examples
 from mlx_transformer.data.training_text import TrainingText
 from mlx_transformer.device import tuning
 from mlx_transformer.generation.embed import prepared
+from mlx_transformer.generation.evaluate import score
 from mlx_transformer.generation.likelihood import perplexity_of
-from mlx_transformer.generation.scoring import score
 from mlx_transformer.runtime.decoding import evaluating
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
-from .contrastive import ContrastiveStep
-from .head_step import HeadStep, VectorStep
+from .encoder_step import ContrastiveStep, HeadStep, VectorStep
 from .options import DataOptions
 from .step import TrainStep
 

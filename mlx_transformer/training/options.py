@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mlx_transformer.core.config import AdapterAlpha, AdapterKind, AdapterRank, TransformerConfig
-from mlx_transformer.core.pooling import Pooling
+from mlx_transformer.core.heads import Pooling
 from mlx_transformer.core.tokenizer_files import MIN_VOCAB_SIZE
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds

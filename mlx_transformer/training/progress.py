@@ -3,6 +3,10 @@
 OUT/clock.txt: one line a step, "STEP SECONDS": steps done, and the second at which the next one began. The learning
 rate of a run that ends by the clock depends on it. A resumed run reads its first steps' seconds from there, up to where
 the run before it was killed, and computes the same again.
+
+The words of a run: the lines that it opens with, a forecast, its status while it goes on, and how it ended.
+
+On a terminal the status has a line below with the loss's curve and the share of the device's speed that is used.
 """
 
 from __future__ import annotations
@@ -11,19 +15,33 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.core.adapter import AdapterConfig, linear_maps
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.data.epochs import BatchesByEpoch, TrainingBatch
 from mlx_transformer.system.early import HANGUP, drop_hung_up, restore_handlers
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.progress import Reporter, duration
 
+from .cost import Work, peak_speed
+from .data import RunData, noun
 from .group import Group
-from .options import TrainingOptions
+from .optimizers import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warm_up
+from .options import ENDLESS, TrainingOptions
+from .recipe import Recipe
+from .step import TrainStep
 
 CLOCK = "clock.txt"
 LOWER_IS_BETTER = ("loss", "perplexity")
@@ -203,3 +221,209 @@ class StopSignal:
             raise KeyboardInterrupt
         else:
             raise SystemExit(128 + number)
+
+
+FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
+BLOCKS = "▁▂▃▄▅▆▇█"
+OTHER_COLUMNS = 60  # the most that the rest of the curve's line takes
+MAX_LOSSES = 1024  # in a curve: from there on two neighbours become their mean
+
+
+def opening_lines(
+    recipe: Recipe,
+    config: TransformerConfig,
+    data: RunData,
+    batches: BatchesByEpoch,
+    batches_per_step: int,
+    adapter: AdapterConfig | None,
+) -> Iterator[str]:
+    """Say what is trained, on which text and for how long. `batches_per_step` counts those of all processes."""
+    kind = noun(data.train)
+    text = f"{len(data.train) - batches.dropped:,} {kind}, {len(data.valid):,}"
+    step_tokens, steps_per_epoch = batches.batch_tokens * batches_per_step, max(1, len(batches) // batches_per_step)
+    yield from plan_lines(recipe.training, config, text, step_tokens, steps_per_epoch, batches.unit)
+    if adapter is not None:
+        count = sum(int(np.prod(shape)) for shape in adapter.shapes(config).values())
+        maps = f"{len(adapter.targets)} of {len(linear_maps(config))} linear maps"
+        yield f"{adapter.kind} of rank {adapter.rank} on {maps}: {count:,} parameters are trained"
+    if batches.dropped or data.dropped:
+        long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", f"empty {kind}")
+        note = f"{batches.dropped:,} {long} longer than {recipe.data.max_length} tokens"
+        yield f"left out: {note}, {data.dropped:,} {empty}"
+
+
+def plan_lines(
+    options: TrainingOptions,
+    config: TransformerConfig,
+    text: str,
+    step_tokens: int,
+    steps_per_epoch: int,
+    unit: str = "target tokens",
+) -> Iterator[str]:
+    """Say what is trained, for how long and how; a step takes `step_tokens` target tokens, or what `unit` names."""
+    vocabularies = f"vocabulary {config.vocab_size:,}"
+    if config.has_encoder and config.has_decoder and not config.one_embedding:
+        vocabularies = f"vocabularies {config.source_vocab_size:,} and {config.vocab_size:,}"
+    sizes = f"{vocabularies}, {parameter_count(config):,} parameters"
+    yield f"training on {text} for validation; {sizes}"
+    steps = planned_steps(options, steps_per_epoch)
+    lengths = [] if steps is None else [f"{steps:,} steps ({steps / steps_per_epoch:,.1f} epochs)"]
+    lengths += [] if options.minutes is None else [f"{options.minutes:g} minutes"]
+    rate = f"learning rate {_warm_up(options, config.d_model, steps)}"
+    if options.schedule in ("linear", "cosine"):
+        rate += f", {options.schedule} down to 0"
+    elif options.schedule not in ENDLESS and options.cooldown > 0:
+        rate += f", down to 0 over the last {options.cooldown:.0%}"
+    yield f"{' or '.join(lengths)}, {steps_per_epoch:,} steps an epoch, {step_tokens:,} {unit} a step; {rate}"
+    if steps is not None:
+        yield from short_for_warm_up(options, steps)
+
+
+def planned_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
+    """Return the last step of the run; None if the clock alone ends it."""
+    ends = [] if options.steps is None else [options.steps]
+    ends += [] if options.epochs is None else [math.ceil(options.epochs * steps_per_epoch)]
+    return min(ends, default=None)
+
+
+def short_for_warm_up(options: TrainingOptions, steps: int, ended: bool = False) -> Iterator[str]:
+    """Warn in a line if a run of `steps` steps is too short for the recipe's warm-up."""
+    asked, warmup = options.warmup_steps, warm_up(options, steps, 1.0)
+    if asked is not None and (warmup < asked or steps <= asked):
+        where = "inside its" if steps <= asked else "too soon after its"
+        shortened = f", which {'was' if ended else 'is'} shortened to {_whole(warmup):,}" if warmup < asked else ""
+        yield (
+            f"warning: the run {'ended' if ended else 'ends'} at step {steps:,}, {where} warm-up of {asked:,} steps"
+            f"{shortened}: train longer, or lower warmup_steps"
+        )
+
+
+def closing_lines(options: TrainingOptions, state: State) -> Iterator[str]:
+    """Say how a run ended: before its limits, or too soon for its warm-up."""
+    share = min(1.0, state.progress(options))
+    if share < 1:
+        yield (
+            f"ended early, at step {state.step:,} of about {state.step / share:,.0f}: no better {options.best} in "
+            f"{state.validations_since_best} validations"
+        )
+        if state.step <= warm_up(options, state.step, share):
+            yield "warning: it ended inside its warm-up: raise patience, or lower warmup_steps"
+        return
+    yield from short_for_warm_up(options, state.step, ended=True)
+
+
+def _whole(warmup: float) -> int:
+    return max(1, round(warmup))
+
+
+def _warm_up(options: TrainingOptions, d_model: int, steps: int | None) -> str:
+    if steps is not None and options.minutes is None:
+        warmup = warm_up(options, steps, 1.0)
+    elif options.warmup_steps is not None:
+        warmup = options.warmup_steps
+    else:
+        return f"up over the first {WARMUP_SHARE:.0%}, at most {MOST_WARMUP_STEPS:,} steps"
+    return f"up to {peak(options, d_model, warmup):.2g} over {_whole(warmup):,} steps"
+
+
+def forecast_line(state: State, peak: int, unit: str = "target tokens") -> str:
+    """Say how fast a run's first steps were, in `unit`; arrays held `peak` bytes of memory at most."""
+    speed = state.target_tokens / max(state.seconds, 1e-9)
+    return (
+        f"{state.step} steps took {state.seconds:.1f} s, {speed:,.0f} {unit}/s; arrays took up to "
+        f"{peak / 1e6:,.0f} MB; nothing was written"
+    )
+
+
+class Forecast:
+    """Tells how long the rest of a run takes, from its first steps since step `begun_at`."""
+
+    def __init__(self, options: TrainingOptions, begun_at: int):
+        self.options, self.begun_at = options, begun_at
+        self._first = (0.0, 0.0)
+
+    def lines(self, state: State, share: float) -> Iterator[str]:
+        """Return the lines to show after a step, when `share` of the run is done."""
+        if state.step == self.begun_at + 1:
+            self._first = (state.seconds, share)
+        elif state.step == self.begun_at + FORECAST_AFTER:
+            seconds, before = self._first
+            if before < share < 1:
+                remaining = (1 - share) / (share - before)
+                steps = state.step + remaining * (FORECAST_AFTER - 1)
+                left = duration(remaining * (state.seconds - seconds))
+                yield f"at this speed: {steps:,.0f} steps in all, {left} from now"
+                if self.options.minutes is not None:
+                    yield from short_for_warm_up(self.options, round(steps))
+
+
+class Dashboard:
+    """Shows on `reporter` how a run goes on after each step that `trained` takes."""
+
+    def __init__(self, reporter: Reporter, recipe: Recipe, config: TransformerConfig, trained: TrainStep):
+        self.reporter, self.options, self.trained, self.curve = reporter, recipe.training, trained, Curve()
+        self._unit = recipe.objective.unit.removeprefix("target ")
+        # A log shows no share of the device's speed, so the products that measure it aren't run.
+        self._peak_speed = peak_speed(trained.arithmetic) if reporter.columns else 0.0
+        self._work, self._operations = Work(config), 0.0
+        mx.reset_peak_memory()
+
+    def step(self, state: State, loss: float, rate: float, speed: Speed, batches: Sequence[TrainingBatch]) -> None:
+        """Show a step of these batches that has ended; `rate` was its learning rate."""
+        self.curve.add(loss)
+        steps = f"/{self.options.steps:,}" if self.options.steps is not None else ""
+        status = f"step {state.step:,}{steps}  loss {loss:.3f}  {speed.recent:,.0f} {self._unit}/s"
+        if not self.reporter.columns:  # a terminal says it in the line below
+            status += f"  {_peak()}"
+        self.reporter.update(state.progress(self.options), status, self._below(rate, speed, batches))
+
+    def _below(self, rate: float, speed: Speed, batches: Sequence[TrainingBatch]) -> str:
+        if not self.reporter.columns:
+            return ""
+        self._operations = 0.95 * self._operations + sum(map(self._work, batches))
+        share = self._operations / max(speed.recent_seconds, 1e-9) / self._peak_speed
+        parts = f"rate {rate:.2e}  {_peak()}  {share:.0%} of peak FLOP/s"
+        compiled = f"  {self.trained.compilations} compiled" if self.trained.compilations else ""
+        return (
+            f"loss {self.curve.drawn(max(8, self.reporter.columns - OTHER_COLUMNS - len(compiled)))}  {parts}{compiled}"
+        )
+
+    def log_values(self) -> dict[str, int]:
+        """Return the MB that MLX's arrays took at most since the last call, those that it keeps of freed ones, and how
+        often the step was compiled in this process, where it is at all."""
+        values = {"peak_memory_mb": mx.get_peak_memory(), "cache_memory_mb": mx.get_cache_memory()}
+        mx.reset_peak_memory()
+        compiled = {"compilations": self.trained.compilations} if self.trained.compilations else {}
+        return {name: round(value / 1e6) for name, value in values.items()} | compiled
+
+
+def _peak() -> str:
+    return f"peak {mx.get_peak_memory() / 1e6:,.0f} MB"
+
+
+class Curve:
+    """A run's losses in one line of blocks."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._each, self._sum, self._count = 1, 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum, self._count = self._sum + value, self._count + 1
+        if self._count < self._each:
+            return
+        self._values.append(self._sum / self._count)
+        self._sum, self._count = 0.0, 0
+        if len(self._values) == MAX_LOSSES:
+            self._values = [(a + b) / 2 for a, b in zip(self._values[::2], self._values[1::2], strict=True)]
+            self._each *= 2
+
+    def drawn(self, width: int) -> str:
+        """Draw the curve, from the first step on, in at most `width` blocks; a space stands for what isn't finite."""
+        values, columns = self._values, min(width, len(self._values))
+        cuts = [len(values) * i // columns for i in range(columns + 1)] if columns else []
+        means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+        finite = [mean for mean in means if abs(mean) < float("inf")]
+        low, high = min(finite, default=0.0), max(finite, default=0.0)
+        scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+        return "".join(BLOCKS[round((m - low) * scale)] if abs(m) < float("inf") else " " for m in means)

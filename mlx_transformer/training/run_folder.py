@@ -1,4 +1,7 @@
-"""A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
+"""Where a run's curves go beside metrics.jsonl: TensorBoard, where its writer is installed, and Weights & Biases, where
+the recipe names a project of it.
+
+A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
 
 OUT/run.json              recipe, model config, versions, digests of the data
 OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (two files for one of each language)
@@ -17,8 +20,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -29,15 +35,80 @@ from mlx_transformer.core import checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.outputs import check_outside, claim
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
-from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.files import read_bytes, read_json
-from mlx_transformer.system.locks import lock
+from mlx_transformer.system.durable import clear_leftovers, flush, lock, remove_folder, taken_away, write_text
+from mlx_transformer.system.errors import UserError, error_line, first_of
+from mlx_transformer.system.files import read_bytes, read_json, read_text
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.manifest import MANIFEST
 from mlx_transformer.system.tensors import read_tensors
 
-from .boards import TENSORBOARD, WANDB_ID, Board, boards
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb.txt"
+
+
+def check_wandb(project: str | None) -> None:
+    """Raise `UserError` if a project is named and the package isn't there."""
+    if project is not None and find_spec("wandb") is None:
+        raise UserError("[training] wandb: the package isn't installed; pip install wandb, or leave the key out")
+
+
+class TensorBoard:
+    """Writes TensorBoard's files; curves from `first_step` on that are there already will be written again."""
+
+    def __init__(self, folder: Path, first_step: int):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=first_step or None)
+
+    def add(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        with suppress(OSError):  # a full disk has been reported by then
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """Sends a run's curves to one run there, however often it is resumed; steps that are there already stay.
+
+    Its own variables say where it sends them, or that it doesn't (WANDB_MODE=offline).
+    """
+
+    def __init__(self, folder: Path, project: str, record: Mapping[str, Any]):
+        wandb: Any = import_module("wandb")
+        name = folder / WANDB_ID
+        if not name.exists():
+            write_text(name, uuid.uuid4().hex + "\n")
+        id = read_text(name).strip()
+        try:
+            self._run = wandb.init(
+                project=project, id=id, resume="allow", dir=str(folder), name=folder.name, config=dict(record)
+            )
+        except Exception as error:  # its own kinds: no key, no network, a project that isn't there
+            message = error_line(error).rstrip(".")
+            raise UserError(
+                f"[training] wandb = {project!r}: {message}; WANDB_MODE=offline needs no network"
+            ) from error
+
+    def add(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+Board = TensorBoard | WeightsAndBiases
+
+
+def boards(folder: Path, first_step: int, project: str | None, record: Mapping[str, Any]) -> list[Board]:
+    """Open the boards that a run's curves go to."""
+    opened: list[Board] = []
+    with suppress(ImportError):
+        opened.append(TensorBoard(folder, first_step))
+    if project is not None:
+        opened.append(WeightsAndBiases(folder, project, record))
+    return opened
+
 
 RECORD = "run.json"
 MODEL = "model"  # the record's key that says what the trained model was made of

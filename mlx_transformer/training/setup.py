@@ -1,4 +1,10 @@
-"""The start of a run: the weights, config and vocabulary that it begins with, its model, optimizer and step.
+"""The encoder whose vectors another one learns (Reimers and Gurevych 2020, "Making Monolingual Sentence Embeddings
+Multilingual using Knowledge Distillation", section 2).
+
+A student whose vectors are narrower learns their projection to as many dimensions as it has: of all linear maps the one
+that keeps most of the inner products between the texts of the run (the first eigenvectors of V^T V).
+
+The start of a run: the weights, config and vocabulary that it begins with, its model, optimizer and step.
 
 A run starts from a config with fresh weights and a vocabulary of its text, or from a checkpoint that has its own. Under
 an adapter the checkpoint stays as it is stored, integers included: gradients and the optimizer's state are those of the
@@ -17,6 +23,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_unflatten
+from numpy.typing import NDArray
 
 from mlx_transformer.core.adapter import AdapterConfig, linear_maps
 from mlx_transformer.core.checkpoint import Checkpoint, digests, open_checkpoint, resolve, weights_digest
@@ -25,7 +32,6 @@ from mlx_transformer.core.heads import Head
 from mlx_transformer.core.outputs import is_within
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer, checked_tokenizer
 from mlx_transformer.data.labelled import Labelled
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
@@ -33,8 +39,9 @@ from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
+from mlx_transformer.system.progress import quiet_progress
+from mlx_transformer.text.tokenizer import MIN_VOCAB_SIZE, Tokenizer, checked_tokenizer
 
-from .boards import check_wandb
 from .data import RunData, train_tokenizer
 from .group import ALONE, Group
 from .loss import logits_within
@@ -42,9 +49,45 @@ from .objectives import OBJECTIVES, Reading
 from .optimizers import Optimizer, freeze, matching
 from .options import TrainingOptions
 from .recipe import DROPOUTS, PATHS, Recipe
-from .run_folder import PARTS
+from .run_folder import PARTS, check_wandb
 from .step import Arithmetic, TrainStep
-from .teacher import Teacher, check_teacher
+
+
+def check_teacher(folder: str) -> None:
+    """Raise `UserError` unless the checkpoint is an encoder that says how a text's vector is made."""
+    checkpoint = open_checkpoint(folder, verify=False)
+    if checkpoint.config.architecture != "encoder" or checked_tokenizer(checkpoint) is None:
+        raise UserError(f"teacher = {folder!r}: is no encoder with a vocabulary")
+    if read_embedding(checkpoint.folder, checkpoint.config.d_model) is None:
+        raise UserError(f"teacher = {folder!r}: doesn't say how a text's vector is made (embedding.json)")
+
+
+class Teacher:
+    """`teacher(texts)` -> their vectors (N, width). The first texts decide on the projection, if there is one."""
+
+    def __init__(self, folder: str, width: int):
+        self.model, self.folder, self.width = Transformer.load(folder), folder, width
+        self._projection: NDArray[np.float64] | None = None
+        own = self.model.embedder().width
+        if own < width:
+            raise UserError(
+                "teacher = {!r}: its vectors have {} numbers, the student's {}: lower {d_model}", folder, own, width
+            )
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        with quiet_progress("teacher") as report:
+            vectors = self.model.embed(texts, done=lambda share: report(share, "vectors"))
+        if vectors.shape[1] == self.width:
+            return vectors
+        wide = vectors.astype(np.float64)
+        if self._projection is None:
+            _, directions = np.linalg.eigh(wide.T @ wide)
+            self._projection = directions[:, ::-1][:, : self.width]
+        narrow = wide @ self._projection
+        unit = self.model.text_embedding is not None and self.model.text_embedding.normalize
+        lengths = np.linalg.norm(narrow, axis=1, keepdims=True)
+        return (narrow / np.maximum(lengths, 1e-12) if unit else narrow).astype(np.float32)
+
 
 MOST_EPOCHS_PER_STEP = 100
 HEAD = ("head_proj", "head_norm", "output_proj")

@@ -17,14 +17,13 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_transformer.blas import set_blas_threads
 from mlx_transformer.data.epochs import TrainingBatch
+from mlx_transformer.device import set_blas_threads
 from mlx_transformer.runtime.transformer import Transformer
 
 from .group import ALONE, Group
 from .loss import label_smoothed_loss, losses
-from .optimizers import Optimizer, spread
-from .zero_start import ZeroStart
+from .optimizers import Optimizer, ZeroStart, spread
 
 Gradients = Any
 Input = mx.array | None

@@ -7,7 +7,7 @@ from claims import trained
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TEXT = [f" {word} {word}" for words in trained.KINDS.values() for word in words] * 3
 

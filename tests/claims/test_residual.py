@@ -7,7 +7,7 @@ from claims import residual
 from claims.network import tiny
 from claims.table import claimed
 
-from mlx_transformer.nn.taps import no_tap
+from mlx_transformer.nn.layers import no_tap
 
 SHARE = "share of 4 layers' output that tells positions apart: {}"
 GRADIENT = "gradient at the input, 24 layers / 2: {}"

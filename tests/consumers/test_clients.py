@@ -17,7 +17,7 @@ from small_models import DECODER, write_text_model
 from waiting import PATIENCE
 
 from export import OnnxTransformer, export_onnx
-from mlx_transformer.core.pooling import DENSE, EMBEDDING
+from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.tensors import write_tensors
 

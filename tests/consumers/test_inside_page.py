@@ -15,15 +15,14 @@ from drawn_walk import hold_drawn
 from test_walk_page import answered, passed
 
 from export import export_onnx
-from export.explain.inside import inside
-from export.explain.shipped import FOLDER
+from export.explain.inside import FOLDER, inside
 from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from export.web import write_site
-from export.web.site import SITE
+from export.web.write import SITE
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.consumers
 

@@ -24,7 +24,7 @@ from export.runtime.folder import open_folder
 from export.web.models import STEPS, facts_of
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.consumers
 

@@ -20,13 +20,13 @@ from explained_models import write_explained
 from head_models import head_model
 
 from export.explain.command import explain
-from export.explain.shipped import FOLDER, MODELS
+from export.explain.inside import FOLDER, MODELS
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.sentences import NOTES
 from mlx_transformer.generation.fill import ids_with_masks
+from mlx_transformer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.consumers
 

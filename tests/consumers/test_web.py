@@ -20,9 +20,9 @@ from tokenizers import Regex, pre_tokenizers
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.web import write_site
-from export.web.site import SITE
-from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
+from export.web.write import SITE
 from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 
 pytestmark = pytest.mark.consumers
 

@@ -249,7 +249,7 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, line: str, said: 
 
 
 def test_definitions() -> None:
-    file = ROOT / "mlx_transformer/core/tokenizer.py"
+    file = ROOT / "mlx_transformer/text/tokenizer.py"
     assert definition(file, "Tokenizer.train").code.startswith("@classmethod\ndef train(")
     assert definition(file, "PAD").code == "PAD, BOS, EOS, UNK = range(4)"
     found = definition(file, "Tokenizer.encode")

@@ -12,11 +12,10 @@ from imports import ROOT
 from small_models import configs, encoder_decoder
 from upper_case import TOKENIZER
 
-from export.interface import CROSS_ATTENTION, CROSS_DECODERS, GRAPHS, SEARCH, Port, Request
+from export.interface import CROSS_ATTENTION, CROSS_DECODERS, GRAPHS, SEARCH, SETTINGS, Port, Request
 from export.search.graph import search_model
-from export.search_inputs import SETTINGS
 from export.targets.table import TARGETS
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 
 DTYPES = {"FLOAT": "float32"}
 NAMES = ("paper", "modern", "odd widths", "two vocabularies")

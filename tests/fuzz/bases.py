@@ -33,8 +33,8 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.manifest import sha256
+from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.trainer import Trainer
 
 TEXT = "one two three\n\nfour. five, six!\nseven\n"

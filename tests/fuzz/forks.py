@@ -118,8 +118,8 @@ def import_all() -> None:
             "sacrebleu",
         ),
         *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
-        *("export.package.write", "export.package.facts", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
-        *("export.validate.engines.mlx_engine", "export.validate.engines.opaque_engines", "export.web.site"),
+        *("export.package.write", "export.package.plan", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
+        *("export.validate.engines.mlx_engine", "export.validate.engines.opaque_engines", "export.web.write"),
         *("mlx_transformer.commands.looking", "export.explain"),
     ):
         importlib.import_module(name)

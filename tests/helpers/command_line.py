@@ -14,7 +14,7 @@ from export import export_onnx
 from mlx_transformer import Transformer, cli
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one two", "", "three. four", "  ", "seven"]
 TEXT = "".join(f"{line}\n" for line in LINES)

@@ -14,7 +14,7 @@ from export import export_onnx
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TEXT = "one two three. four five six! seven eight nine ten"
 WORDS = "one two three four five six seven eight nine ten".split()

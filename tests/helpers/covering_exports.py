@@ -22,10 +22,10 @@ from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import CONFIG, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.manifest import MANIFEST
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SIZES = {**covering_configs.BASE, "d_model": 32}  # which groups of 32 divide
 LINES = ["one two three. four five six! größer 東京 " * 3]

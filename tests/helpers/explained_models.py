@@ -16,7 +16,7 @@ from export import export_onnx
 from export.explain.content import FINE
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TEXTS = ["one two three. four five six! größer 東京 seven eight " * 3]
 SIZES = dict(d_model=32, heads=4, d_ff=48, max_positions=40, encoder_layers=2, decoder_layers=3)

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from mlx_transformer.core.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePiece, sentencepiece_bytes
 from mlx_transformer.core.shortlist import Shortlist, shortlist_bytes
-from mlx_transformer.families.marian_files.archive import write_npz
 from mlx_transformer.families.marian_files.items import (
     Item,
     float_item,
@@ -20,7 +18,9 @@ from mlx_transformer.families.marian_files.items import (
     is_quantized,
     options_item,
     write_bin,
+    write_npz,
 )
+from mlx_transformer.text.sentencepiece import CONTROL, UNKNOWN, Piece, SentencePiece, sentencepiece_bytes
 
 LETTERS = "etaoinshrdlu"
 WORDS = "▁the ▁of ▁and ▁in ▁to ▁a ▁on is at er ing ed . ,".split()

@@ -14,9 +14,9 @@ import numpy as np
 import twin
 from imports import ROOT
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.sentences import NOTES
 from mlx_transformer.generation.fill import ids_with_masks
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SHIPPED = ROOT / "export/explain/models"
 GOLDEN = ROOT / "tests/export/explain/shipped.json"

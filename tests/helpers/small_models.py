@@ -9,7 +9,7 @@ from export import export_onnx
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SIZES = dict(vocab_size=50, d_model=32, heads=4, d_ff=48, max_positions=40, encoder_layers=2, decoder_layers=2)
 

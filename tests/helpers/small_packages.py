@@ -22,8 +22,8 @@ from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one two three. four five six! größer 東京 " * 3]
 SETTINGS = {"beam": 3, "length_penalty": 0.7, "max_new_tokens": 20, "suppressed": [5, 0], "end_ids": [2, 7]}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from forked import Forked, Process
 
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.objectives import Reading
 from mlx_transformer.training.recipe import Recipe
 

@@ -12,8 +12,8 @@ import math
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.generation.steps import Model
+from mlx_transformer.decoding.arrays import NumpyArrays
+from mlx_transformer.decoding.steps import Model
 
 STATES = 997
 

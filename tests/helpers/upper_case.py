@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.generation.verbs import TextVerbs
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
 

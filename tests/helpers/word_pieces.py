@@ -12,8 +12,8 @@ from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.encoder_text import wordpiece
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MOST = 24

@@ -17,9 +17,9 @@ import numpy as np
 from published import HERE, LINES, Published, judged, published
 
 from export.validate.origin.marian import State
-from mlx_transformer.core.sentencepiece import read_sentencepiece
-from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.sentencepiece import read_sentencepiece
+from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TAPPED, STEPS = 3, 4
 

@@ -22,8 +22,8 @@ from export.validate.origin.check import certified_flip
 from mlx_transformer import Tokenizer
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.families.marian_files.items import INTGEMM8
-from mlx_transformer.generation.options import Options
 
 pytestmark = pytest.mark.consumers
 

@@ -19,10 +19,10 @@ ONNX = ("onnx", "onnx_ir", "onnxscript")
 RUNTIME = ("onnxruntime",)
 
 # A room imports only rooms before it, and itself. Names: a package, or a module beside the packages.
-MLX_SIDE = ["page", "system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
-MLX_SIDE += ["training", "report"]
-SHARED = ["page", "system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "arguments", "nn", "search_inputs", "request", "interface", "graph", "precision", "targets"]
+MLX_SIDE = ["page", "system", "core", "text", "device", "data", "decoding", "generation"]
+MLX_SIDE += ["families", "nn", "runtime", "convert", "training", "report"]
+SHARED = ["page", "system", "core", "text", "data", "decoding", "generation", "families"]
+ONNX_SIDE = ["settings", "arguments", "nn", "interface", "graph", "precision", "targets"]
 ONNX_SIDE += ["runtime", "package", "search", "web", "serve", "validate", "explain"]
 # The same within export/validate, for imports inside functions too: a check is unknown to whatever it checks.
 VALIDATE = ["rule", "threads", "reference", "points", "findings", "cases", "engines", "opening", "checks", "locate"]
@@ -33,7 +33,7 @@ TABLES = ("export.settings",)
 # Rooms, or modules of them, that may load a package of others'; those of LAZILY inside functions alone.
 OWNERS = {
     MLX: (
-        *("mlx_transformer." + room for room in ("nn", "runtime", "convert", "training", "device", "blas")),
+        *("mlx_transformer." + room for room in ("nn", "runtime", "convert", "training", "device")),
         "export.validate.engines",
         "export.validate.checks.gradients",
     ),
@@ -41,9 +41,7 @@ OWNERS = {
         f"export.{room}" for room in ("nn", "graph", "precision", "targets", "search", "package", "web", "validate")
     ),
     RUNTIME: (
-        "export.runtime.plugins",
         "export.runtime.sessions",
-        "export.runtime.plugins",
         "export.runtime.transformer",
         "export.targets.cpu.runtime",
         "export.search.runtime",
@@ -159,9 +157,9 @@ def test_every_room_has_its_place() -> None:
         ("mlx_transformer.system.files", "from ..core import config"),
         ("mlx_transformer.data.batches", "import mlx.nn"),
         ("mlx_transformer.data.batches", "import onnxruntime"),
-        ("mlx_transformer.generation.beam", "import mlx.core as mx"),
-        ("mlx_transformer.generation.beam", "def f():\n    from ..runtime.decoding import generate"),
-        ("mlx_transformer.generation.beam", "from ..nn import model"),
+        ("mlx_transformer.decoding.beam", "import mlx.core as mx"),
+        ("mlx_transformer.decoding.beam", "def f():\n    from ..runtime.decoding import generate"),
+        ("mlx_transformer.decoding.beam", "from ..nn import model"),
         ("mlx_transformer.report.comparing", "def f():\n    from export import OnnxTransformer"),
         ("mlx_transformer.runtime.decoding", "import onnxruntime"),
         ("mlx_transformer.runtime.decoding", "from mlx_transformer.training import step"),
@@ -215,7 +213,7 @@ def test_forbidden_import_is_seen(module: str, line: str) -> None:
         ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    from .nn import model"),
         ("mlx_transformer.cli", "def f():\n    from export import export_onnx"),
         ("export.nn.model", "import onnxscript.nn\nfrom mlx_transformer.core.config import TransformerConfig"),
-        ("export.runtime.transformer", "import onnxruntime\nfrom mlx_transformer.generation.beam import search"),
+        ("export.runtime.transformer", "import onnxruntime\nfrom mlx_transformer.decoding.beam import search"),
         ("export.runtime.transformer", "from mlx_transformer import __version__"),
         ("export.validate.compare", "import onnxruntime\nfrom export.validate.checks import structure"),
         ("export.validate.engines.mlx", "def f():\n    import mlx.core\n    import mlx_transformer"),

@@ -18,7 +18,7 @@ from export.package import export_onnx
 from mlx_transformer.commands import quickstart
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", *dict.fromkeys(re.findall(r"\]\((\w+/[\w/]+/README\.md)", README))]

@@ -29,7 +29,6 @@ FILES = (
     "norms",
     "positions",
     "ssru",
-    "taps",
 )
 
 ONLY_MLX = {

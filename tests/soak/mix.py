@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from small_models import DECODER, write_text_model
 
-from mlx_transformer.core.pooling import EMBEDDING
+from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 
 WORDS = "one two three. four five six! größer 東京 x".split()

@@ -28,13 +28,12 @@ from export.interface import (
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.targets.session import PortSession, Values
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.generation.candidates import Candidates
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import EXCLUDED, Batch, Model, Strategy
+from mlx_transformer.decoding.candidates import Candidates
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.steps import EXCLUDED, Batch, Model, Strategy
 
-from .buffer_pool import BufferPool
 from .search import strategy
-from .step_graph import ListedGraphs, StepGraph
+from .step_graph import BufferPool, ListedGraphs, StepGraph
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

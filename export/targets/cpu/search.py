@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.generation.arrays import Arrays, NumpyArrays
-from mlx_transformer.generation.beam import Beam
-from mlx_transformer.generation.greedy import Greedy
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import BANNED, Batch, Rules, Strategy
+from mlx_transformer.decoding.arrays import Arrays, NumpyArrays
+from mlx_transformer.decoding.beam import Beam
+from mlx_transformer.decoding.greedy import Greedy
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.steps import BANNED, Batch, Rules, Strategy
 
 
 def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: bool) -> Strategy:

@@ -21,8 +21,7 @@ from export.nn.masks import pooling_weights
 from export.nn.model import Transformer
 from export.nn.primitives import Op
 from export.nn.ssru import LayerState
-from export.targets.attention import AttentionTap
-from export.targets.heads import head_outputs
+from export.targets.attention import AttentionTap, head_outputs
 from export.targets.sentence_embedding import vector_outputs
 
 

@@ -24,9 +24,9 @@ from export.interface import (
 )
 from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import RELATIVE
+from mlx_transformer.core.heads import Kind
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.core.pooling import Kind
-from mlx_transformer.generation.steps import Model
+from mlx_transformer.decoding.steps import Model
 
 SOURCE_MULTIPLE = 4
 """A padded source's length is a multiple of it. Where one query attends to keys, ONNX Runtime sums four of them at a

@@ -30,9 +30,9 @@ import onnx
 from onnx import numpy_helper
 
 from export.graph.protos import all_nodes, constants_of, initializers
+from export.interface import SENTENCE_EMBEDDING
 from export.nn.marks import HIDDEN
 from export.precision import half
-from export.request import SENTENCE_EMBEDDING
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.text_embedding import SMALLEST_NORM

@@ -40,10 +40,10 @@ from export.validate.rule import UNIT, Deviation, Truth
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.shortlist import open_shortlist, shares_ids
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.sampling import BLOCK, noise
+from mlx_transformer.decoding.greedy import BLOCK, noise
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.generation.settings import BESIDE, NO_SHORTLIST, SHORTLIST, read_settings
+from mlx_transformer.text.tokenizer import Tokenizer
 
 from .judging import Sample
 

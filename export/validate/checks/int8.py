@@ -31,8 +31,7 @@ from onnx import numpy_helper
 
 from export.graph.protos import initializers
 from export.interface import ROWS_CPU
-from export.precision.activations import ZERO, unit_of, zero_point
-from export.precision.int8 import WHOLE, quantiser
+from export.precision.int8 import WHOLE, ZERO, quantiser, unit_of, zero_point
 from export.precision.rounding import from_int8_rows
 from export.validate.cases import Case, reference_taps
 from export.validate.engines.graph_points import PRODUCTS, ProductGraph

@@ -29,13 +29,13 @@ from export.package.recorded import recorded_plan, with_findings
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS, STANDARD, UNPACKED, blocks_operators
 from export.search.metadata import CONFIG, GENERATION, GIVEN, SOURCE, inputs_of
 from export.search.options import default_of
-from export.search.record import record as file_record
-from export.search.record import recorded_plan as recorded_file
-from export.search.record import settings_beside
 from export.search.triton import CONFIG as TRITON
 from export.search.triton import FILE as TRITON_FILE
 from export.search.triton import VERSION as TRITON_VERSION
 from export.search.triton import config_of
+from export.search.write import record as file_record
+from export.search.write import recorded_plan as recorded_file
+from export.search.write import settings_beside
 from export.validate.findings import PackageFiles
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG, Place

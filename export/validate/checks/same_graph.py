@@ -26,9 +26,8 @@ from export.package.recorded import recorded_plan
 from export.package.weights import is_parameter, promise
 from export.package.write import package_graphs
 from export.precision.late_weights import LATE
-from export.search.record import recorded_plan as recorded_file
-from export.search.record import settings_beside
-from export.search.write import one_file_graph, place_constants
+from export.search.write import one_file_graph, place_constants, settings_beside
+from export.search.write import recorded_plan as recorded_file
 from export.targets.table import TARGETS
 from export.validate.engines.onnx_engine import OnnxEngine
 from export.validate.engines.opaque_engines import SearchEngine

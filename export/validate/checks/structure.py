@@ -21,15 +21,16 @@ import onnx
 
 from export.graph.protos import all_nodes, edges_of, inner_graphs, reached
 from export.interface import (
+    CROSS_ATTENTION,
     DECODER_CPU,
     DECODER_FIRST,
     DECODER_MERGED,
     ENCODER,
     ENCODER_CPU,
     MODEL,
+    TEXT_OUTPUTS,
 )
-from export.precision.adapters import A, B
-from export.request import CROSS_ATTENTION, TEXT_OUTPUTS
+from export.precision.packed import A, B
 from export.validate.engines.protocol import Engine
 from export.validate.engines.stored import OnnxFiles
 from mlx_transformer.core.config import TransformerConfig

@@ -27,7 +27,7 @@ from export.validate.findings import Weights
 from export.validate.reference import Parameters
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_file, read_protobuf
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 Array = NDArray
 

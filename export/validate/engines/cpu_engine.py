@@ -27,9 +27,9 @@ from export.validate.findings import PLAIN
 from export.validate.points import tap_names
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.generation.candidates import Candidates
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.search import generate
+from mlx_transformer.decoding.candidates import Candidates
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.search import generate
 from mlx_transformer.system.errors import UserError
 
 from .onnx_engine import TappedSession

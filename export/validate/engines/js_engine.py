@@ -23,7 +23,7 @@ from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.generation.steps import Model
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import write_tensors
 

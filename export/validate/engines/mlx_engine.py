@@ -20,12 +20,12 @@ from export.validate.points import HEADS, inner_names, modules_between
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.generation.options import Hypothesis, Options
-from mlx_transformer.generation.steps import Model
+from mlx_transformer.decoding.options import Hypothesis, Options
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 from .protocol import Capabilities, ModelEngine, Placement, Unavailable
 

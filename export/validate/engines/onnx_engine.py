@@ -33,10 +33,9 @@ from export.validate.findings import PLAIN
 from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG
-from mlx_transformer.core.heads import VOCABULARY
+from mlx_transformer.core.heads import VOCABULARY, Kind
 from mlx_transformer.core.int8_scales import read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.pooling import Kind
 from mlx_transformer.system.errors import UserError
 
 from .graph_points import points_of, quantisers, show_integers, show_weights

@@ -27,8 +27,7 @@ from onnx import TensorProto, helper
 
 from export.graph.protos import all_nodes, inner_graphs, outputs_as_float32
 from export.precision.table import PRECISIONS
-from export.runtime.plugins import chosen, find_plugin, missing
-from export.runtime.sessions import SLOW_FUSIONS, open_session, session_options
+from export.runtime.sessions import SLOW_FUSIONS, chosen, find_plugin, missing, open_session, session_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions

@@ -35,7 +35,7 @@ from export.search.runtime import SearchModel
 from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import ONNX_CONFIG
-from mlx_transformer.generation.options import Hypothesis, Options
+from mlx_transformer.decoding.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
 
 from .onnx_engine import check_same_model

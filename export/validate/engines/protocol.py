@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from export.validate.cases import Case, search_inputs
 from export.validate.rule import Budget, budget_for, stored_as
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import Kind
 from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
-from mlx_transformer.core.pooling import Kind
-from mlx_transformer.generation.options import Hypothesis, Options
-from mlx_transformer.generation.search import search
+from mlx_transformer.decoding.options import Hypothesis, Options
+from mlx_transformer.decoding.search import search
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 Array = NDArray
 

@@ -15,10 +15,10 @@ from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import Model
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 from .protocol import ModelEngine, Placement
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export.graph.protos import constant_part, initializers
-from export.precision.adapters import GAIN, A, B, branch, delta_of, merged
 from export.precision.int8 import BY_ROW, IN_STEPS, WHOLE
-from export.precision.packed import TOLERANCE, from_bytes, zero_points
+from export.precision.packed import GAIN, TOLERANCE, A, B, branch, delta_of, from_bytes, merged, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_matrix, int8_rows
 from export.precision.row_length import without_zeros
 from export.targets.session import Session
@@ -28,7 +27,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.quantization import Packed
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 from .protocol import Engine, Node
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 
 Array = NDArray
 

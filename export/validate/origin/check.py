@@ -30,11 +30,10 @@ from export.validate.reference.search import beam_search, greedy_scores
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.families.conversion import ORIGIN
-from mlx_transformer.families.hub import cached_model
+from mlx_transformer.families.hub import cached_model, original_path
 from mlx_transformer.families.marian_files.conversion import ORIGIN as MARIAN
-from mlx_transformer.families.origin import original_path
-from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_object

@@ -22,9 +22,9 @@ from export.validate.engines.protocol import Unavailable
 from export.validate.reference.rules import without_end
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import MODULES, Place
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.steps import banned_ids
 from mlx_transformer.families.sentence_folder import read_sentence_folder
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes
 

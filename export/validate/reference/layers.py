@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.pooling import Kind
+from mlx_transformer.core.heads import Kind
 from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
 from mlx_transformer.system.errors import UserError
 

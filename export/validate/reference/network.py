@@ -29,7 +29,7 @@ from mlx_transformer.core.parameters import (
     target_embedding_name,
 )
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 from .layers import (
     Bits,

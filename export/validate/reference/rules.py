@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.errors import UserError
 
 Array = NDArray

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.sampling import BLOCK, noise
+from mlx_transformer.decoding.greedy import BLOCK, noise
+from mlx_transformer.decoding.options import Options
 
 from . import Cache, Reference, rules
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mlx_transformer.core.outputs import Kind, claim, holds_object, page_kind
 from mlx_transformer.page import table
-from mlx_transformer.system import terminal
+from mlx_transformer.system import progress as terminal
 from mlx_transformer.system.durable import Output, Target, write_text
 
 from .data import ReportData, summary

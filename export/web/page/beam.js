@@ -1,4 +1,4 @@
-// Beam search with a length penalty (Wu et al. 2016). As mlx_transformer/generation/beam.py, for one sentence.
+// Beam search with a length penalty (Wu et al. 2016). As mlx_transformer/decoding/beam.py, for one sentence.
 
 import { lengthLimit, penalty } from './limits.js';
 import { Rules, startOf } from './rules.js';

@@ -1,4 +1,4 @@
-// SentencePiece's table of replacements: at each place its longest string. As mlx_transformer/core/charsmap.py.
+// SentencePiece's table of replacements: at each place its longest string. As mlx_transformer/text/charsmap.py.
 
 const LETTER = 0x800000ff; // of a unit; bit 31: a value
 const offset = (unit) => (unit >>> 10) << ((unit & 0x200) >>> 6);

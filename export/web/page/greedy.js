@@ -1,4 +1,4 @@
-// Greedy search and sampling, token by token. As mlx_transformer/generation/greedy.py, for one sentence.
+// Greedy search and sampling, token by token. As mlx_transformer/decoding/greedy.py, for one sentence.
 
 import { lengthLimit } from './limits.js';
 import { Rules, startOf } from './rules.js';

@@ -1,4 +1,4 @@
-// How long a translation may become, and how a length is weighed: as in mlx_transformer/generation/options.py.
+// How long a translation may become, and how a length is weighed: as in mlx_transformer/decoding/options.py.
 
 const EXTRA_TOKENS = 50;
 

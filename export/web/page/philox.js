@@ -1,4 +1,4 @@
-// The noise of mlx_transformer/generation/philox.py: Philox4x32-10 (Salmon et al. 2011), so that a seed draws the same
+// The noise of mlx_transformer/decoding/greedy.py: Philox4x32-10 (Salmon et al. 2011), so that a seed draws the same
 // tokens here as everywhere else.
 
 const ROUNDS = 10;

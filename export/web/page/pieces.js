@@ -1,5 +1,5 @@
 // SentencePiece's pieces, unigram (Kudo 2018) or BPE, from the tokenizer.json of an imported model: text to ids and back.
-// As mlx_transformer/core/sentencepiece_tokenizer.py and published_ids.py.
+// As mlx_transformer/text/sentencepiece_tokenizer.py and published_ids.py.
 
 import { Charsmap } from './charsmap.js';
 import { merger } from './merges.js';

@@ -1,4 +1,4 @@
-// Which tokens are allowed, and which must be: `Rules` of mlx_transformer/generation/steps.py, for one sentence.
+// Which tokens are allowed, and which must be: `Rules` of mlx_transformer/decoding/steps.py, for one sentence.
 
 import { BANNED } from './sampling.js';
 

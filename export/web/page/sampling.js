@@ -1,4 +1,4 @@
-// Temperature, top-k, nucleus and a draw. The same as mlx_transformer/generation/sampling.py, for one sentence.
+// Temperature, top-k, nucleus and a draw. The same as mlx_transformer/decoding/greedy.py, for one sentence.
 
 import { gumbel } from './philox.js';
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import BARRED, parameter_shapes, source_embedding_name, target_embedding_name
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 from .items import Item
 

@@ -11,12 +11,11 @@ from copying_model import write_copying_model
 from explained_models import data_of, unpacked, write_explained
 
 from export.explain.command import explain
-from export.explain.sentence import read_sentence
-from export.explain.trace import KINDS, norms, probabilities, trace
+from export.explain.sentence import KINDS, norms, probabilities, read_sentence, trace
 from export.validate.opening import open_model
 from mlx_transformer.core.parameters import output_weight_name
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.generation.alignment import alignment_layer, pharaoh, word_links, words_of
-from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 
 TEXT = "one two three. four"

@@ -25,9 +25,9 @@ from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "mlx_transformer" / "families"
 FOLDERS = [path for kind in ("golden_encoders", "golden") for path in sorted((GOLDEN / kind).iterdir())]

@@ -24,14 +24,13 @@ from export.explain.command import explain
 from export.explain.content import bits_for, content, packed, packed_difference
 from export.explain.page import page
 from export.explain.payload import ROOM, walked
-from export.explain.sentence import ExplainedSentence
-from export.explain.trace import KINDS, Trace
+from export.explain.sentence import KINDS, ExplainedSentence, Trace
 from export.validate.opening import Opened
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TEXT = "one two three. four"
 

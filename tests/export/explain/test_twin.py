@@ -15,7 +15,7 @@ from export.validate.reference import Reference
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 
 SOURCE, TARGET = [5, 9, 30, 7, 9, 2], [1, 8, 31, 4, 12, 44, 9]
 ROUNDING = 1e-12  # of float64, in sums in another order

@@ -12,8 +12,8 @@ from imports import ROOT
 from shipped_models import DECODER, ENCODER, RIVER, TIRED, TRANSLATOR, WIDE
 from walk import WORDS, plain, stations
 
+from export.explain.inside import MODELS
 from export.explain.page import files_named, links_from
-from export.explain.shipped import MODELS
 
 
 def summed(html: str) -> list[str]:

@@ -11,7 +11,8 @@ import onnxscript
 import pytest
 from small_models import encoder_decoder
 
-from export.graph import builder, built, remembered
+from export.graph import builder, built
+from export.graph import built as remembered
 from export.interface import Request
 from export.search.graph import search_model
 from export.targets.table import TARGETS

@@ -11,16 +11,15 @@ from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.package import fixed_scales
-from export.package.calibration import observe
-from export.package.fixed_scales import CalibrationText
+from export.package.fixed_scales import CalibrationText, observe
 from export.package.quality import LIMITS, Limits
 from export.search.metadata import SCALES
 from export.validate import compare
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, SIGNED, UNSIGNED, multiplied_names, read_int8_scales
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import read_text_lines
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two", "", "small house"]
 NEVER, ALWAYS = Limits(1.01, 100.0, 100.0), Limits(0.0, 100.0, 100.0)

@@ -15,8 +15,8 @@ from rich.console import Console
 from word_pieces import SPECIAL
 
 from export import OnnxTransformer, export_onnx, export_search
-from export.package.facts import describe_graphs
 from export.package.layers import MEASURED
+from export.package.plan import describe_graphs
 from export.package.quality import nearest, recorded, shared_neighbours
 from export.search.metadata import SCALES
 from export.validate import compare

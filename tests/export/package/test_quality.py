@@ -13,11 +13,11 @@ from export.package import quality
 from export.package.quality import LIMITS, Limits, Quality, nearest, recorded
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.pooling import EMBEDDING
+from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import built_in
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two"]
 NEVER = Limits(1.01, 100.0, 100.0)

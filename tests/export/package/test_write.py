@@ -21,9 +21,9 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import rotary_tables, sinusoids
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_files
+from mlx_transformer.text.tokenizer import Tokenizer
 
 PAPER = encoder_decoder("paper")
 

@@ -17,7 +17,7 @@ from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.interface import LISTED_CPU
-from export.package.calibration import observe, scales_of
+from export.package.fixed_scales import observe, scales_of
 from export.precision.int8 import BY_ROW
 from export.precision.rounding import int8_rows
 from export.runtime import sessions

@@ -22,7 +22,7 @@ from export.validate.reference import Reference
 from export.validate.reference.search import token_by_token
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import write_manifest
 

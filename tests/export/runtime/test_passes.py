@@ -17,10 +17,10 @@ from random_models import write_model
 from small_models import alone
 
 from export import OnnxTransformer, export_onnx
-from export.runtime import passes as runtime_passes
 from export.runtime import sessions as opening
-from export.runtime.passes import SideBySide
+from export.runtime import transformer as runtime_passes
 from export.runtime.sessions import Session, run_aside
+from export.runtime.transformer import SideBySide
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation.passes import ONE_AT_A_TIME
 from mlx_transformer.system.errors import UserError

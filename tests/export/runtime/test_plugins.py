@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import onnxruntime as ort
 import pytest
 
-from export.runtime import plugins
+from export.runtime import sessions as plugins
 from export.runtime.sessions import check_providers
 from export.validate.engines.onnxruntime_engine import provider_of
 from export.validate.engines.protocol import Unavailable

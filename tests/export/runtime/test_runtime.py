@@ -16,8 +16,8 @@ from combined import combined
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
 LINES = ["one two", "", "four five six! three.", "x", "six " * 12]

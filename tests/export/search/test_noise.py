@@ -9,11 +9,10 @@ import onnxruntime as ort
 import pytest
 
 from export.graph.builder import GraphBuilder
-from export.search import philox as in_graph
+from export.search import sampling as in_graph
 from export.validate.reference.search import drawn
-from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.generation.philox import gumbel, philox
-from mlx_transformer.generation.sampling import BLOCK, draw, noise
+from mlx_transformer.decoding.arrays import NumpyArrays
+from mlx_transformer.decoding.greedy import BLOCK, draw, gumbel, noise, philox
 
 KNOWN = [  # Random123's kat_vectors: counter, key, result
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -8,8 +8,8 @@ from ending_models import POST_NORM, SIZES, made
 from onnx import helper
 
 from export.search import export_search
+from export.search.options import ALL_LOGITS
 from export.search.steps import STEPS
-from export.search.vocabulary import ALL_LOGITS
 
 PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1}
 """Operator: which of its inputs is packed."""

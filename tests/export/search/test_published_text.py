@@ -17,8 +17,8 @@ from export.search import SearchModel, export_search
 from export.search.pieces import PieceOps
 from export.search.text import ByteLevelOps, is_byte_level
 from mlx_transformer import Transformer
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
 

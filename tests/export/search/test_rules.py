@@ -17,14 +17,14 @@ from mlx_transformer.families.generation import settings_of
 from mlx_transformer.generation.settings import SETTINGS
 
 TESTS = Path(__file__).parents[2] / "mlx_transformer"
-GOLDEN = json.loads((TESTS / "generation" / "rules.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((TESTS / "decoding" / "rules.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """The tiny Marian, with settings of its own."""
     folder = tmp_path_factory.mktemp("rules")
-    import_huggingface(TESTS / "generation" / "rules_model", folder / "marian")
+    import_huggingface(TESTS / "decoding" / "rules_model", folder / "marian")
     return folder / "marian"
 
 
@@ -101,7 +101,7 @@ def test_a_packages_own_settings_are_its_defaults(checkpoint, tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (theirs / name).write_bytes((TESTS / "generation" / "rules_model" / name).read_bytes())
+        (theirs / name).write_bytes((TESTS / "decoding" / "rules_model" / name).read_bytes())
     (theirs / "generation_config.json").write_text(json.dumps(case["settings"]))
     import_huggingface(theirs, tmp_path / "ours")
     package = export_onnx(tmp_path / "ours", tmp_path / "package")

@@ -20,10 +20,10 @@ from export.search.metadata import TOKENIZER
 from export.search.text import PIECES, BytePairOps, is_blank, split, words_pattern
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
 from mlx_transformer.data import cldr
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 
 extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
 
@@ -240,7 +240,7 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a sentence may be too long"):
         graph.translate(["1 " * 150])
     monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
-    monkeypatch.setattr("export.search.opening.find_spec", lambda name: None)
+    monkeypatch.setattr("export.search.metadata.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install .*\[text\]'"):
         SearchModel(tmp_path / "text.onnx")
 

@@ -26,8 +26,8 @@ from export.search.wordpiece import WordPieceOps
 from export.serve.opening import warmed
 from mlx_transformer import cli
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 NASTY = [
     "",

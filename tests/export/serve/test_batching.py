@@ -17,7 +17,7 @@ from export import OnnxTransformer, export_onnx
 from export.serve.app import App
 from export.serve.batching import PASSED, Batcher, EndingError, OverloadError, Turns
 from export.serve.calls import ENDING
-from mlx_transformer.generation.steps import Stopped
+from mlx_transformer.decoding.steps import Stopped
 from mlx_transformer.system.errors import UserError
 
 

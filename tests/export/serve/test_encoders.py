@@ -15,7 +15,7 @@ from small_models import write_text_model
 from export import OnnxTransformer, export_onnx
 from export.serve.models import Named
 from mlx_transformer import Transformer
-from mlx_transformer.core.pooling import DENSE, EMBEDDING
+from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.tensors import write_tensors
 

@@ -14,8 +14,8 @@ from export.runtime import sessions
 from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.opening import OneFile, open_onnx, warmed
-from mlx_transformer.generation.search import SharedSearch
-from mlx_transformer.generation.steps import Stopped
+from mlx_transformer.decoding.search import SharedSearch
+from mlx_transformer.decoding.steps import Stopped
 
 
 @pytest.fixture(scope="module", params=in_pairs(["ids", "text"], ["float32", "int8"]))

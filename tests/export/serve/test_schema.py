@@ -12,7 +12,7 @@ from export.serve.app import ROUTES
 from export.serve.requests import LIMITS, SETTINGS
 from export.serve.schema import openapi
 from export.serve.translating import TranslationModel
-from mlx_transformer.system.version import __version__
+from mlx_transformer.system.machine import __version__
 
 
 @pytest.fixture(scope="module")

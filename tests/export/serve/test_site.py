@@ -18,7 +18,7 @@ from export.__main__ import main
 from export.serve import serve_site
 from export.serve.site import FOR_EVER, SiteApp
 from export.web import write_site
-from export.web.site import SITE
+from export.web.write import SITE
 from mlx_transformer.system.errors import UserError
 
 

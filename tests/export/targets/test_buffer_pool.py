@@ -11,8 +11,8 @@ from ending_models import POST_NORM, made, rows
 from waiting import PATIENCE
 
 from export import OnnxTransformer, export_onnx
-from export.targets.cpu import buffer_pool
-from export.targets.cpu.buffer_pool import BufferPool
+from export.targets.cpu import step_graph as buffer_pool
+from export.targets.cpu.step_graph import BufferPool
 
 
 @pytest.fixture(autouse=True)

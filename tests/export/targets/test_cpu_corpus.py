@@ -7,8 +7,8 @@ from tiny_run import COMMAND
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import cldr
+from mlx_transformer.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

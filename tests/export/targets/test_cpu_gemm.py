@@ -5,7 +5,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from export.targets.cpu.gemm import use_gemm
+from export.targets.cpu.network import use_gemm
 
 rng = np.random.default_rng(0)
 ROWS, WIDTH, OUT = 3, 4, 5

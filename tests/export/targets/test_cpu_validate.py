@@ -18,7 +18,7 @@ from small_models import encoder_decoder
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
-from export.package.facts import describe_graphs
+from export.package.plan import describe_graphs
 from export.runtime.folder import open_folder
 from export.validate import compare, validate_command
 from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders

@@ -18,10 +18,10 @@ from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.int8_scales import INT8_SCALES, SYMMETRIC, Int8Scales, ProductScales, multiplied_names
-from mlx_transformer.generation.candidates import Candidates
-from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.search import search
-from mlx_transformer.generation.steps import Batch, Model
+from mlx_transformer.decoding.candidates import Candidates
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.search import search
+from mlx_transformer.decoding.steps import Batch, Model
 
 MODELS = {
     "tied": TransformerConfig(**SIZES),

@@ -20,11 +20,11 @@ from random_models import random_weights, write_model
 from small_models import alone, write_text_model
 
 from export import OnnxTransformer, export_onnx
-from export.request import SENTENCE_EMBEDDING, TEXT_OUTPUTS, Request
+from export.interface import SENTENCE_EMBEDDING, TEXT_OUTPUTS, Request
 from export.validate import compare
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.pooling import EMBEDDING, Kind, Pooling
+from mlx_transformer.core.heads import EMBEDDING, Kind, Pooling
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
 from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.generation.embed import Embedder

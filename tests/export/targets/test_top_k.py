@@ -9,7 +9,7 @@ from ending_models import POST_NORM, made
 
 from export.graph.builder import GraphBuilder
 from export.search import SearchModel, export_search
-from export.targets.top_k import MANY, block_size, largest, top_k
+from export.targets.cpu.graphs import MANY, block_size, largest, top_k
 
 WIDTHS = [100, MANY, 16640, 37000, 58101, 32003]
 

@@ -10,7 +10,7 @@ from combined import thinned
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
-from export.package.facts import describe_graphs
+from export.package.plan import describe_graphs
 from export.runtime.folder import open_folder
 from export.validate import compare
 from export.validate.rule import budget_for

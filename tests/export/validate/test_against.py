@@ -24,7 +24,7 @@ from export.validate.origin.check import CHECKPOINT, compare_with_origin
 from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 
 
 class Known(Origin):

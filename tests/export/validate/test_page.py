@@ -17,7 +17,7 @@ from standalone_page import read
 
 from export.validate import compare, validate_command
 from export.validate.findings import TAPPED
-from mlx_transformer.system import terminal
+from mlx_transformer.system import progress as terminal
 from mlx_transformer.system.chart import COLOURS
 
 

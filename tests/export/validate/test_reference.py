@@ -20,7 +20,7 @@ from mlx_transformer.core.checkpoint import WEIGHTS, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.stored import Stored
+from mlx_transformer.system.tensors import Stored
 
 RNG = np.random.default_rng
 

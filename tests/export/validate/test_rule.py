@@ -15,7 +15,7 @@ from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measuremen
 from export.validate.threads import one_blas_thread
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.generation.options import Options
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.errors import UserError
 
 BUDGET = Budget(rms=4.0, max=8.0)

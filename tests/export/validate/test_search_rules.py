@@ -25,18 +25,18 @@ from export.validate.reference.rules import check_known
 from mlx_transformer import UserError
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.decoding.options import Options
 from mlx_transformer.families.generation import settings_of
-from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import SETTINGS
 
 TESTS = Path(__file__).parents[2] / "mlx_transformer"
-GOLDEN = json.loads((TESTS / "generation" / "rules.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((TESTS / "decoding" / "rules.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("rules") / "marian"
-    import_huggingface(TESTS / "generation" / "rules_model", out)
+    import_huggingface(TESTS / "decoding" / "rules_model", out)
     return out
 
 

@@ -22,8 +22,8 @@ from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SMALL = dict(vocab_size=60, d_model=32, heads=4, d_ff=48, encoder_layers=1, decoder_layers=1, max_positions=40)
 CONFIGS = {

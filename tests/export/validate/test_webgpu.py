@@ -14,7 +14,7 @@ from imports import ROOT
 from random_models import write_model
 from waiting import PATIENCE, until
 
-from export.request import SENTENCE_EMBEDDING
+from export.interface import SENTENCE_EMBEDDING
 from export.validate import Report, compare, validate_command
 from export.validate.engines.graph_runtimes import PROVIDER
 from export.validate.rule import BUDGETS

@@ -18,14 +18,14 @@ from web_package import write_web_package
 from export import export_onnx, export_search
 from export.__main__ import main
 from export.explain.inside import FIRST, inside, known_text
-from export.search_inputs import SETTINGS
+from export.interface import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import GIVEN, read_models
-from export.web.site import SITE, UNLISTED, site_files
+from export.web.write import SITE, UNLISTED, site_files
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 PRECISIONS = ("float32", "float16", "int8")
 

@@ -10,10 +10,11 @@ import pytest
 from copying_model import LINES, STUDENT, write_copying_model
 
 from mlx_transformer import cli
-from mlx_transformer.commands import distilling, models
+from mlx_transformer.commands import converting as distilling
+from mlx_transformer.commands import models
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.families.marian_files.items import read_bin
-from mlx_transformer.system.locks import alone
+from mlx_transformer.system.durable import alone
 
 
 def main(*arguments: object) -> int:

@@ -14,7 +14,7 @@ from head_models import head_model, reranker
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
 from mlx_transformer.generation import files, line_files
-from mlx_transformer.generation.classify import classify
+from mlx_transformer.generation.heads import classify
 
 call = pytest.fixture(caller)
 

@@ -18,7 +18,7 @@ from tiny_run import COMMAND, start
 from waiting import PATIENCE
 
 from export import OnnxTransformer
-from export.package.facts import describe_graphs
+from export.package.plan import describe_graphs
 from mlx_transformer import load
 from mlx_transformer.commands import quickstart
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint

@@ -16,9 +16,9 @@ from mlx_transformer import cli
 from mlx_transformer.commands import quickstart
 from mlx_transformer.data import cldr
 from mlx_transformer.data.corpus import BuiltInCorpus
-from mlx_transformer.report.runs import read_run
+from mlx_transformer.report.training_page import read_run
 from mlx_transformer.training import options
-from mlx_transformer.training.console import Dashboard
+from mlx_transformer.training.progress import Dashboard
 
 STEPS = 6
 RECIPE = f"""

@@ -16,11 +16,11 @@ from tiny_run import MODEL, metrics, write_pairs, write_recipe
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.progress import Reporter, TimeLeft
-from mlx_transformer.training import console, trainer
+from mlx_transformer.training import progress as console
 from mlx_transformer.training import progress as run_progress
-from mlx_transformer.training.console import closing_lines, plan_lines
+from mlx_transformer.training import trainer
 from mlx_transformer.training.options import TrainingOptions
-from mlx_transformer.training.progress import State
+from mlx_transformer.training.progress import State, closing_lines, plan_lines
 
 
 def main(*arguments: object) -> int:

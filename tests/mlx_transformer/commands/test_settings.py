@@ -24,9 +24,8 @@ from export.settings import (
 )
 from export.targets.table import TARGETS
 from mlx_transformer.commands.app import ALL, command_of, function_of
-from mlx_transformer.commands.distilling import DistilSettings
+from mlx_transformer.commands.converting import DistilSettings
 from mlx_transformer.commands.exporting import FormSettings
-from mlx_transformer.commands.language import VectorFiles
 from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.parameters import Argument, Command, Option
 from mlx_transformer.commands.settings import (
@@ -38,12 +37,11 @@ from mlx_transformer.commands.settings import (
     TranslatingSettings,
     with_settings,
 )
-from mlx_transformer.commands.text import OtherText, ParallelFiles
+from mlx_transformer.commands.text import OtherText, ParallelFiles, VectorFiles
 from mlx_transformer.commands.training import MachineSettings
-from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.presets import PRESETS
-from mlx_transformer.generation.options import PENALTY_OFFSETS, Options, PenaltyForm
-from mlx_transformer.generation.text_options import (
+from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.decoding.options import PENALTY_OFFSETS, Options, PenaltyForm
+from mlx_transformer.generation.arguments import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,

@@ -14,11 +14,10 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
-from mlx_transformer.core.card import begin_card
+from mlx_transformer.core.card import begin_card, keys_of
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.core.quantization import Scheme, tensors_of
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.front_matter import keys_of
 
 KINDS = ["lora", "dora"]
 

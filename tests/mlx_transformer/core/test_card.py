@@ -9,11 +9,20 @@ import pytest
 import yaml
 from small_checkpoint import CONFIG, TOKENIZER, contents, saved, weights
 
-from mlx_transformer.core.card import BEGIN, END, UNPROVEN, begin_card, carried, note_proof
+from mlx_transformer.core.card import (
+    BEGIN,
+    END,
+    UNPROVEN,
+    begin_card,
+    carried,
+    front_matter,
+    keys_of,
+    note_proof,
+    yaml_of,
+)
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.folders import fingerprint
 from mlx_transformer.core.heads import Head
-from mlx_transformer.system.front_matter import front_matter, keys_of, yaml_of
 
 SCORES = [{"name": "x", "results": [{"task": {"type": "translation"}, "metrics": [{"type": "bleu", "value": 31.5}]}]}]
 KNOWN = {"language": ["en", "no", "zh-CN"], "license": "mit", "model-index": SCORES}

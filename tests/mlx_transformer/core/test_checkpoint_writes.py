@@ -14,7 +14,8 @@ from small_checkpoint import contents, refusal, saved, value_of
 
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.data.corpus import TEXT
-from mlx_transformer.system import durable, locks
+from mlx_transformer.system import durable
+from mlx_transformer.system import durable as locks
 from mlx_transformer.system.durable import Output, replace_files, replace_folder
 from mlx_transformer.system.errors import UserError
 

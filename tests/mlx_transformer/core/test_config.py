@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import drawn, options
 
-from mlx_transformer.core.config import YOUNGER, TransformerConfig
+from mlx_transformer.core.config import PRESETS, YOUNGER, TransformerConfig
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
-from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.system.errors import UserError
 
 VOCABULARY = 37_000  # section 5.1: about 37000 tokens, shared

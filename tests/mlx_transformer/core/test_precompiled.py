@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TRIE = b"\0" * 1024
 TABLES = {

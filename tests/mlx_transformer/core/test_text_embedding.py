@@ -7,7 +7,7 @@ from math import erf, sqrt
 import numpy as np
 import pytest
 
-from mlx_transformer.core.pooling import DENSE, EMBEDDING, Pooling
+from mlx_transformer.core.heads import DENSE, EMBEDDING, Pooling
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding, read_embedding
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import write_tensors

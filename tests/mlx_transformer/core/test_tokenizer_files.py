@@ -6,7 +6,6 @@ import pytest
 import tokenizers
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import (
     JOINT,
     NAMES,
@@ -17,6 +16,7 @@ from mlx_transformer.core.tokenizer_files import (
     tokenizer_path,
 )
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SOURCE = Tokenizer.train(["alpha beta gamma"] * 9, 268)
 TARGET = Tokenizer.train(["УНО ДОС ТРЕС"] * 9, 275)

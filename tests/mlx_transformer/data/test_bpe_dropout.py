@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.batches import SortedBatches
 from mlx_transformer.data.bpe_dropout import BpeDropout, DroppedPairs
+from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = [
     "Two young, white males are outside near many bushes.",

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
-from mlx_transformer.data.examples import Pairs
-from mlx_transformer.data.mixture import Mixture, shares
+from mlx_transformer.data.epochs import Mixture, shares
+from mlx_transformer.data.ragged import Pairs
 from mlx_transformer.system.errors import UserError
 
 EOS = 2

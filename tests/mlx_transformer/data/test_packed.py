@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mlx_transformer.data.packed import PackedBatches
+from mlx_transformer.data.documents import PackedBatches
 from mlx_transformer.system.errors import UserError
 
 EOS, BOS, PAD = 2, 1, 0

@@ -7,8 +7,7 @@ import gzip
 import pytest
 
 from mlx_transformer.data import line_files
-from mlx_transformer.data.corpus import read_parallel
-from mlx_transformer.data.pair_files import PairFiles
+from mlx_transformer.data.corpus import PairFiles, read_parallel
 from mlx_transformer.system.errors import UserError
 
 

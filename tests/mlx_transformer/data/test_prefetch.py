@@ -9,8 +9,8 @@ import time
 import pytest
 from waiting import PATIENCE, until
 
-from mlx_transformer.data import prefetch
-from mlx_transformer.data.prefetch import AHEAD, prefetched
+from mlx_transformer.data import batches as prefetch
+from mlx_transformer.data.batches import AHEAD, prefetched
 from mlx_transformer.system.errors import UserError
 
 

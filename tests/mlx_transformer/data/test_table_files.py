@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from waiting import PATIENCE
 
-from mlx_transformer.data.pair_files import PairFiles, language_pair
+from mlx_transformer.data.corpus import PairFiles, language_pair
 from mlx_transformer.system.errors import UserError
 
 PAIRS = [("a b", "ä ö"), ("", "empty"), ("three\u2028x", "drei"), ("nul \0", "4")] + [

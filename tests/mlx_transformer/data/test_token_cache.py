@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from waiting import PATIENCE
 
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.data import token_cache
-from mlx_transformer.data.pair_files import PairFiles
-from mlx_transformer.data.stored_text import StoredText
-from mlx_transformer.data.token_cache import TokenCache, encoded
+from mlx_transformer.data import stored_text as token_cache
+from mlx_transformer.data.corpus import PairFiles
+from mlx_transformer.data.stored_text import StoredText, TokenCache, encoded
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import default_folder
+from mlx_transformer.text.tokenizer import Tokenizer
 
 SOURCE = [f"some words {i * i}" if i % 7 else "" for i in range(300)]
 TARGET = [f"einige Wörter {i} {'x' * (i % 30)}" for i in range(300)]
@@ -130,8 +129,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from mlx_transformer.data import token_cache
-from mlx_transformer.data.pair_files import PairFiles
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.data.corpus import PairFiles
+from mlx_transformer.text.tokenizer import Tokenizer
 
 encode, calls = Tokenizer.encode_batch, []
 def counted(*arguments):

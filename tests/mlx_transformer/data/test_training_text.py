@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_transformer.data import training_text
-from mlx_transformer.data.corpus import ParallelText
-from mlx_transformer.data.pair_files import PairFiles
+from mlx_transformer.data.corpus import PairFiles, ParallelText
 from mlx_transformer.data.stored_text import StoredText
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.system.errors import UserError

@@ -11,12 +11,12 @@ from hard_text import code_points, hard_lines
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.encoder_text import wordpiece
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.text import read_text_files, with_ends
-from mlx_transformer.generation.tag import trimmed
+from mlx_transformer.generation.heads import trimmed
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

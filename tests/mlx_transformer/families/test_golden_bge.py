@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from export import OnnxTransformer, export_onnx
-from export.request import TEXT_OUTPUTS
+from export.interface import TEXT_OUTPUTS
 from export.validate import compare
 from export.validate.reference import Reference
 from export.validate.reference.layers import MADE
@@ -23,7 +23,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.core.pooling import DENSE, EMBEDDING
+from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.families.folder import needed
 from mlx_transformer.families.sentence_folder import HEADS

@@ -14,7 +14,7 @@ from combined import thinned
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import Transformer, UserError
 from mlx_transformer.convert import import_huggingface, to_huggingface
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent / "golden_texts"
 LAST, STARTS = {"source_language_last": True}, {"target_language_starts": True}

@@ -22,7 +22,7 @@ from waiting import PATIENCE
 
 from export import OnnxTransformer, export_onnx
 from export.explain.command import explain
-from export.package.facts import describe_graphs
+from export.package.plan import describe_graphs
 from export.validate import compare
 from mlx_transformer import Transformer, load, open_model
 from mlx_transformer.commands import info

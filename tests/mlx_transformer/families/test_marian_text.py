@@ -14,8 +14,8 @@ from published_text import judge_of, lines, looked_up, text_pieces, trained, two
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 WITH_CODES = [">>deu<< one", ">>fra<<two", ">>fra<<", ">>eng<< three", "a >>deu<< b", ">>deu<<>>fra<< x", ">> <", ">>x"]
 

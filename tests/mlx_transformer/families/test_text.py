@@ -14,9 +14,9 @@ from published_text import STACKS, judge_of, lines, looked_up, text_pieces, trai
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import Transformer, UserError, cli
 from mlx_transformer.convert import import_huggingface
-from mlx_transformer.core.sentencepiece import parse_sentencepiece
-from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
-from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.text.sentencepiece import parse_sentencepiece
+from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.text.tokenizer import Tokenizer
 
 
 def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):

@@ -12,7 +12,6 @@ from copying_model import write_copying_model
 from export import OnnxTransformer, export_onnx, export_search
 from export.validate.opening import cross_weights, open_model
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import (
     Alignment,
     align,
@@ -23,6 +22,7 @@ from mlx_transformer.generation.alignment import (
     words_of,
 )
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one two three.", "", "four", "seven eight nine ten"]
 LINKS = ["0-0 1-1 2-2", "", "0-0", "0-0 1-1 2-2 3-3"]

@@ -13,9 +13,9 @@ from head_models import head_model
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
-from mlx_transformer.core.text_pairs import OVERLAP, Pair, PairForm, Window
-from mlx_transformer.generation.answer import Answer
+from mlx_transformer.generation.heads import Answer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.pairs import OVERLAP, Pair, PairForm, Window
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_heads.json").read_text(encoding="utf-8"))
 WORDS = "a good film was bad and so it is not word1 word2 word3".split()

@@ -3,10 +3,10 @@
 import pytest
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.complete import until
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train([], 260)
 SIZES = {"vocab_size": 260, "d_model": 16, "heads": 2, "d_ff": 16}

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from upper_case import TOKENIZER, UpperCase
 
+from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.generation import line_files, output
 from mlx_transformer.generation.files import Layout, translate_stream
 from mlx_transformer.generation.line_files import LineReader
-from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.translate import Translation
 from mlx_transformer.system.errors import UserError
 

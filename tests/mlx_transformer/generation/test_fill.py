@@ -12,10 +12,10 @@ from head_models import head_model
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.families.encoder_text import adopted
 from mlx_transformer.generation.fill import fill, ids_with_masks
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"] * 5, 290, mask=True)
 SIZES = {"vocab_size": TOKENIZER.vocab_size, "d_model": 16, "heads": 2, "d_ff": 16, "max_positions": 16}

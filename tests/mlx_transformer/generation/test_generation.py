@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_model import Toy, close, exhaustive, penalty, plain_beam
 
-from mlx_transformer.generation.arrays import NumpyArrays, first_of, top_k
-from mlx_transformer.generation.options import Options, expected_tokens
-from mlx_transformer.generation.search import batches, generate, search
-from mlx_transformer.generation.steps import running_sentences
+from mlx_transformer.decoding.arrays import NumpyArrays, first_of, top_k
+from mlx_transformer.decoding.options import Options, expected_tokens
+from mlx_transformer.decoding.search import batches, generate, search
+from mlx_transformer.decoding.steps import running_sentences
 from mlx_transformer.system.errors import UserError
 
 ROWS = [[3, 4, 2], [2], [5, 2], [6, 3, 7, 5, 2], [4, 2], [7, 7, 2]]
@@ -19,7 +19,7 @@ ROWS = [[3, 4, 2], [2], [5, 2], [6, 3, 7, 5, 2], [4, 2], [7, 7, 2]]
 @pytest.mark.parametrize(("min_new", "prefix"), [(0, []), (2, []), (0, [3]), (3, [4, 3])])
 def test_a_beam_of_everything_finds_the_best_of_all_outputs(alpha, min_new, prefix, monkeypatch):
     monkeypatch.setattr(
-        "mlx_transformer.generation.search.check_options", lambda *_: None
+        "mlx_transformer.decoding.search.check_options", lambda *_: None
     )  # nobody may ask for so wide a one
     toy = Toy(vocab_size=5, seed=3)
     results = search(

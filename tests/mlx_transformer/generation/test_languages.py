@@ -14,8 +14,8 @@ from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import UserError, cli, load
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.settings import language_id, settings_text
+from mlx_transformer.text.tokenizer import Tokenizer
 
 MARIAN = Path(__file__).parents[1] / "families" / "golden" / "marian"
 NLLB = {"eng_Latn": 5, "deu_Latn": 6, "<mask>": 7, "zho_Hans": 8}

@@ -16,11 +16,11 @@ from toy_model import Toy
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
 from mlx_transformer import load
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.search import generate
+from mlx_transformer.decoding.search import generate
 from mlx_transformer.generation.stream import pieces, stream_ids
 from mlx_transformer.runtime.decoding import MlxArrays
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.gpu_path
 

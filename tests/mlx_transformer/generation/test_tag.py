@@ -12,9 +12,9 @@ from head_models import head_model
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
-from mlx_transformer.core.text_pairs import Located
-from mlx_transformer.generation.tag import Tagged, _entities, _joined, _tokens
+from mlx_transformer.generation.heads import Tagged, _entities, _joined, _tokens
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.pairs import Located
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_heads.json").read_text(encoding="utf-8"))
 TEXTS = GOLDEN["texts"]

@@ -7,9 +7,9 @@ from upper_case import UpperCase
 
 from mlx_transformer.generation import line_files
 from mlx_transformer.generation.files import translate_stream
-from mlx_transformer.system import locks
+from mlx_transformer.system import durable as locks
+from mlx_transformer.system.durable import lock
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.locks import lock
 
 TEXT = "".join(f"{word}\n" for word in "one two three four five six one two three four".split())
 

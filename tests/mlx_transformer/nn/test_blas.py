@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from waiting import PATIENCE
 
-from mlx_transformer import blas
+from mlx_transformer import device as blas
 
 linux = pytest.mark.skipif(
     sys.platform != "linux" or blas._openblas() is None, reason="needs Linux with scipy-openblas32"

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from small_models import configs, random_weights
 
 from export import export_onnx
-from export.precision.mlx_integers import PARTS, planes
+from export.precision.packed import PARTS, planes
 from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.convert.quantize import quantize, quantize_checkpoint

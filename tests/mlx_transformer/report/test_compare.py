@@ -20,7 +20,7 @@ from waiting import PATIENCE
 from export import OnnxTransformer, export_onnx, export_search
 from mlx_transformer import load
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.generation.scoring import score
+from mlx_transformer.generation.evaluate import score
 from mlx_transformer.report import worker
 from mlx_transformer.report.comparison_page import SHOWN, page
 from mlx_transformer.report.result import Comparison, SentencePair, Side, sentence_of
@@ -34,7 +34,7 @@ REFERENCES = ["one two", "", "four.", "five", "two", "one", "six"]
 
 
 OPENING = ["mlx_transformer.report.worker", "mlx_transformer.commands.app", "mlx_transformer.runtime.transformer"]
-OPENING += ["mlx_transformer.generation.scoring", "export.runtime.transformer", "export.targets.portable.runtime"]
+OPENING += ["mlx_transformer.generation.evaluate", "export.runtime.transformer", "export.targets.portable.runtime"]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ from standalone_page import read
 from tiny_run import metrics, recipe
 
 from mlx_transformer.cli import main
-from mlx_transformer.report.runs import DRAWN, read_run
-from mlx_transformer.report.training_page import page
+from mlx_transformer.report.training_page import DRAWN, page, read_run
 from mlx_transformer.system.chart import MOST_POINTS, figure, thinned
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.trainer import Trainer

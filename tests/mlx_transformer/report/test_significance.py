@@ -5,7 +5,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
-from mlx_transformer.report.significance import RESAMPLES, measures, sentence_scores
+from mlx_transformer.report.result import RESAMPLES, measures, sentence_scores
 
 WORDS = "the a man woman dog rides runs sees big small red bicycle".split()
 

@@ -11,10 +11,10 @@ from toy_model import Toy
 
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.decoding.arrays import NumpyArrays, top_k
+from mlx_transformer.decoding.search import search
+from mlx_transformer.decoding.steps import Model
 from mlx_transformer.device import deciding_as
-from mlx_transformer.generation.arrays import NumpyArrays, top_k
-from mlx_transformer.generation.search import search
-from mlx_transformer.generation.steps import Model
 from mlx_transformer.runtime.decoding import MlxArrays, MlxModel
 
 pytestmark = pytest.mark.gpu_path

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_transformer.families.marian_files.archive import read_npz
-from mlx_transformer.families.marian_files.items import read_bin
+from mlx_transformer.families.marian_files.items import read_bin, read_npz
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import LARGEST_HOLE, check_written, read_protobuf
 from mlx_transformer.system.tensors import read_tensors

@@ -12,7 +12,6 @@ from waiting import until
 from export import OnnxTransformer
 from mlx_transformer import load
 from mlx_transformer.core.folders import Place
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
 from mlx_transformer.system.errors import UserError
@@ -27,6 +26,7 @@ from mlx_transformer.system.files import (
 )
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.tensors import read_tensors
+from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.recipe import load_recipe
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

@@ -11,7 +11,8 @@ import time
 import pytest
 from waiting import until
 
-from mlx_transformer.system import mac, machine
+from mlx_transformer.system import machine
+from mlx_transformer.system import machine as mac
 from mlx_transformer.system.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 from toy_model import Toy
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.search import search
+from mlx_transformer.decoding.search import search
 from mlx_transformer.system import machine as module
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory, memory

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from waiting import PATIENCE
 
-from mlx_transformer.system.threads import side_by_side
+from mlx_transformer.system.machine import side_by_side
 
 
 def test_results_are_in_the_order_of_the_calls_and_no_thread_is_left():

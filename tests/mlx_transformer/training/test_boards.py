@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training import boards
+from mlx_transformer.training import run_folder as boards
 from mlx_transformer.training.recipe import load_recipe
 from mlx_transformer.training.trainer import Trainer
 

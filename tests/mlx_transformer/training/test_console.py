@@ -11,10 +11,10 @@ from terminal import on_a_terminal
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
-from mlx_transformer.data.packed import PackedBatch
+from mlx_transformer.data.documents import PackedBatch
 from mlx_transformer.device import tuning
-from mlx_transformer.training.console import MAX_LOSSES, Curve
-from mlx_transformer.training.flops import Work, peak_speed
+from mlx_transformer.training.cost import Work, peak_speed
+from mlx_transformer.training.progress import MAX_LOSSES, Curve
 from mlx_transformer.training.step import Arithmetic
 
 

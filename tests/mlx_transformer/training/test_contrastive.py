@@ -11,13 +11,12 @@ from mlx_transformer import Transformer, load
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
-from mlx_transformer.data.match_batches import MatchBatches
+from mlx_transformer.data.matches import MatchBatches
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training.contrastive import ContrastiveStep, contrastive_loss
+from mlx_transformer.training.encoder_step import ContrastiveStep, contrastive_loss, text_vectors
 from mlx_transformer.training.optimizers import Optimizer
 from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.recipe import Recipe
-from mlx_transformer.training.text_vectors import text_vectors
 from mlx_transformer.training.trainer import Trainer
 
 WORDS = "one two three four five six seven eight nine ten".split()

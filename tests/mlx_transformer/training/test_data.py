@@ -10,7 +10,7 @@ from tiny_run import reading, recipe, write_pairs
 
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.device import deciding_as
-from mlx_transformer.generation.scoring import score
+from mlx_transformer.generation.evaluate import score
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.data import EncodedText, load_data, train_tokenizer
 from mlx_transformer.training.recipe import Recipe

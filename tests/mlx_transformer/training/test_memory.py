@@ -11,7 +11,7 @@ from tiny_run import metrics, recipe, write_pairs
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training import memory
+from mlx_transformer.training import cost as memory
 from mlx_transformer.training.loss import MAX_LOGITS, logits_within
 from mlx_transformer.training.recipe import Recipe, load_recipe
 from mlx_transformer.training.trainer import Trainer

@@ -14,9 +14,9 @@ from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer, load
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.data.packed import PackedBatch, PackedBatches
+from mlx_transformer.data.documents import PackedBatch, PackedBatches
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.optimizers import Optimizer
 from mlx_transformer.training.options import TrainingOptions

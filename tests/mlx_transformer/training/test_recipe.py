@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 
-from mlx_transformer.commands.recipe_help import recipe_help
+from mlx_transformer.commands.training import recipe_help
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.options import RECIPES, CorpusOptions, DataOptions, TrainingOptions

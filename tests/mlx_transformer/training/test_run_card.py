@@ -8,9 +8,9 @@ from types import MappingProxyType
 import pytest
 from small_checkpoint import saved
 
-from mlx_transformer.system.front_matter import keys_of
-from mlx_transformer.training.card import languages, model_card
+from mlx_transformer.core.card import keys_of
 from mlx_transformer.training.recipe import Recipe
+from mlx_transformer.training.trainer import languages, model_card
 
 
 def recipe(**tables):

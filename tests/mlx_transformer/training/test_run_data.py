@@ -8,8 +8,8 @@ import pytest
 from choices import both_choices
 from tiny_run import MODEL, reading, recipe, write_pairs
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.data import EncodedText, load_data
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer

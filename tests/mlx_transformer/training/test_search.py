@@ -12,8 +12,8 @@ from serving import client
 from export import OnnxTransformer, export_onnx
 from export.validate import validate_command
 from mlx_transformer import load
+from mlx_transformer.data.corpus import PairFiles
 from mlx_transformer.data.matches import Matches, read_matches
-from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.generation.evaluate import retrieval
 from mlx_transformer.training.recipe import load_recipe
 from mlx_transformer.training.trainer import Trainer

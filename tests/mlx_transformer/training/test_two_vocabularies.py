@@ -21,11 +21,11 @@ from mlx_transformer.convert.average import average_checkpoints
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import SIDES
-from mlx_transformer.data.pair_files import PairFiles
+from mlx_transformer.data.corpus import PairFiles
 from mlx_transformer.data.training_text import load_training
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer

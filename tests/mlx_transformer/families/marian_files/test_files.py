@@ -13,7 +13,6 @@ import pytest
 from marian_models import STUDENT, bin_bytes, model_items, npz_bytes, shortlist
 
 from mlx_transformer.core.shortlist import read_shortlist, shortlist_bytes
-from mlx_transformer.families.marian_files.archive import read_npz
 from mlx_transformer.families.marian_files.items import (
     INTGEMM8,
     OPTIONS,
@@ -21,6 +20,7 @@ from mlx_transformer.families.marian_files.items import (
     int8_item,
     is_quantized,
     parse_bin,
+    read_npz,
 )
 from mlx_transformer.system.errors import UserError
 

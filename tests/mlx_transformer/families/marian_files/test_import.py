@@ -27,10 +27,10 @@ from mlx_transformer import Tokenizer, Transformer
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
-from mlx_transformer.core.sentencepiece import sentencepiece_bytes
 from mlx_transformer.families.marian_files.conversion import read_model
 from mlx_transformer.families.marian_files.items import Item, float_item, read_bin
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.sentencepiece import sentencepiece_bytes
 
 
 @pytest.fixture

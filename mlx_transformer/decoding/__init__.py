@@ -1,0 +1,1 @@
+"""Ids to ids: greedy, beam and sampled search over the logits of any runtime."""

@@ -1,0 +1,180 @@
+"""Gumbel noise that depends on a seed and a place alone, from integer arithmetic that every runtime does exactly.
+
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3) turns a counter of four
+32-bit words and a key of two into four random words. `export/search/sampling.py` is the same within a graph.
+
+Shapes: R rows, N numbers of each, n = N / 4 counters.
+
+Sampling: temperature, top-k, nucleus, and a draw. `export/search/sampling.py` is the same within a graph.
+
+A token is drawn in two steps, each by Gumbel's trick: a block of the vocabulary by its probability, then a token of the
+block by its own within it. So a row needs a few hundred numbers, not one for each token. All runtimes take the same
+decisions on the same noise; two that differ by rounding part only where two scores are that close.
+
+Shapes: B sentences, V vocabulary, N blocks of it.
+
+Greedy search and sampling: one hypothesis a sentence.
+
+Shapes: B sentences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+
+from .arrays import Array, Arrays
+from .options import Hypothesis, Options
+from .steps import BANNED, Batch, History, Rules, Strategy, take_sentences
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key's halves each round
+WORD = 1 << 32
+BITS, LOW = np.uint64(32), np.uint64(WORD - 1)
+
+# Numbers have 23 bits and a half, which float32 holds exactly: the middles of 2^23 equal parts of (0, 1).
+SPARE_BITS = 9
+STEP = 2.0**-23
+
+Words = NDArray[np.uint64]
+
+
+def philox(x: Words, y: Words, key: Words) -> tuple[Words, Words]:
+    """x (2, ...): words 0 and 2 of each counter, y words 1 and 3, key (2,); all below 2^32. The same of the results."""
+    place = (2, *[1] * (max(x.ndim, y.ndim) - 1))
+    multipliers = np.array(MULTIPLIERS[::-1], np.uint64).reshape(place)
+    weyl = np.arange(ROUNDS, dtype=np.uint64)[:, None] * np.array(WEYL, np.uint64)
+    for k in ((key + weyl) & LOW).reshape(ROUNDS, *place):
+        product = x[::-1] * multipliers
+        x = (product >> BITS) ^ y ^ k
+        y = product & LOW
+    return x, y
+
+
+def gumbel(seed: int, t: int, rows: NDArray, count: int) -> NDArray[np.float32]:
+    """Return the noise (R, N) for new token number t of the rows with these numbers, N = `count`: argmax(log p + noise)
+    is a draw from p (Gumbel 1954).
+
+    Number i of a row: with the word w = i % 4 of counter (i // 4, t, row, 0) and the key (seed % 2^32, seed // 2^32),
+    u = (floor(w / 2^9) + 0.5) / 2^23 and -log(-log u) in float32.
+    """
+    x = np.empty((2, len(rows), -(-count // 4)), np.uint64)
+    x[0], x[1] = np.arange(x.shape[2]), np.asarray(rows)[:, None]
+    y = np.array([t, 0], np.uint64).reshape(2, 1, 1)
+    x, y = philox(x, y, np.array([seed % WORD, seed // WORD], np.uint64))
+    words = np.empty((*x.shape[1:], 2, 2), np.uint32)
+    words[..., 0], words[..., 1] = np.moveaxis(x, 0, 2), np.moveaxis(y, 0, 2)
+    uniform = (words.reshape(len(rows), -1)[:, :count] >> SPARE_BITS).astype(np.float32)
+    uniform = (uniform + np.float32(0.5)) * np.float32(STEP)
+    return -np.log(-np.log(uniform))
+
+
+BLOCK = 128
+
+
+def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
+    """Return scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+
+    Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
+    border stay in together.
+    """
+    scores = logits / options.temperature
+    if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):
+        return scores
+    falling = -xp.sort(-scores, axis=1)
+    if options.top_k > 0:
+        falling = falling[:, : options.top_k]
+        scores = xp.where(scores < falling[:, -1:], BANNED, scores)
+    if options.top_p < 1:
+        p = xp.softmax(falling, axis=1)
+        in_nucleus = (xp.cumsum(p, axis=1) - p) < options.top_p
+        last = xp.sum(xp.where(in_nucleus, 1, 0), axis=1, keepdims=True) - 1
+        scores = xp.where(scores < xp.take_along_axis(falling, last, axis=1), BANNED, scores)
+    return scores
+
+
+def noise(seed: int, t: int, rows: NDArray, vocab_size: int) -> NDArray[np.float32]:
+    """Return what a draw of new token number t needs (B, BLOCK + N), for rows by their index in the caller's list:
+    noise of the places within a block, then of the blocks."""
+    return gumbel(seed, t, rows, BLOCK - vocab_size // -BLOCK)
+
+
+def draw(xp: Arrays, scores: Array, noise: Array) -> Array:
+    """Return a token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N)."""
+    size, width = scores.shape
+    if width % BLOCK:
+        scores = xp.concatenate([scores, xp.full((size, -width % BLOCK), BANNED)], axis=1)
+    blocks = scores.reshape(size, -1, BLOCK)
+    block = xp.argmax(xp.logsumexp(blocks, axis=-1) + noise[:, BLOCK:], axis=1)
+    within = xp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    token = block * BLOCK + xp.argmax(within + noise[:, :BLOCK], axis=1)
+    return xp.where(token < width, token, 0)  # what is filled up wins only where no score is a number
+
+
+class Greedy(Strategy):
+    """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad.
+
+    `scored`: log p of the output is wanted. Otherwise its score is only finite or not, as the logits are.
+    """
+
+    width = 1
+
+    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig, scored: bool = True):
+        size = len(batch.sources)
+        self.xp, self.options, self.config, self.scored = xp, options, config, scored
+        self.rules = Rules(xp, batch, options, config)
+        self.index = np.arange(size)
+        self.places = batch.places
+        self.limits = xp.asarray(batch.limits.astype(np.int32))
+        self.done = self.limits < 0
+        self.total = xp.full((size,), 0.0)
+        self.history = History(xp, size)
+        self.scores = np.zeros(size, np.float64)
+
+    def choose(self, logits: Array, t: int) -> tuple[Array, None]:
+        xp = self.xp
+        logits = xp.float32(logits)
+        allowed = self.rules.apply(self.rules.penalised(logits[:, None]), t)[:, 0]
+        if self.options.sample:
+            drawn = noise(self.options.seed, t, self.places[self.index], self.config.vocab_size)
+            token = draw(xp, likeliest(xp, allowed, self.options), xp.asarray(drawn))
+        else:
+            token = xp.argmax(allowed, axis=1)
+        chosen = xp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        if self.scored:
+            chosen = chosen - xp.logsumexp(logits, axis=-1)
+        if (forced := self.rules.unscored(t, self.limits)) is not None:
+            token, chosen = xp.where(forced >= 0, forced, token), xp.where(forced >= 0, 0.0, chosen)
+        self.total = xp.where(self.done, self.total, self.total + chosen)
+        token = xp.where(self.done, self.config.pad_id, token)
+        self.history.append(token)
+        self.rules.write(token[:, None])
+        self.done = self.done | self.rules.is_end(token) | (self.limits <= t + 1)
+        return token, None
+
+    def arrays(self) -> list[Array]:
+        return [self.done, self.total]
+
+    def keep(self, live: np.ndarray) -> None:
+        self._set_finished_aside()
+        self.index = self.index[live]
+        self.rules.keep(live)
+        self.limits, self.done, self.total = take_sentences(self.xp, live, self.limits, self.done, self.total)
+
+    def results(self) -> list[list[Hypothesis]]:
+        self._set_finished_aside()
+        tokens = self.history.numpy(self.config.pad_id).T  # (B, T)
+        lengths = (tokens != self.config.pad_id).sum(axis=1)  # pad is never generated, it only follows the end
+        results = []
+        for row, length, total in zip(tokens, lengths, self.scores, strict=True):
+            ids = row[:length].tolist()
+            score = float(total / self.options.penalty(int(length)))
+            results.append([Hypothesis(ids[:-1] if ids and ids[-1] in self.rules.ends else ids, score)])
+        return results
+
+    def _set_finished_aside(self) -> None:
+        self.history.close(self.index)
+        self.scores[self.index] = self.xp.numpy(self.total)

@@ -1,0 +1,357 @@
+"""An encoder with a head of one kind at work on rows of text, whatever runtime computes its logits.
+
+Texts, or pairs of texts, in classes, by an encoder whose head has them.
+
+Documents in the order of how well they fit a query, by an encoder that reads both together and has one class
+(Nogueira and Cho 2019, "Passage Re-ranking with BERT"): more exact than vectors, and far slower.
+
+Words of a text with their labels (names of persons, parts of speech), by an encoder whose head classifies tokens.
+
+Labels of the form B-PER and I-PER (Ramshaw and Marcus 1995) begin and continue an entity, PER; O is none. Neighbouring
+tokens of one label are one entity, unless the later one begins another: what `transformers` calls the aggregation
+"simple". Each token has its likeliest label by itself. A text that is too long for one row is read in windows that
+overlap; of two that a token is in, the one counts in which more of the text stands around it.
+
+The part of a context that answers a question, by an encoder whose head says where answers begin and end.
+
+A context that is too long for one row is read in windows that overlap. Begin and end are drawn from the tokens of all
+windows together (shared normalization: Clark and Gardner 2018, "Simple and Effective Multi-Paragraph Reading
+Comprehension"), and from what stands before the question, [CLS], on which models put what speaks against an answer
+(Devlin et al. 2019, section 4.3). The numbers for one window are those of `transformers`' pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.heads import BEGINS, CONTINUES, OUTSIDE, HeadKind
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.pairs import Pair, Window
+from mlx_transformer.text.tokenizer import Tokenizer
+
+from .arguments import AnswerOptions, RerankOptions
+from .line_files import NO_REPORT, LineReport
+from .passes import BATCH_TOKENS, Passes, of_one_length
+from .translate import as_lines, fitting_tokenizer
+
+
+class EncoderHead:
+    """`logits(ids, token_types=...)` of rows (B, L) of one length, between a tokenizer and what is made of them."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tokenizer: Tokenizer | None,
+        logits: Callable[..., Any],
+        where: str,
+        kind: HeadKind,
+        verb: str,
+        passes: Passes,
+    ) -> None:
+        """where: the model's name in messages. passes: how they are computed. `UserError`, which says that `verb` needs
+        it, for a model without a head of this kind or without a tokenizer that fits it."""
+        if config.architecture == "encoder" and config.head.kind != kind:
+            raise UserError(f"{where}: {verb} needs a head of kind {kind!r}; its head is of kind {config.head.kind!r}")
+        self.tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", verb, words=False)
+        self.config, self.where, self.most, self._logits = config, where, config.max_positions, logits
+        self._passes = passes
+
+    def logits(self, rows: Sequence[Pair], done: Callable[[float], None]) -> list[NDArray[np.float64]]:
+        """Return what the head gives for each row, (C,) or (L, C). Rows of one length are computed together, so that
+        nothing is padded."""
+        logits: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
+        computed = 0
+
+        def compute(part: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+            types = {"token_types": [rows[i].token_types for i in part]} if self.config.token_types else {}
+            batch = np.asarray(self._logits([rows[i].ids for i in part], **types), np.float64)
+            if not np.isfinite(batch).all():
+                raise UserError(f"{self.where}: its logits are not finite; check its weights")
+            return part, batch
+
+        batches = of_one_length([len(row.ids) for row in rows], BATCH_TOKENS // self._passes.at_once)
+        for part, batch in self._passes.in_parallel(compute, batches):
+            for i, each in zip(part, batch, strict=True):
+                logits[i] = each
+            computed += len(part)
+            done(computed / len(rows))
+        return logits
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the shares of the last axis."""
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+Text = str | tuple[str, str]
+"""One text, or two of which the model says something together."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A class and how probable it is; by a head of scores (`core/heads.py`) its score, whatever number that is."""
+
+    label: str
+    probability: float
+
+
+def classify(
+    encoder: EncoderHead, texts: Sequence[Text], several: bool | None = None, report: LineReport = NO_REPORT
+) -> list[list[Scored]]:
+    """Return every class of the model with its probability, the likeliest first, for each text.
+
+    several: a text may be in several classes or in none, each with a probability of its own; else, and of more than one
+    class, they sum to 1; None: as the model's config says, by which they may be scores. `UserError` for a text that is
+    longer than the model takes, unless `report` counts it; a pair that is too long loses the ends of its texts.
+    """
+    rows = text_rows(encoder, texts, report)
+    return [scored(encoder, logits, several) for logits in encoder.logits(rows, report.done)]
+
+
+def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | None = None) -> list[Scored]:
+    """Return what the logits (C,) of a text mean, as `classify` does."""
+    head = encoder.config.head
+    if head.scores and several is None:
+        return [Scored(head.labels[i], float(logits[i])) for i in np.argsort(-logits, kind="stable")]
+    alone = (head.several if several is None else several) or len(head.labels) == 1
+    shares = np.exp(-np.logaddexp(0, -logits)) if alone else softmax(logits)
+    return [Scored(head.labels[i], float(shares[i])) for i in np.argsort(-shares, kind="stable")]
+
+
+def text_rows(encoder: EncoderHead, texts: Sequence[Text], report: LineReport) -> list[Pair]:
+    """Return the ids of each text, in their order; what is too long is cut, or refused, as `classify` says."""
+    for number, text in enumerate(texts, report.first_line):
+        if not isinstance(text, str) and not _is_pair(text):
+            raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")
+    pairs = [text for text in texts if isinstance(text, tuple)]
+    encoded = iter(encoder.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
+    joined = iter(encoder.tokenizer.encode_pairs(pairs) if pairs else ())
+    rows = []
+    for number, text in enumerate(texts, report.first_line):
+        if isinstance(text, tuple):
+            row = next(joined)
+            if len(row.ids) > encoder.most:
+                [row] = encoder.tokenizer.encode_pairs([text], encoder.most)
+                if report.on_overlong is not None:
+                    report.on_overlong(number)
+            rows.append(row)
+            continue
+        ids = next(encoded)
+        if len(ids) > encoder.most:
+            if report.on_overlong is None:
+                raise UserError(f"text {number}: {len(ids)} tokens, the model takes at most {encoder.most}")
+            report.on_overlong(number)
+            ids = [*ids[: encoder.most - 1], ids[-1]]
+        rows.append(Pair(ids, [0] * len(ids)))
+    return rows
+
+
+def _is_pair(text: object) -> bool:
+    return isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A document among those of a query."""
+
+    index: int
+    """Its place among them, counted from 0."""
+    relevance_score: float
+    """How probable the class is."""
+
+
+def check_reranker(config: TransformerConfig, where: str) -> None:
+    """Raise `UserError` unless a head with classes has one alone."""
+    if (count := len(config.head.labels)) != 1:
+        raise UserError(f"{where}: rerank needs a head with one class; its head has {count}")
+
+
+def rerank(
+    encoder: EncoderHead,
+    query: str,
+    documents: Sequence[str],
+    options: RerankOptions,
+    report: LineReport = NO_REPORT,
+) -> list[Ranked]:
+    """Return the documents by their relevance to the query, the best first, equal ones in their order. A query and a
+    document that are too long lose the end of the longer one, then of both; `report` counts that."""
+    if not isinstance(query, str):
+        raise UserError(f"query: must be text, not {type(query).__name__}")
+    classes = classify(encoder, [(query, document) for document in documents], several=True, report=report)
+    return ordered([best.probability for [best] in classes], options)
+
+
+def ordered(scores: Sequence[float], options: RerankOptions) -> list[Ranked]:
+    """Return the documents of these scores by them, as `rerank` does."""
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    return [Ranked(i, scores[i]) for i in order[: options.top_n]]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A part of a text and its label."""
+
+    label: str
+    probability: float
+    """The mean of its tokens' probabilities."""
+    start: int
+    """Its first character, counted from 0."""
+    end: int
+    """The character after its last one."""
+    text: str
+
+
+class _Token(NamedTuple):
+    label: str
+    begins: bool
+    probability: float
+    place: tuple[int, int]
+
+
+def tag(encoder: EncoderHead, texts: str | Sequence[str], report: LineReport = NO_REPORT) -> list[list[Tagged]]:
+    """Return the entities of each text, of any length, in its order, with their places in it."""
+    lines = as_lines(texts)
+    located = encoder.tokenizer.encode_places(lines)
+    windows = [each.windows(encoder.most) for each in located]
+    logits = iter(encoder.logits([window.row for each in windows for window in each], report.done))
+    labels = encoder.config.head.labels
+    tagged = []
+    for line, each, own in zip(lines, located, windows, strict=True):
+        places = [place for place in each.places if place is not None]
+        shares = _joined(len(places), own, [softmax(next(logits)) for _ in own])
+        tagged.append(_entities(line, _tokens(places, shares, labels)))
+    return tagged
+
+
+def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the shares (L, C) of a text's tokens, of those (tokens of a row, C) of its windows."""
+    joined = np.zeros((count, shares[0].shape[1]))
+    around = np.full(count, -1.0)
+    for window, rows in zip(windows, shares, strict=True):
+        place = np.arange(window.count)
+        before = place if window.first else np.full(window.count, np.inf)
+        behind = place[::-1] if window.first + window.count < count else np.full(window.count, np.inf)
+        nearest, part = np.minimum(before, behind), slice(window.first, window.first + window.count)
+        better = nearest > around[part]
+        joined[part][better] = rows[window.at : window.at + window.count][better]
+        around[part][better] = nearest[better]
+    return joined
+
+
+def _tokens(places: Sequence[tuple[int, int]], shares: NDArray[np.float64], labels: Sequence[str]) -> list[_Token]:
+    """Return the tokens of a text (L), with their shares (L, C)."""
+    tokens = []
+    for place, row in zip(places, shares, strict=True):
+        label, best = labels[int(row.argmax())], float(row.max())
+        name = label[len(BEGINS) :] if label.startswith((BEGINS, CONTINUES)) else label
+        tokens.append(_Token(name, label.startswith(BEGINS), best, place))
+    return tokens
+
+
+def _entities(text: str, tokens: Sequence[_Token]) -> list[Tagged]:
+    groups: list[list[_Token]] = []
+    for token in tokens:
+        if groups and groups[-1][-1].label == token.label and not token.begins:
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+    entities = []
+    for group in groups:
+        start, end = trimmed(text, group[0].place[0], group[-1].place[1])
+        if group[0].label != OUTSIDE and start < end:
+            probability = sum(token.probability for token in group) / len(group)
+            entities.append(Tagged(group[0].label, probability, start, end, text[start:end]))
+    return entities
+
+
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the place without the spaces at its ends, which some vocabularies count to a word."""
+    text_left = text[start:end].lstrip()
+    return end - len(text_left), end - len(text_left) + len(text_left.rstrip())
+
+
+Places = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A part of a context."""
+
+    text: str
+    probability: float
+    """That an answer begins and ends there."""
+    start: int
+    """Its first character, counted from 0."""
+    end: int
+    """The character after its last one."""
+
+
+def paired(questions: str | Sequence[str], contexts: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Return each question with its context; one of either is that of all."""
+    question_lines, context_lines = as_lines(questions), as_lines(contexts)
+    if isinstance(questions, str):
+        question_lines = question_lines * len(context_lines)
+    if isinstance(contexts, str):
+        context_lines = context_lines * len(question_lines)
+    if len(question_lines) != len(context_lines):
+        raise UserError(
+            f"{len(question_lines)} questions and {len(context_lines)} contexts: give as many of both, or one of either"
+        )
+    return list(zip(question_lines, context_lines, strict=True))
+
+
+def answer(
+    encoder: EncoderHead,
+    pairs: Sequence[tuple[str, str]],
+    options: AnswerOptions,
+    report: LineReport = NO_REPORT,
+) -> list[Answer | None]:
+    """Return the best answer for each (question, context); None where the context has no tokens.
+
+    `UserError` for a question that leaves less than half of a row to its context, unless `report` counts those; then
+    its end is left out.
+    """
+    tokenizer = encoder.tokenizer
+    form = tokenizer.pair_form(encoder.most)
+    located = [each.alone() for each in tokenizer.encode_places([text for pair in pairs for text in pair])]
+    rows: list[list[Window]] = []
+    for number, (question, context) in enumerate(zip(located[::2], located[1::2], strict=True), report.first_line):
+        ids = question.ids
+        if len(ids) > form.half:
+            if report.on_overlong is None:
+                raise UserError(f"question {number}: {len(ids)} tokens, at most {form.half} leave room for its context")
+            report.on_overlong(number)
+        rows.append(form.windows(ids[: form.half], context.ids) if context.ids else [])
+    logits = iter(encoder.logits([window.row for windows in rows for window in windows], report.done))
+    answers: list[Answer | None] = []
+    for (_, text), context, windows in zip(pairs, located[1::2], rows, strict=True):
+        places = [place for place in context.places if place is not None]
+        parts = [(window, next(logits)) for window in windows]
+        answers.append(_best(text, places, parts, form.before, options.max_answer_tokens) if parts else None)
+    return answers
+
+
+def _best(
+    text: str, places: Places, parts: Sequence[tuple[Window, NDArray[np.float64]]], before: int, longest: int
+) -> Answer:
+    """Return the likeliest answer in any window; the logits (L, 2) of each, in which so many stand `before` the
+    question."""
+    read = [np.concatenate([logits[:before], logits[w.at : w.at + w.count]]) for w, logits in parts]
+    total = np.logaddexp.reduce(np.concatenate(read), axis=0)  # (2,)
+    best, span = -np.inf, (0, 0)
+    for (window, _), logits in zip(parts, read, strict=True):
+        starts, ends = (logits[before:] - total).T
+        for more in range(min(longest, window.count)):
+            both = starts[: window.count - more] + ends[more:]
+            i = int(both.argmax())
+            if both[i] > best:
+                best, span = float(both[i]), (window.first + i, window.first + i + more)
+    start, end = trimmed(text, places[span[0]][0], places[span[1]][1])
+    return Answer(text[start:end], float(np.exp(best)), start, end)

@@ -1,0 +1,248 @@
+"""A SentencePiece model as a `tokenizer.json`, and text cut by one exactly as SentencePiece cuts it.
+
+The file is of standard components: Precompiled, a Replace for spaces, Metaspace, Unigram or BPE. With it alone other
+programs differ from SentencePiece where marks stand apart from their letters (`charsmap.py`) and where a text spells a
+control piece, such as "</s>", which is then taken for the piece. `ExactText` has neither fault. The remaining
+difference: scores are added in float64 where SentencePiece adds in float32, so that segmentations may differ that are
+equal to seven digits; of a BPE model two pairs that make the same piece, and that overlap, may be merged in another
+order; typed bytes, "<0x41>", are taken for the piece; a text that begins with SentencePiece's own mark, "▁", where the
+normaliser leaves that; pieces that users defined, in a BPE model, or where the normaliser changes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from mlx_transformer.system.errors import UserError
+
+from .charsmap import Charsmap, read_charsmap
+from .pairs import Located
+from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
+from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
+
+SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
+"""Spaces before a space, at the beginning and at the end, where SentencePiece strips its own mark too."""
+END = "</s>"
+
+
+def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mapping[str, Any] | None = None) -> str:
+    """Return the text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
+
+    more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
+    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. Raises `UserError` for a
+    vocabulary without </s>.
+    """
+    best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
+    pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
+    pieces += [(text, 0.0, CONTROL) for text in more]
+    added = [
+        {"id": id, "content": text, "special": type not in (USER_DEFINED, PREFIX), "normalized": False}
+        | {"single_word": False, "lstrip": False, "rstrip": False}
+        for id, (text, _, type) in enumerate(pieces)
+        if type in (CONTROL, UNKNOWN, PREFIX) or (type == USER_DEFINED and model.model_type == BPE)
+    ]
+    normalizers: list[dict[str, Any]] = []
+    if model.charsmap:
+        table = base64.b64encode(model.charsmap).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": table})
+    if model.remove_extra_whitespace:
+        normalizers.append({"type": "Replace", "pattern": {"Regex": SPACES_PATTERN}, "content": ""})
+    whole = model.model_type == BPE and model.ids_of(USER_DEFINED)
+    scheme = "never" if not model.dummy_prefix else "first" if whole else "always"
+    inside = any("▁" in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": not inside}
+    end = next((id for id, (text, *_) in enumerate(pieces) if text == END), None)
+    if end is None:
+        raise UserError(f"the vocabulary has no {END}, with which a text ends")
+    decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}] if model.byte_fallback else []
+    if model.ids_of(TARGET_ONLY):
+        decoders.insert(0, {"type": "Replace", "pattern": {"String": " "}, "content": ""})
+    specification = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
+        "pre_tokenizer": metaspace,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": END, "type_id": 0}}],
+            "pair": [
+                {part: {"id": id, "type_id": 0}}
+                for name in "AB"
+                for part, id in (("Sequence", name), ("SpecialToken", END))
+            ],
+            "special_tokens": {END: {"id": END, "ids": [end], "tokens": [END]}},
+            **({ROLES: dict(roles)} if roles else {}),
+        },
+        "decoder": {"type": "Sequence", "decoders": [*decoders, metaspace]} if decoders else metaspace,
+        "model": _bpe(model, pieces) if model.model_type == BPE else _unigram(model, pieces),
+    }
+    return json.dumps(specification, ensure_ascii=False, indent=1) + "\n"
+
+
+def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
+    """Return the unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has
+    none, or one whose pieces have another order."""
+    reordered = is_sentencepiece(specification) and roles_of(specification)
+    if reordered or not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
+        return None
+    tables = [each for each in _normalizers(specification) if each["type"] == "Precompiled"]
+    control = {each["content"] for each in _added(specification) if each["special"]}
+    vocabulary, unknown = specification["model"]["vocab"], specification["model"]["unk_id"]
+    types = [
+        UNKNOWN if id == unknown else CONTROL if text in control else NORMAL for id, (text, _) in enumerate(vocabulary)
+    ]
+    last = max(id for id, type in enumerate(types) if type == NORMAL)
+    pieces = tuple(Piece(text, score, type) for (text, score), type in zip(vocabulary, types, strict=True))[: last + 1]
+    ids = {piece.text: id for id, piece in enumerate(pieces) if piece.type == CONTROL}
+    return SentencePiece(
+        pieces=pieces,
+        byte_fallback=bool(specification["model"].get("byte_fallback")),
+        charsmap=base64.b64decode(tables[0]["precompiled_charsmap"]) if tables else b"",
+        normalizer="nmt_nfkc" if tables else "identity",
+        dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never",
+        remove_extra_whitespace=any(each["type"] == "Replace" for each in _normalizers(specification)),
+        special=(unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
+    )
+
+
+def _text(id: int, piece: Piece) -> str:
+    """No text has a space here, they are all replaced: so nothing is cut into an unused piece, nor into one of another
+    vocabulary, which is given back without it."""
+    return f" unused {id}" if piece.type == UNUSED else f" {piece.text}" if piece.type == TARGET_ONLY else piece.text
+
+
+def _score(model: SentencePiece, piece: Piece, best: float) -> float:
+    """Return a piece that a user defined wins over all ways to cut it, as in SentencePiece."""
+    defined = piece.type == USER_DEFINED and model.model_type != BPE
+    return len(piece.text) * best - 0.1 if defined else piece.score
+
+
+def _unigram(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
+    vocabulary = [[text, score] for text, score, _ in pieces]
+    (unknown,) = model.ids_of(UNKNOWN)
+    return {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": model.byte_fallback}
+
+
+def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
+    """Return the merges, all ways to make a piece of two others, the piece of the highest score first."""
+    scores = {text: score for text, score, type in pieces if type in (NORMAL, USER_DEFINED)}
+    merges = [
+        (-scores[text], i, [text[:i], text[i:]])
+        for text in scores
+        for i in range(1, len(text))
+        if text[:i] in scores and text[i:] in scores
+    ]
+    (unknown,) = model.ids_of(UNKNOWN)
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": pieces[unknown][0],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": model.byte_fallback,
+        "ignore_merges": False,
+        "vocab": {text: id for id, (text, *_) in enumerate(pieces)},
+        "merges": [merge for *_, merge in sorted(merges, key=lambda each: each[:2])],
+    }
+
+
+def is_sentencepiece(specification: dict[str, Any]) -> bool:
+    """Return whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
+    normalizer, pre_tokenizer = specification.get("normalizer"), specification.get("pre_tokenizer")
+    kinds = {"Precompiled", "Replace"}
+    parts = normalizer.get("normalizers") if isinstance(normalizer, dict) else []
+    return (
+        isinstance(pre_tokenizer, dict)
+        and pre_tokenizer.get("type") == "Metaspace"
+        and specification["model"].get("type") in ("Unigram", "BPE")
+        and isinstance(parts, list)
+        and all(isinstance(part, dict) and part.get("type") in kinds for part in parts)
+    )
+
+
+class ExactText:
+    """The encoder of a `tokenizer_json`, but for what the file's components get wrong."""
+
+    def __init__(self, specification: dict[str, Any]) -> None:
+        """`specification` is the parsed file, of which `tokenizers` has read the text without an error."""
+        tables = [each["precompiled_charsmap"] for each in _normalizers(specification) if each["type"] == "Precompiled"]
+        self._table = base64.b64decode(tables[0]) if tables else b""
+        self._charsmap: Charsmap | None = None
+        self._published = PublishedIds(specification) if "lookup" in roles_of(specification) else None
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(_without_faults(specification)))
+        self._backend.no_padding()
+        self._backend.no_truncation()
+
+    def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
+        """Return ids and words of each text, </s> included."""
+        if self._published is None:
+            return self._backend.encode_batch([self._normalized(text) for text in texts])
+        parts = [self._published.without_prefix(text) for text in texts]
+        rests = [self._normalized(rest) for _, rest in parts]
+        encodings = self._backend.encode_batch(rests)
+        return [
+            self._published.cut(prefix, rest, encoding)
+            for (prefix, _), rest, encoding in zip(parts, rests, encodings, strict=True)
+        ]
+
+    def located(self, texts: Sequence[str]) -> list[Located]:
+        """Return ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids
+        aren't those of its pieces: only translators have one."""
+        if self._published is not None:
+            raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
+        normalized = [self._normalized(text) for text in texts]
+        located_texts = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
+        return [
+            each if after == before else Located(each.ids, self._places(before, each.places))
+            for before, after, each in zip(texts, normalized, located_texts, strict=True)
+        ]
+
+    def _places(self, text: str, places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
+        """Return the same in the text as it was before it was normalised."""
+        assert self._charsmap is not None
+        end = len(text)
+        known = [*self._charsmap.places(text), (end, end)]
+        return [
+            None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
+            for place in places
+        ]
+
+    def _normalized(self, text: str) -> str:
+        if not self._table:
+            return text
+        if self._charsmap is None:
+            self._charsmap = read_charsmap(self._table)
+        return self._charsmap.normalized(text)
+
+
+def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
+    """Return the same tokenizer, without its table, and with control pieces that no text can spell: they hold a
+    space."""
+    changed = copy.copy(specification)
+    roles = roles_of(specification)
+    changed["added_tokens"] = [x for x in _added(specification) if not x["special"] and not roles.get("prefixes")]
+    control = {x["content"] for x in _added(specification)} - {x["content"] for x in changed["added_tokens"]}
+    normalizers = [each for each in _normalizers(specification) if each["type"] != "Precompiled"]
+    changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+    model = dict(specification["model"])
+    if model["type"] == "Unigram":
+        model["vocab"] = [[f"{text} " if text in control else text, score] for text, score in model["vocab"]]
+        model["vocab"] += roles.get("missing", [])
+    return {**changed, "model": model}
+
+
+def _normalizers(specification: dict[str, Any]) -> list[dict[str, Any]]:
+    return (specification.get("normalizer") or {"normalizers": []})["normalizers"]
+
+
+def _added(specification: dict[str, Any]) -> list[dict[str, Any]]:
+    return specification.get("added_tokens") or []

@@ -1,0 +1,412 @@
+"""Text to token ids and back, exactly: byte-level BPE in a plain `tokenizer.json`, joint or one for each language.
+
+Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8 bytes
+(Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
+
+Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, kept for consumers that want one), the 256 bytes
+4 to 259, then the merges in the order they were learned, and `<mask>` last, if the model restores hidden text. The
+file holds standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js`
+read it unchanged and give the same ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on
+to treat "</s>" in a text as text.
+
+Vocabularies of published models are read too, where `sentencepiece_tokenizer` has written the file: pieces of
+SentencePiece, with the ids that these models have, and no exact text back, as its normaliser leaves some out. Those of
+published encoders, WordPiece among them, cut text as their own file says (`families/encoder_text.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from mlx_transformer.core.tokenizer_files import (
+    DAMAGED,
+    JOINT,
+    MIN_VOCAB_SIZE,
+    SPECIAL_TOKENS,
+    join_texts,
+    read_tokenizer,
+    side_texts,
+    tokenizer_path,
+)
+from mlx_transformer.system.errors import UserError, error_line
+from mlx_transformer.system.files import check_name, parse_json
+from mlx_transformer.system.process import is_panic
+
+from .charsmap import is_whole
+from .pairs import Located, Pair, PairForm
+from .published_ids import problem_of, roles_of, target_of, without_target
+from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
+
+if TYPE_CHECKING:
+    from mlx_transformer.core.checkpoint import Checkpoint
+    from mlx_transformer.core.config import TransformerConfig
+    from mlx_transformer.system.durable import Target
+
+PAD, BOS, EOS, UNK = range(4)
+MASK_TOKEN = "<mask>"
+
+# The text that a merge may span: one separator and the word or the punctuation after it; one digit alone, so that
+# copying a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only
+# classes that Oniguruma (Rust) and JavaScript define alike are used: `\s` isn't one of them.
+SPLIT_PATTERN = (
+    r"\p{N}"
+    r"|\p{Z}?[\p{L}\p{M}]{1,32}"
+    r"|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}"
+    r"|\p{Z}{1,32}"
+)
+# Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, " {2,}"})
+# Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
+FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+
+
+class Tokenizer:
+    """Joint vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
+
+    The input of a translator's encoder is tokenized by `source`; all else here is of the target, or of both.
+    """
+
+    source: "Tokenizer"
+    """The source language's tokenizer: itself, where the vocabulary is joint."""
+
+    pad_id: int
+    bos_id: int
+    """The token that decoders start with; in a vocabulary without <s> it is the padding."""
+    eos_id: int
+    unk_id: int
+
+    def __init__(self, specification: str, origin: str = "tokenizer.json"):
+        """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
+        `origin` its name in error messages (UserError)."""
+        sides = side_texts(specification, origin)
+        self.source = self
+        if sides is not None:
+            specification = sides["target"]
+            self.source = Tokenizer(sides["source"], f"{origin}: source")
+        self._specification = _parse(specification, origin)
+        try:
+            self._backend = tokenizers.Tokenizer.from_str(specification)
+        except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({error_line(error)})") from None
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
+        roles = roles_of(self._specification)
+        of_pieces = is_sentencepiece(self._specification) and not roles.get("as_written")
+        self._mask = roles.get("mask")
+        # A space before <mask> belongs to it, but in published vocabularies that don't say so.
+        flags = {entry.get("id"): entry.get("lstrip") for entry in self._specification.get("added_tokens") or ()}
+        self.mask_takes_space = not roles.get("as_written") or bool(flags.get(self._mask))
+        self._published = of_pieces or bool(roles)
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
+            _listed_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
+        )
+        _check(self._backend, self.eos_id, origin)
+        self._exact = ExactText(self._specification) if of_pieces else None
+        if (target := target_of(self._specification)) is not None:
+            self.source = Tokenizer(json.dumps(without_target(self._specification)), origin)
+            self._exact = Tokenizer(json.dumps(target), f"{origin}: target")._cutter(self, origin)
+
+    def _cutter(self, whole: "Tokenizer", origin: str) -> ExactText:
+        """Return what cuts text of the target, into the ids of `whole`."""
+        if self._exact is None or (self.vocab_size, self.eos_id) != (whole.vocab_size, whole.eos_id):
+            raise UserError(f"{origin}: its target's pieces are none of its own; import the model again")
+        return self._exact
+
+    @classmethod
+    def train(
+        cls, lines: Iterable[str], vocab_size: int = 8000, min_frequency: int = 2, mask: bool = False
+    ) -> "Tokenizer":
+        """Learn merges from `lines` (both languages together) until `vocab_size` ids exist.
+
+        The result depends on the multiset of lines alone, not on their order or on the machine. It is smaller than
+        `vocab_size` when no pair of tokens occurs `min_frequency` times any more. Raises UserError for a
+        `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode. mask: the last of the
+        ids is <mask>.
+        """
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise UserError(
+                "{vocab_size} is {}; at least {} are needed (4 special, 256 bytes)", vocab_size, MIN_VOCAB_SIZE
+            )
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", EOS)]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=max(MIN_VOCAB_SIZE, vocab_size - mask),
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator(unicode_texts(lines), trainer)
+        if mask:
+            backend.add_special_tokens([tokenizers.AddedToken(MASK_TOKEN, special=True, normalized=False)])
+        return cls(backend.to_str(), origin="trained tokenizer")
+
+    @classmethod
+    def pair(cls, source: "Tokenizer", target: "Tokenizer") -> "Tokenizer":
+        """Return one vocabulary for each language."""
+        return cls(join_texts(source.own_json(), target.own_json()), origin="tokenizers")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a `tokenizer.json`, or the one or two in a folder. UserError when it is missing, broken or not ours."""
+        check_name(path := Path(path))
+        if path.is_dir():
+            path = tokenizer_path(path) or path / JOINT
+        if not path.exists():
+            raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one")
+        return cls(read_tokenizer(path), origin=str(path))
+
+    def save(self, path: "Target", force: bool = False) -> None:
+        """Write `tokenizer.json` to `path` (a file name); `force` replaces an earlier one. The bytes depend on the
+        tokenizer alone."""
+        from mlx_transformer.core.outputs import Kind, claim, holds_object
+        from mlx_transformer.system.durable import write_text  # running a model does without
+
+        write_text(claim(path, Kind("tokenizer", holds_object("model")), force), self.to_json())
+
+    def to_json(self) -> str:
+        """Return the text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""
+        return join_texts(self.source.own_json(), self.own_json()) if self.separate else self.own_json()
+
+    def own_json(self) -> str:
+        """Return the text of one `tokenizer.json`; of two vocabularies, the target's."""
+        return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
+
+    @property
+    def separate(self) -> bool:
+        """Whether source and target have a vocabulary each; of one they may still be cut by two models."""
+        return self.source is not self and target_of(self._specification) is None
+
+    def encode(self, text: str) -> list[int]:
+        """Return ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts at once as `encode` does, in parallel."""
+        try:
+            if not all(isinstance(text, str) for text in texts):  # of a tuple the library makes a pair
+                raise TypeError
+            if self._exact is not None:
+                return [encoding.ids for encoding in self._exact.encodings(texts)]
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
+        except (UnicodeEncodeError, TypeError):
+            for _ in unicode_texts(texts):  # says which one it is
+                pass
+            raise
+
+    def encode_places(self, texts: Sequence[str]) -> list[Located]:
+        """Return `encode_batch`, and for each token the characters of the text that it stands for."""
+        plain = list(unicode_texts(texts))
+        if self._exact is not None:
+            return self._exact.located(plain)
+        return [Located.of(encoding) for encoding in self._backend.encode_batch(plain)]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
+        """Return two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError
+        for a vocabulary that has none."""
+        form = self.pair_form(max_length)
+        texts = list(unicode_texts(text for pair in pairs for text in pair))
+        ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
+
+    def pair_form(self, max_length: int | None = None) -> PairForm:
+        """Return how two texts become one row of at most so many tokens. `UserError` for a vocabulary without pairs."""
+        return PairForm(self._specification, max_length)
+
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return for each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
+        encodings = self._backend.encode_batch(list(texts)) if self._exact is None else self._exact.encodings(texts)
+        return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens (and so without <unk>); bytes that are no UTF-8 become
+        U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Decode many sequences at once as `decode` does, in parallel."""
+        return self._backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+
+    def token(self, id: int) -> str:
+        """Return the vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
+        token = self._backend.id_to_token(id)
+        if token is None:
+            raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
+        return token
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text, <mask> among them."""
+        return frozenset(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @property
+    def merges(self) -> list[list[str]] | None:
+        """Pairs of tokens, in the order in which they become one; None of a vocabulary that merges no bytes."""
+        return None if self._published else self._specification["model"]["merges"]
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of what stands for hidden text; None if the vocabulary has none."""
+        return self._backend.token_to_id(MASK_TOKEN) if self._mask is None else self._mask
+
+    @property
+    def mask_token(self) -> str:
+        """Its spelling, "<mask>" or "[MASK]"."""
+        return MASK_TOKEN if self._mask is None else self.token(self._mask)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included: the embedding's row count."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def check_fits(self, config: "TransformerConfig", where: str) -> None:
+        """Raise `UserError` unless a model of this config can take the ids; `where` names the model."""
+        special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
+        if self.separate:
+            if config.architecture != "encoder-decoder":
+                raise UserError(
+                    f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two"
+                )
+            if config.one_embedding:
+                raise UserError(
+                    f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a "
+                    "vocabulary each: choose target-output or none"
+                )
+            smallest = config.vocab_size
+            if (size := self.source.vocab_size) > config.source_vocab_size:
+                raise UserError(
+                    f"{where}: source tokenizer of {size} tokens, but the model has {config.source_vocab_size}"
+                )
+        if self.vocab_size > smallest:
+            raise UserError(f"{where}: tokenizer of {self.vocab_size} tokens, but the model has {smallest}")
+        if special != (config.pad_id, config.bos_id, config.eos_id):
+            raise UserError(f"{where}: the ids of pad, bos and eos differ between tokenizer {special} and config")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON: equal exactly when two tokenizers are the same."""
+        specification = {"source": self.source._specification, "target": self._specification}
+        chosen = specification if self.separate else self._specification
+        canonical = json.dumps(chosen, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    specification = parse_json(text, f"{origin}: not JSON", DAMAGED)
+    if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
+        raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
+    model = specification["model"]
+    words = model.get("type") == "WordPiece"
+    if words and (not isinstance(model.get("vocab"), dict) or model.get("unk_token") not in model["vocab"]):
+        raise UserError(f"{origin}: its vocabulary doesn't have its own token for unknown words")
+    for name in FOREIGN:
+        if (value := model.get(name)) and not (words and name == "continuing_subword_prefix"):
+            raise UserError(
+                f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
+            )
+    _check_precompiled(specification.get("normalizer"), origin)
+    for pattern in _patterns(specification):
+        if pattern not in TRUSTED_PATTERNS:
+            raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
+    return specification
+
+
+def _check_precompiled(normalizer: Any, origin: str) -> None:
+    """Raise `UserError` for the table of a Precompiled normalizer, SentencePiece's, that isn't whole. The library ends
+    a thread there, and says so in many lines."""
+    if not isinstance(normalizer, dict):
+        return
+    inside = normalizer.get("normalizers")
+    for inner in inside if isinstance(inside, list) else ():
+        _check_precompiled(inner, origin)
+    if normalizer.get("type") == "Precompiled" and not is_whole(normalizer.get("precompiled_charsmap")):
+        raise UserError(f"{origin}: the table of its Precompiled normalizer is damaged; restore it from a copy")
+
+
+def _patterns(node: Any) -> Iterator[str]:
+    """Yield every regular expression in a parsed tokenizer.json (small: the model's tables are not walked)."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "Regex":
+                yield str(value)
+            elif key not in ("vocab", "merges"):
+                yield from _patterns(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _patterns(value)
+
+
+def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) -> tuple[int, ...]:
+    """Return the ids of pad, bos, eos and unk: the first four, but for vocabularies of published models."""
+    ids = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
+    if published:
+        ids["<s>"] = ids["<pad>"] if ids["<s>"] is None else ids["<s>"]
+        if missing := [token for token, id in ids.items() if id is None]:
+            raise UserError(f"{origin}: has no {' and no '.join(missing)}; import the model again")
+        return tuple(id for id in ids.values() if id is not None)
+    for id, token in enumerate(SPECIAL_TOKENS):
+        if ids[token] != id:
+            raise UserError(f"{origin}: {token} has id {ids[token]}, expected {id}; train a tokenizer anew")
+    return PAD, BOS, EOS, UNK
+
+
+def _listed_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
+    """Return the same of a file that names them by their ids; eos and unk where they aren't called </s> and <unk>."""
+    end = roles.get("eos", backend.token_to_id("</s>"))
+    unknown = roles.get("unk", backend.token_to_id("<unk>"))
+    problem = problem_of(roles, backend.get_vocab_size())
+    if end is None or unknown is None or problem:
+        raise UserError(f"{origin}: {problem or 'has no </s> or no <unk>'}; import the model again")
+    return roles["pad"], roles["bos"], end, unknown
+
+
+def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise UserError(f"{origin}: ids are not 0 to {len(vocabulary) - 1} without gaps; train a tokenizer anew")
+    if backend.encode("a").ids[-1:] != [eos]:
+        raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
+
+
+def checked_tokenizer(checkpoint: "Checkpoint") -> str | None:
+    """Return the tokenizer.json of a checkpoint, None if it has none.
+
+    Raises `UserError` if the file is damaged, or has more tokens than the model has rows.
+    """
+    text = checkpoint.tokenizer_json()
+    if text is not None:
+        Tokenizer(text, str(checkpoint.tokenizer_path)).check_fits(checkpoint.config, str(checkpoint.folder))
+    return text
+
+
+def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise UserError(f"text {number}: must be text, not {type(line).__name__}")
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"text {number} holds a lone surrogate at character {error.start + 1}; "
+                'it is no Unicode text: leave it out, or read a file with errors="replace"'
+            ) from None
+        yield line
