@@ -23,13 +23,17 @@ COMPUTED = "/computed"
 def read_model(file: Path) -> onnx.ModelProto:
     """Read a model without its data files.
 
-    Raises `UserError` for a file that holds no model, or a tensor whose numbers don't fill its shape.
+    Raises `UserError` for a file that holds no model, for an input or output of an unknown type, and for a tensor whose
+    numbers don't fill its shape.
     """
     data = read_protobuf(file)
     try:
         model = onnx.load_from_string(data)
     except Exception as error:  # protobuf's DecodeError, which onnx does not export
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+    for value in (*model.graph.input, *model.graph.output):
+        if (kind := value.type.tensor_type.elem_type) not in onnx.TensorProto.DataType.values():
+            raise UserError(f"{file}: {value.name} is of type {kind}, which ONNX doesn't have; export it again")
     for name, tensor in constants_of(model.graph).items():
         if tensor.data_location != onnx.TensorProto.EXTERNAL and not _fills_its_shape(tensor):
             raise UserError(f"{file}: the numbers of {name} don't fill its shape {list(tensor.dims)}; export it again")

@@ -47,21 +47,6 @@ SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
 GIVEN = "mlx_transformer.shortlist"
 """Likewise: the digest of a shortlist that the export was given, as JSON, or "none"; without it the model's own."""
-LATER = (
-    "repetition_penalty",
-    "no_repeat_ngram",
-    "heuristic_stop",
-    "forced_first",
-    "forced_end",
-    "suppressed",
-    "end_ids",
-    "candidates",
-    "max_length_factor",
-    "suppressed_first",
-    "banned_sequences",
-    "start_id",
-)
-"""Inputs that files of earlier versions don't have."""
 
 
 def check_file(file: Path, precision: str | None) -> None:

@@ -40,7 +40,6 @@ from .metadata import (
     ACTIVATIONS,
     ATTENTION,
     GENERATION,
-    LATER,
     PRECISION,
     TOKENIZER,
     VECTOR,
@@ -101,7 +100,10 @@ class SearchModel(TextVerbs):
         of_text = Request(config=self.config, text=True)
         self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names[0]
         request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
-        self.ports = GRAPHS[SEARCH](request).among(*names)
+        self.ports = GRAPHS[SEARCH](request)
+        for kind, ports, has in zip(("input", "output"), (self.ports.inputs, self.ports.outputs), names, strict=True):
+            if missing := [port.name for port in ports if port.name not in has]:
+                raise UserError(f"{path}: has no {kind} {missing[0]}; export it again")
 
     def __repr__(self) -> str:
         return f"SearchModel({self.where!r}): {self.config.architecture}, {parameter_count(self.config):,} parameters"
@@ -260,11 +262,7 @@ class SearchModel(TextVerbs):
         from mlx_transformer.generation.translate import Translation
 
         around, chosen = chosen_options(self.generation, options)
-        for name, ids in zip(TEXT_SETTINGS, around, strict=True):
-            if ids:
-                self._check_takes(name, "source_language")
         check_options(chosen, self.config)
-        self.check_known(chosen)
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
         limits = sizes + EXTRA_TOKENS
         most = min(int(limits.max(initial=0)), self.config.max_positions)
@@ -285,25 +283,10 @@ class SearchModel(TextVerbs):
         indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
         return in_order(map(search_on, indices), len(lines), done, lambda i: f"line {numbers[i]}")
 
-    def check_known(self, options: Options) -> None:
-        """Raise `UserError` for an option that the file, written by an earlier version, has no input for."""
-        usual = Options.__dataclass_fields__
-        for name in LATER:
-            if name in usual and getattr(options, name) != usual[name].default:
-                self._check_takes(name)
-
-    def _check_takes(self, name: str, option: str = "") -> None:
-        if name not in self.ports.input_names:
-            raise UserError(f"{self.path}: takes no {option or name}: an earlier version wrote it; export it again")
-
     def hypotheses(
         self, batch: Batch, inputs: dict[str, np.ndarray], stopped: Callable[[], bool], attention: bool = False
     ) -> list[list[Hypothesis]]:
         """Search one batch of ids, in one run of the graph. inputs: the options, as `inputs_of` gives them."""
-        if any(map(len, batch.prefix)):
-            self._check_takes("prefix")
-        if batch.candidates is not None:
-            self._check_takes("candidates")
         source, mask = batch.sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         values = {**inputs, **source, "source_mask": mask, "rows": batch.places, "max_new_tokens": batch.limits}
         values |= {"prefix": padded(batch.prefix), "candidates": padded(batch.candidates or [], 1)}
@@ -342,7 +325,6 @@ class WholeSearch(Model):
         raise NotImplementedError("the steps are inside the graph")
 
     def batch_search(self, options: Options, stopped: Callable[[], bool]) -> Callable[[Batch], list[list[Hypothesis]]]:
-        self.file.check_known(options)
         inputs = inputs_of(vars(options))
         return lambda batch: self.file.hypotheses(batch, inputs, stopped, self.attention)
 

@@ -14,7 +14,7 @@ from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions, verify_beside
-from export.search.metadata import ATTENTION, CONFIG, GENERATION, LATER, PRECISION, SOURCE, TOKENIZER
+from export.search.metadata import ATTENTION, CONFIG, GENERATION, PRECISION, SOURCE, TOKENIZER
 from export.search.text import is_byte_level
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
@@ -40,7 +40,11 @@ from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """The page's names for the graphs of a model whose search is its own."""
 GRAPHS = {**STEPS, "search": SEARCH}
-GIVEN = SETTINGS.keys() - (set(LATER) - {"forced_first", "start_id", "candidates"})
+GIVEN = {
+    *("beam", "n_best", "early_stopping", "length_penalty", "penalty_offset", "max_new_tokens", "min_new_tokens"),
+    *("sample", "seed", "temperature", "top_k", "top_p"),
+    *("prefix", "candidates", "forced_first", "start_id", "rows"),
+}
 """The settings of a search that the page gives (`page/search.js`)."""
 CONFIG_FIELDS = ("vocab_size", "max_positions", "pad_id", "bos_id", "eos_id")
 """The facts about the network that a search needs."""

@@ -117,6 +117,10 @@ def test_one_file_with_the_search(call, made, tmp_path, inside):
     (tmp_path / "bad.onnx").write_text("x")
     refused(call("translate", tmp_path / "bad.onnx", "x"), "bad.onnx: ONNX Runtime can't open it")
     refused(call("info", tmp_path / "bad.onnx"), "bad.onnx: cannot be read as an ONNX model")
+    typeless = onnx.load(file)
+    typeless.graph.input[0].type.tensor_type.elem_type = 99
+    onnx.save(typeless, tmp_path / "bad.onnx")
+    refused(call("info", tmp_path / "bad.onnx"), f"bad.onnx: {typeless.graph.input[0].name} is of type 99")
     emptied = onnx.load(file)
     tensor = next(tensor for tensor in emptied.graph.initializer if tensor.raw_data)
     tensor.raw_data = tensor.raw_data[:-1]
