@@ -3,71 +3,24 @@
     {"q": a text or a list, "source": "en", "target": "de", "format": "text", "alternatives": 2}
     {"translatedText": a text or a list, "alternatives": [texts], "detectedLanguage": {...} with source "auto"}
 
-Each line of a text is translated by itself, or with "format": "html" the text between two tags. Fields of our own form
-may be added.
+Each line of a text is translated by itself; with "format": "html" each text between two blocks, and its tags are put
+back (`markup.py`). Fields of our own form may be added.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape, unescape
-from itertools import chain
 from typing import Any
 
 from mlx_transformer.generation.translate import Translation
 
+from .markup import Frame
 from .models import AUTO, Models
 from .requests import LIMITS, RequestError, texts, whole
 
 EXAMPLE = '{"q": "Good morning.", "source": "en", "target": "de"}'
 MOST = int(LIMITS["n_best"][1]) - 1  # alternatives
-
-# Whole comments, scripts and styles; tags with their attributes. Looks at each character only a few times.
-MARKUP = re.compile(
-    r"""(<!--.*?(?:-->|\Z)|<(?:script|style)\b.*?(?:</(?:script|style)\s*>|\Z)|<[!?/]?[a-z](?:[^<>"']|"[^"]*"|'[^']*')*>)""",
-    re.DOTALL | re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A text, split into lines to translate and the strings `around` them: before each line, and after the last. html:
-    escape lines when filling them in."""
-
-    lines: list[str]
-    around: list[str]
-    html: bool = False
-
-    @classmethod
-    def of_text(cls, text: str) -> Frame:
-        """Split a text at its line ends."""
-        lines = text.split("\n")
-        return cls(lines, ["", *["\n"] * (len(lines) - 1), ""])
-
-    @classmethod
-    def of_html(cls, text: str) -> Frame:
-        """Split HTML at its tags; pieces without a letter or digit stay as they are."""
-        lines: list[str] = []
-        around: list[list[str]] = [[]]
-        for place, piece in enumerate(MARKUP.split(text)):
-            words = "" if place % 2 else unescape(piece)
-            if not any(map(str.isalnum, words)):
-                around[-1].append(piece)
-                continue
-            core = piece.strip()
-            before, _, after = piece.partition(core)
-            around[-1].append(before)
-            lines.append(" ".join(words.split()))
-            around.append([after])
-        return cls(lines, list(map("".join, around)), html=True)
-
-    def filled(self, lines: Sequence[str]) -> str:
-        """Put translated lines in the places of the lines."""
-        written = [escape(line, quote=False) for line in lines] if self.html else lines
-        return "".join(chain.from_iterable(zip(self.around, [*written, ""], strict=True)))
-
 
 FORMATS = {"text": Frame.of_text, "html": Frame.of_html}
 
@@ -82,6 +35,11 @@ class LibreForm:
     single: bool
     alternatives: int
     detects: bool
+
+    @property
+    def has_elements(self) -> bool:
+        """Whether tags stand inside lines, so that their places depend on the alignment."""
+        return any(frame.has_elements for frame in self.frames)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> LibreForm:
@@ -122,7 +80,7 @@ class LibreForm:
 def _joined(frame: Frame, lines: Sequence[list[Translation]]) -> list[str]:
     """Join the best translations of all lines, then the second best, and so on, without repeats."""
     ranks = range(max(map(len, lines), default=1))
-    return list(dict.fromkeys(frame.filled([best[min(k, len(best) - 1)].text for best in lines]) for k in ranks))
+    return list(dict.fromkeys(frame.filled([best[min(k, len(best) - 1)] for best in lines]) for k in ranks))
 
 
 def undetected(language: str) -> dict[str, Any]:

@@ -191,11 +191,17 @@ class TranslationModel(Loaded):
 async def translate(call: Call) -> Any:
     """Translate texts; with q, as LibreTranslate does."""
     values = await call.values()
-    libre = LibreForm.of(values) if "q" in values else None
+    libre = await without_blocking(len(str(values["q"])), LibreForm.of, values) if "q" in values else None
     form = TranslateRequest.of(libre.ours if libre else values)
     model, source = call.models.translator(*form.languages)
+    if libre and libre.has_elements and model.translator.shows_attention:
+        form = replace(form, wants_alignment=True)
     translations = await call.result(model.translate(model.spoken(form), call.client))
-    answer = libre.answer(translations, source or "") if libre else _answer(form, translations)
+    if libre:
+        size = sum(map(len, form.lines))
+        answer = await without_blocking(size, libre.answer, translations, source or "")
+    else:
+        answer = _answer(form, translations)
     # A large answer takes a while to write, and others shouldn't wait for it.
     large = len(form.lines) > FEW_LINES or form.wants_n_best or form.wants_alignment
     return await asyncio.to_thread(JSONResponse, answer) if large else answer

@@ -2,7 +2,7 @@
 
 import pytest
 from copying_model import write_copying_model
-from serving import STREAM, client
+from serving import STREAM, client, pairs
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.serve.opening import OneFile
@@ -45,6 +45,14 @@ def test_links_are_those_of_translate(model):
         assert answer.json()["alignment"] == [links(best[0]) for best in expected]
         plain = http_.post("/translate", json={"text": LINES, "alignment": False}).json()
         assert plain == {"translations": answer.json()["translations"]}
+
+
+def test_tags_of_html_follow_the_links(model):
+    _, served = model
+    with client(pairs(en_de=served)) as (http_, _):
+        html = "<p>one <b>two</b> <code>x</code> three.</p>"
+        body = {"q": html, "source": "en", "target": "de", "format": "html"}
+        assert http_.post("/translate", json=body).json() == {"translatedText": html}
 
 
 def test_each_of_the_best_has_its_own_and_pieces_count_on(model):
