@@ -1,4 +1,4 @@
-"""The folder that is written: weights, files for its consumers, the quality gate. `export_onnx` writes it."""
+"""Write an ONNX folder: weights, files for other programs, and the quality gate. Start with `export_onnx`."""
 
 from __future__ import annotations
 

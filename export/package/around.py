@@ -1,5 +1,5 @@
-"""The files of a package around its graphs, made of its plan alone: `write.py` writes them, and `validate` makes them
-again of the checkpoint and compares."""
+"""The files of a package around its graphs, made from the plan only: `write.py` writes them, and `validate` makes them
+again from the checkpoint and compares."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .plan import Plan
 
 FORMAT = 1
 LARGEST_SHORTLIST = 1 << 31
-"""Bytes."""
+"""Most bytes of a shortlist file."""
 
 
 def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
-    """Return {name: contents} of all files but the graphs, their data, the manifests and the card.
+    """Return {name: contents} of all files except the graphs, their data, the manifests and the model card.
 
-    external: the graph files that have a data file of their own name.
+    external: graph files with a data file of their own name.
     """
     settings, embedding, config = plan.generation, plan.embedding, plan.config
     default = "float32" if "float32" in plan.precisions else plan.precisions[0]
@@ -53,7 +53,7 @@ def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
 
 
 def record(plan: Plan) -> dict[str, Any]:
-    """Return what mlx_transformer.json says: the model, what it was made of, and every choice of the export."""
+    """The contents of mlx_transformer.json: the model, the digests of its source, and every choice of the export."""
     target, config = plan.target, plan.config
     instead = {} if plan.written is target else {"target": plan.written.name, "why": target.supports(config)}
     return {
@@ -73,24 +73,24 @@ def record(plan: Plan) -> dict[str, Any]:
 
 
 def graphs_of(plan: Plan, precision: str) -> dict[str, list[str]]:
-    """Return {name of a data file: graphs that use it}, both without the precision's suffix."""
+    """{data file: graphs that use it}, both names without the precision's suffix."""
     left_out = () if takes_rows(precision) else (ROWS_CPU, LISTED_CPU)
     owners = plan.target.data_files(plan.config)
     return {owner: [name for name in names if name not in left_out] for owner, names in owners.items()}
 
 
 def source_of(opened: Checkpoint) -> dict[str, dict[str, str]]:
-    """Return the digests of the weights that a package is made from."""
+    """Digests of the checkpoint's weights."""
     return {name: {"sha256": digest} for name, digest in digests(opened).items()}
 
 
 def json_bytes(values: Any) -> bytes:
-    """Write a JSON file of a package."""
+    """Format a JSON file of a package."""
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _embedding(embedding: TextEmbedding) -> dict[str, bytes]:
-    """Return how a text's vector is made, for ourselves, and the weights for sentence-transformers."""
+    """embedding.json and its tensors for this project, and dense weights for sentence-transformers."""
     files = {name: text.encode() for name, text in embedding.texts().items()}
     files |= {name: tensor_bytes(arrays) for name, arrays in embedding.tensors().items()}
     dense = dense_weights(embedding)

@@ -1,8 +1,9 @@
-"""The JSON files by which Optimum (ORTModelForSeq2SeqLM and its kin), transformers.js and genai recognise a model.
+"""The JSON files by which Optimum (ORTModelForSeq2SeqLM and its siblings), transformers.js and onnxruntime-genai
+recognise a model.
 
-They name the family of published models that has the model, or else the closest architecture, whose cache has the same
-layout; the graphs alone decide what is computed.
-This project's own description of the model is mlx_transformer.json.
+They name the model's published family. A model of no family gets the closest architecture whose cache has the same
+layout, e.g. Marian, Llama or BERT. Consumers take only names and sizes from these files; all computation is in the
+graphs. This project's own description of the model is mlx_transformer.json.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def configs(
     dtype: str = "fp32",
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """Return {file name: contents}; none for a decoder of SSRUs, for no published architecture has such a cache.
+    """Return {file name: contents}; empty for a decoder of SSRUs, since no published architecture has such a cache.
 
-    `external`: graph files that a data file of their own name goes with; `dtype`: transformers.js's word for the
-    precision that it takes unless told another; `settings`: how the model generates.
+    external: graph files with a data file of their own name. dtype: transformers.js's name for the default precision,
+    e.g. "fp32". settings: the model's generation settings.
     """
     if config.recurrent:
         return {}
@@ -39,13 +40,13 @@ def configs(
         "eos_token_id": config.eos_id,
         "max_position_embeddings": config.max_positions,
         "torch_dtype": "float32",
-        # In a browser the default would be 8-bit weights. A data file's name is the graph's and "_data".
+        # By default a browser would load 8-bit weights. A data file is named after its graph, plus "_data".
         "transformers.js_config": {"dtype": dtype, "use_external_data_format": dict.fromkeys(external, 1)},
     }
     files = {"config.json": {**shared, **kinds[config.architecture](config)}}
     if config.has_decoder:
         files["generation_config.json"] = generation_config(config, settings)
-    if config.architecture == "decoder" and config.d_k == config.d_v:  # one size for both is all that genai can say
+    if config.architecture == "decoder" and config.d_k == config.d_v:  # genai has one head size for keys and values
         files["genai_config.json"] = _genai(config)
     return files
 
@@ -55,14 +56,14 @@ def _translator(c: TransformerConfig) -> dict[str, Any]:
     if differences(family, c):
         return _marian(c)
     values = written_config(family, c)
-    # Optimum takes the encoder's heads for those of the decoder's first, empty cache.
+    # Optimum shapes the decoder's first, empty cache by the encoder's head count.
     heads = {"encoder_attention_heads": c.of("decoder").heads} if "encoder_attention_heads" in values else {}
     return values | heads
 
 
 def _marian(c: TransformerConfig) -> dict[str, Any]:
-    # Consumers make their first, empty cache from these. Only for unequal d_k and d_v can they not (Optimum's merged
-    # decoder; its use_merged=False and transformers.js can).
+    # Consumers shape their first, empty cache by these numbers. With unequal d_k and d_v Optimum's merged decoder
+    # can't; use_merged=False and transformers.js can.
     heads = c.of("decoder").key_value_heads
     width = heads * c.of("decoder").d_k
     return {
@@ -95,7 +96,7 @@ def _llama(c: TransformerConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": c.vocab_size,
-        # Optimum takes hidden_size / num_attention_heads for the width of a cached head.
+        # Optimum computes a cached head's width as hidden_size / num_attention_heads.
         "hidden_size": c.heads * c.d_k,
         "intermediate_size": c.d_ff,
         "num_hidden_layers": c.decoder_layers,
@@ -128,8 +129,7 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _genai(c: TransformerConfig) -> dict[str, Any]:
-    """Return the config of onnxruntime-genai, decoder-only: it has no banned tokens, and pads a batch of prompts on the
-    right."""
+    """onnxruntime-genai's config of a decoder. genai has no banned tokens, and pads a batch of prompts on the right."""
     ports = GRAPHS[MODEL](Request(config=c))
     inputs, outputs = ports.input_names, ports.output_names
 
@@ -153,7 +153,7 @@ def _genai(c: TransformerConfig) -> dict[str, Any]:
                 "num_key_value_heads": c.key_value_heads,
                 "num_hidden_layers": c.decoder_layers,
                 "inputs": {
-                    **{name: name for value, name in inputs.items() if not value.startswith("cache.")},  # its keys too
+                    **{name: name for value, name in inputs.items() if not value.startswith("cache.")},  # genai's keys
                     "past_key_names": each_layer(inputs, "key"),
                     "past_value_names": each_layer(inputs, "value"),
                 },
@@ -168,7 +168,7 @@ def _genai(c: TransformerConfig) -> dict[str, Any]:
             "do_sample": False,
             "num_beams": 1,
             "max_length": c.max_positions,
-            # The graph returns longer keys and values each step; it doesn't write into those that it is given.
+            # The graph returns longer keys and values each step; it doesn't write into its input cache.
             "past_present_share_buffer": False,
         },
     }

@@ -1,25 +1,24 @@
-"""Scales of int8 that are fixed by a text: how large the activations get that come to each product, in float32.
+"""Fixed int8 scales for activations: calibrate them on a text, and decide whether a model gets them.
 
-    text --> rows --> greedy outputs --> float32 graphs, teacher-forced --> max|x| of each token at each product
-                                                                             |
-    a = steps / (a percentile of them over all tokens) <---------------------+
+    text --> rows of ids --> greedy outputs --> float32 graphs, teacher-forced --> max|x| per token at each product
+                                                                                    |
+    a = steps / (a percentile of max|x| over all tokens) <--------------------------+
 
-A decoder over an encoder reads its own translations, which is what it will read; a model alone reads the text. Behind a
-Relu there are 255 steps from zero up, elsewhere 127 on either side; in Marian's files 127 everywhere.
+An encoder-decoder is calibrated on its own translations, since it will read those; other models on the text itself.
+Behind a ReLU there are 255 steps above zero, elsewhere 127 on either side; in Marian's files always 127.
 
-Which scales the activations of int8 get: fixed ones, where there are some and they keep the quality, or one a token.
+Without fixed scales int8 computes one scale per token at run time. Fixed scales come from, in this order:
 
-    int8_scales.json of the checkpoint     its own, an imported model's
-    --calibrate FILE                       from that text (`calibration.py`)
-    the run's validation text              likewise, where the run's record names it and it hasn't changed
+    --calibrate FILE                       calibrated on that text
+    int8_scales.json of the checkpoint     e.g. of an imported Marian model
+    the run's validation text              calibrated on it, if the run's record names it and it hasn't changed
 
-A text's even lines are calibrated on and its odd ones judged, as `quality.py` judges. The
-percentile is taken whose best tokens are most often float32's; where even that is beyond the limits, each token has its
-own scale.
+Calibration uses the text's even lines; its odd lines are judged as in `quality.py`. Of several percentiles the one with
+the most best tokens equal to float32's wins. If even this one is beyond the limits, activations get a scale per token.
 
-An encoder alone has the second chance of fixed scales in attention alone, where it keeps nearly as many neighbours as
-with a scale a token. Feed-forward nets are where a text's first token may have numbers six to ten times as large as
-all others, which one scale for all can't hold; attention costs nothing to fix, and has half of the products.
+In an encoder-only model, if fixed scales everywhere lose too much, they are tried in attention only, and kept if nearly
+as many neighbours survive as with scales per token. In feed-forward nets a text's first token may have numbers six to
+ten times as large as the rest, which one scale can't hold. Attention costs nothing to fix and has half of the products.
 """
 
 from __future__ import annotations
@@ -73,20 +72,21 @@ if TYPE_CHECKING:
     from export.runtime import OnnxTransformer
 
 GRAPHS = {"encoder-decoder": (ENCODER, DECODER_FIRST), "decoder": (MODEL,), "encoder": (MODEL,)}
-"""Those that read a text in one pass, by architecture."""
+"""By architecture, the graphs for reading a text in one pass."""
 LARGEST = "/largest"
-"""Ends the name of an output: max|x| of each token, of what is multiplied with the parameter of that name."""
+"""Ending of an extra output: max|x| per token of the input to the product with the parameter of this name."""
 
 
 @dataclass
 class Site:
-    """The inputs that came to one product: whether it is never negative, and max|x| of each token."""
+    """The inputs seen at one product. positive: never negative; largest: max|x| per token."""
 
     positive: bool
     largest: list[NDArray[np.float32]] = field(default_factory=list)
 
     def scales(self, percentile: float, symmetric: bool = False) -> ProductScales:
-        """Return the scales that cut what is beyond this percentile of the tokens; none where nothing came."""
+        """The scale for clipping inputs beyond this percentile of the tokens; an empty ProductScales if nothing was
+        seen."""
         limit = np.percentile(np.concatenate(self.largest), percentile) if self.largest else 0.0
         steps, rounded = (UNSIGNED, UNSIGNED) if self.positive else (SIGNED, ROUNDED)
         if symmetric:
@@ -99,16 +99,16 @@ class Site:
 def observe(
     checkpoint: Checkpoint, folder: Path, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
 ) -> dict[str, Site]:
-    """Return what comes to each product, by the name of its parameter, while the model reads rows of ids and, of an
-    encoder-decoder, writes `outputs`. `folder`: empty, for the graphs.
+    """Return {parameter name: inputs of its product} while the model reads rows of ids.
 
-    Each row is read by itself, so that no padding is seen.
+    An encoder-decoder also writes `outputs`, teacher-forced. folder: an empty folder for the graphs. Each row is run by
+    itself, so no padding is measured.
     """
     config, sites = checkpoint.config, dict[str, Site]()
     request = Request(config=config)
     sessions = {name: _session(checkpoint, request, name, folder, sites) for name in GRAPHS[config.architecture]}
     if config.architecture == "encoder-decoder":
-        sessions[DECODER_NEXT] = sessions[DECODER_FIRST]  # no later step is taken
+        sessions[DECODER_NEXT] = sessions[DECODER_FIRST]  # teacher forcing needs no later step
         translator = EncoderDecoderGraphs(request, sessions)
         for row, output in zip(rows, outputs, strict=True):
             source, mask = Sources.of(config, ids=[row]).padded()
@@ -129,8 +129,11 @@ def scales_of(
     origin: Mapping[str, str | int | float],
     symmetric: bool = False,
 ) -> Int8Scales:
-    """Return the scales that these sites ask for. `before`: whose multipliers of weights, and what is float32, stay.
-    `symmetric`: all have 127 steps on either side."""
+    """Return the int8 scales for these measurements.
+
+    before: its weight multipliers, and its matrices in float32, are kept. symmetric: 127 steps on either side
+    everywhere, as in Marian's files.
+    """
     scales = {name: site.scales(percentile, symmetric) for name, site in sites.items()}
     products = {
         name: replace(scales.get(name, ProductScales()), weight=before.of(name).weight)
@@ -140,14 +143,14 @@ def scales_of(
 
 
 def whole_matrices(checkpoint: Checkpoint) -> Int8Scales:
-    """Return multipliers of matrices whose rows can share a scale: the product of a single row with such a one takes
-    two thirds of the time."""
+    """Multipliers for the matrices whose rows can share one scale: a product with a single row then takes two thirds of
+    the time."""
     names = sorted(multiplied_names(checkpoint.config))
     return Int8Scales({name: ProductScales(weight=one_multiplier(checkpoint.tensor(name))) for name in names})
 
 
 def _session(checkpoint: Checkpoint, request: Request, name: str, folder: Path, sites: dict[str, Site]) -> Session:
-    """Open a float32 graph that shows what comes to its products."""
+    """Open a float32 graph with max|x| of each product's input as extra outputs."""
     from export.runtime.sessions import open_session  # writing a package needs no ONNX Runtime
 
     model = target_of("portable").build(name, request)
@@ -172,7 +175,7 @@ def _show(model: ir.Model, node: ir.Node, x: ir.Value, name: str) -> None:
 
 
 class _Watched:
-    """A session, used like one of the graph that shows nothing: each run adds to the sites."""
+    """A session with the usual outputs only: each run adds max|x| to the sites."""
 
     def __init__(self, session: Session, sites: Mapping[str, Site]):
         self.session, self.sites = session, sites
@@ -193,23 +196,23 @@ class _Watched:
 
 
 CALIBRATED, JUDGED = 300, 200
-"""Most lines of each kind."""
+"""Most lines for calibrating, and for judging."""
 PERCENTILES = (100.0, 99.9)
-"""Tried, among the largest magnitudes of all tokens; 100: the largest one."""
+"""Percentiles to try, of max|x| over all tokens; 100 is the largest."""
 ATTENTION = ".self_attention."
-"""In the names of an encoder's matrices that may have fixed scales where not all of them can."""
+"""Part of the names of matrices to give fixed scales in an encoder if not all matrices can have them."""
 MORE_LOST = 0.005
-"""The share of neighbours that attention's fixed scales may lose more than scales a token."""
+"""Largest share of neighbours lost to fixed scales in attention, compared with scales per token."""
 
 
 @dataclass(frozen=True)
 class CalibrationText(Text):
-    """The lines of a whole file, and its digest."""
+    """The lines of a whole file, and its SHA-256."""
 
     sha256: str
 
     def parts(self) -> tuple[list[str], Text]:
-        """Return what is calibrated on, and what is judged."""
+        """Split into the lines to calibrate on, and the text to judge on."""
         filled = [i for i, line in enumerate(self.source) if line.strip()]
         judged = (filled[1::2] or filled)[:JUDGED]
         reference = None if self.reference is None else [self.reference[i] for i in judged]
@@ -224,9 +227,11 @@ def settled(
     log: Callable[[str], None],
     watch: Progress = no_progress,
 ) -> Plan:
-    """Return the plan with its fixed scales. `write` writes a plan's package into an empty folder. `log` is called
-    with a line on where they are from, or why there are none. Raises `UserError` where they are asked for and can't
-    be had."""
+    """Return the plan with its fixed scales, or unchanged for scales per token.
+
+    write: writes a plan's package into an empty folder. `log` gets a line on the source of the scales, or why there are
+    none. Raises UserError if `settings` ask for fixed scales and there is no text for them, or they lose too much.
+    """
     if "int8" not in plan.precisions:
         return plan
     checkpoint = plan.checkpoint
@@ -247,7 +252,7 @@ def settled(
             )
         return plan
     watch(0.0, "int8 scales")
-    encodes = plan.config.architecture == "encoder"  # its products have many rows: one scale a matrix gains nothing
+    encodes = plan.config.architecture == "encoder"  # its products have many rows: one scale per matrix gains nothing
     before = (own if own.is_fixed else BY_ROW if encodes else whole_matrices(checkpoint)).leaving(left, plan.config)
     with TemporaryDirectory() as place:
         trial = Trial(plan, text, write, Path(place))
@@ -273,7 +278,7 @@ def settled(
 
 
 class Trial:
-    """A model in float32 that has read a text, and the text's other lines, on which int8 is judged with its scales."""
+    """A float32 model after reading the calibration lines, and the other lines, on which int8 is judged."""
 
     def __init__(self, plan: Plan, text: CalibrationText, write: Callable[[Plan, Path], None], place: Path) -> None:
         """place: an empty folder, for packages."""
@@ -289,20 +294,22 @@ class Trial:
         self.expected = Expected(wide, judged)
 
     def best(self, before: Int8Scales, part: str = "", symmetric: bool = False) -> tuple[Int8Scales, Quality]:
-        """Return scales from the text for the matrices with `part` in their names, and what the model does with them.
-        `before` and `symmetric`: as for `calibration.scales_of`."""
+        """Calibrate the matrices with `part` in their names; return the best scales and their quality.
+
+        before, symmetric: as for `scales_of`.
+        """
         sites, tried = {name: site for name, site in self.sites.items() if part in name}, []
         for percentile in PERCENTILES:
             scales = scales_of(sites, percentile, self.plan.config, before, self.origin, symmetric)
             narrow = self._int8(scales)
             tried.append((self.expected.agreement(narrow), scales, narrow))
-        _, scales, narrow = max(tried, key=lambda each: each[0])  # of equal ones the first
+        _, scales, narrow = max(tried, key=lambda each: each[0])  # the first of equals
         quality = self.expected.quality("int8", narrow, narrow)
         judged_as = {"judged_sentences": quality.sentences, "agreement": quality.agreement}
         return replace(scales, origin={**scales.origin, **judged_as}), quality
 
     def agreement(self, scales: Int8Scales) -> float:
-        """Return the share of best tokens, or of neighbours, that are float32's with such scales."""
+        """Share of best tokens (or neighbours) equal to float32's with these scales."""
         return self.expected.agreement(self._int8(scales))
 
     def _int8(self, scales: Int8Scales) -> OnnxTransformer:
@@ -319,7 +326,10 @@ class Trial:
 def calibration_text(
     checkpoint: Checkpoint, file: str | Path | None, log: Callable[[str], None]
 ) -> CalibrationText | None:
-    """Return the text to calibrate on; None where there is none, or no tokenizer to read it."""
+    """Return the text to calibrate on; None if there is none, or no tokenizer for it.
+
+    file: given by the user, so UserError if it can't be used; None: the validation text of the checkpoint's run.
+    """
     if file is None:
         try:
             text = _validation_text(checkpoint.folder.parent / "run.json")
@@ -336,8 +346,10 @@ def calibration_text(
 
 
 def _validation_text(record: Path) -> CalibrationText | None:
-    """Return the validation text that a run's record names; None if it names none, or there is no such record.
-    `UserError` for one that can't be read, or has changed since."""
+    """The validation text in a run's record; None if there is no record, or it names no text.
+
+    Raises UserError if the text can't be read, or has changed since the run.
+    """
     try:
         values = read_json(record)
         data, valid = values["recipe"]["data"], values["data"]["valid"]

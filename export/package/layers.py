@@ -1,16 +1,16 @@
-"""Which layers of an encoder may be int8: what each does to the vectors of a text, and a mix that keeps neighbours.
+"""Which layers of an encoder may be int8: measure the effect of each on text vectors, and leave the worst in float32.
 
-    each layer in int8, all others in float32 --> share of each text's ten nearest neighbours that stay among them,
-    all of them in int8                           and how far a vector of length 1 moves
+    one layer in int8, the others in float32  -->  share of each text's ten nearest neighbours kept, and how far
+    all layers in int8                             a vector of length 1 moves
 
-    a share is asked for --> each matrix alone, on fewer texts: how far it moves vectors
-                             matrices go back to float32, first what moves them most for the multiplications that it
-                             saves, until on the whole text so many neighbours are kept, and by more than chance
+    with `least_neighbours`: one matrix at a time in int8, on fewer texts --> how far it moves vectors
+                             return matrices to float32, first those that move vectors most for their size,
+                             until the whole text keeps enough neighbours, with a margin of one standard error
 
-A layer here is one's attention, one's feed-forward net or the table of tokens; its matrices differ (an attention's
-values may move vectors ten times as far as its queries). Errors add up nearly as those of chance do, by their squares,
-so that each by itself tells what leaving it in float32 gains. Vectors are made as the model's folder says, else as the
-mean of the last layer.
+A "layer" here is an attention, a feed-forward net or the token table. Its matrices differ: an attention's values may
+move vectors ten times as far as its queries. The errors of matrices add up nearly like independent noise, by their
+squares, so measuring each matrix on its own shows the gain of float32 there. Vectors are pooled as the model's folder
+says, otherwise as the mean of the last layer.
 """
 
 from __future__ import annotations
@@ -45,34 +45,38 @@ from .quality import NEIGHBOURS, Text, nearest, shared_neighbours
 from .weights import fill
 
 MEASURED = 200
-"""Most texts on which layers are measured one by one, from all parts of what is given."""
+"""Most texts for measuring layers one by one, spread evenly over the given text."""
 EACH = 4
-"""One in so many of them is for the matrices: how far vectors move shows on few, which neighbours stay on many."""
+"""Matrices are measured on every fourth of those texts: few texts show how far vectors move, but neighbours need
+many."""
 WEIGHT = ".weight"
-"""Ends the name of a matrix's parameter."""
+"""Ending of a matrix's parameter name."""
 BEFORE_HEAD = ("encoder.", "embedding", "source_embedding")
-"""The names of layers that vectors depend on begin so."""
+"""Name prefixes of the layers below the head, which vectors depend on."""
 SHOWN = 3
-"""Layers that a line names, the costliest."""
+"""Layers named in the log line, worst first."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """The change that int8 makes to vectors: the share of each one's ten nearest neighbours that are float32's too, and
-    how far those of length 1 move, root mean square."""
+    """The effect of int8 on vectors.
+
+    neighbours: share of each text's ten nearest neighbours kept from float32. distance: root mean square of how far
+    vectors of length 1 move.
+    """
 
     neighbours: float
     distance: float
 
     def error(self, texts: int) -> float:
-        """Return the standard error of the share of neighbours on so many texts."""
+        """Standard error of `neighbours` on `texts` texts."""
         return math.sqrt(self.neighbours * (1 - self.neighbours) / (NEIGHBOURS * texts))
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The change that int8 makes in each layer alone, in the order of the network, and in all of them, on some
-    texts."""
+    """The effect of int8 on some texts: of each layer on its own, in the network's order, and of all layers
+    together."""
 
     text: str
     sentences: int
@@ -92,7 +96,7 @@ class Layers:
         )
 
     def lines(self) -> list[str]:
-        """Return them as a table for the model card."""
+        """A Markdown table for the model card."""
         rows = [*self.each.items(), ("all of them", self.all)]
         return [
             f"Neighbours kept with one layer in int8 and all others in float32, and how far a vector of length 1 moves,"
@@ -111,9 +115,13 @@ def measured(
     log: Callable[[str], None] = lambda _: None,
     watch: Progress = no_progress,
 ) -> tuple[Plan, Layers | None]:
-    """Return what each layer costs that the plan has in int8, and the plan with those matrices left in float32 that
-    `least`, a share of neighbours, asks for. None where there is no int8, no encoder alone or no text. `log` is called
-    with a line on either, `watch` with the share that is done. `UserError` where no layer can be int8."""
+    """Measure each int8 layer of the plan, and leave matrices in float32 until the share of neighbours `least` is
+    reached.
+
+    Returns (plan, measurements); (the same plan, None) without int8, without text, or if the model isn't encoder-only.
+    Without `least` the plan stays as it is. `log` gets a line per result, `watch` the share done. Raises UserError if
+    too few neighbours are kept with any matrix in int8.
+    """
     if "int8" not in plan.precisions or plan.config.architecture != "encoder" or text is None:
         return plan, None
     ours = [layer for layer in layers_of(quantizable_shapes(plan.config)) if layer not in plan.int8_scales.float32]
@@ -143,7 +151,7 @@ def measured(
 
 
 def matrices_of(plan: Plan, layers: Iterable[str]) -> list[str]:
-    """Return the matrices of these layers that the plan has in int8."""
+    """Names of the int8 matrices in these layers."""
     named = layers_of(quantizable_shapes(plan.config))
     return [m.removesuffix(WEIGHT) for layer in layers for m in named[layer] if not plan.int8_scales.of(m).float32]
 
@@ -151,8 +159,7 @@ def matrices_of(plan: Plan, layers: Iterable[str]) -> list[str]:
 def costliest(
     plan: Plan, texts: Sequence[str], matrices: Sequence[str], done: Callable[[int], None] = lambda finished: None
 ) -> list[str]:
-    """Return the matrices, that first which moves the vectors of these texts most for the numbers that its integers
-    save."""
+    """Sort matrices by the vectors' squared movement per int8 weight, worst first."""
     shapes = quantizable_shapes(plan.config)
     moved = Encoders(plan, texts, matrices).moved(_each_alone(matrices), done)
     cost = {m: each.distance**2 / math.prod(shapes[m + WEIGHT]) for m, each in zip(matrices, moved, strict=True)}
@@ -160,15 +167,18 @@ def costliest(
 
 
 def _each_alone(names: Sequence[str]) -> list[list[str]]:
-    """Return for each of them all others."""
+    """For each name, all the other names: the list to leave in float32."""
     return [[other for other in names if other != name] for name in names]
 
 
 def fewest(
     encoders: Encoders, order: Sequence[str], least: float, done: Callable[[int], None] = lambda tried: None
 ) -> tuple[list[str], Moved]:
-    """Return the fewest of these, the first ones of the order, with which in float32 so many neighbours are kept, and a
-    standard error more, so that other texts of the kind keep as many."""
+    """Find the shortest prefix of `order` to leave in float32, by bisection; return it and its measurement.
+
+    Enough means: a share of at least `least` is kept, plus one standard error, so that other texts of the same kind
+    keep as many. Raises UserError if only all of them in float32 would be enough.
+    """
     too_few, enough, best, tried = -1, len(order), None, 0
     while enough - too_few > 1:
         done(tried := tried + 1)
@@ -187,7 +197,8 @@ def fewest(
 
 
 class Encoders:
-    """A plan's encoder in int8, with some of these layers left in float32; and what it makes of texts in float32."""
+    """A plan's encoder in int8 with a choice of layers in float32, and the float32 vectors of `texts` to compare
+    with."""
 
     def __init__(self, plan: Plan, texts: Sequence[str], layers: Sequence[str]):
         self.plan, self.texts, self.tokenizer = plan, texts, Tokenizer(str(plan.tokenizer))
@@ -197,18 +208,18 @@ class Encoders:
     def moved(
         self, mixes: Sequence[Sequence[str]], done: Callable[[int], None] = lambda finished: None
     ) -> Iterator[Moved]:
-        """Yield what each mix does, by the layers that it leaves in float32."""
+        """Yield the effect of each mix. A mix lists the layers or matrices in float32."""
         for finished, vectors in enumerate(self._vectors(mixes), start=1):
             done(finished + 1)
             distance = np.sqrt(np.square(vectors - self.exact).sum(axis=1).mean())
             yield Moved(shared_neighbours(self.nearest, nearest(vectors)), float(distance))
 
     def _vectors(self, mixes: Sequence[Sequence[str]]) -> Iterator[NDArray[np.float64]]:
-        """Yield the vectors of all texts, of length 1, by each mix: all of them read one data file."""
-        from export.runtime.sessions import open_session  # writing a package needs no ONNX Runtime
+        """Yield the vectors of all texts (N, W), of length 1, for each mix. All mixes read one data file."""
+        from export.runtime.sessions import open_session  # lazy: writing a package needs no ONNX Runtime
 
         plan, request = self.plan, Request(config=self.plan.config)
-        rows: list[list[int]] = []  # the same for each mix
+        rows: list[list[int]] = []  # token ids, the same for each mix
         with TemporaryDirectory() as name:
             models = [self._graph(request, mix) for mix in mixes]
             fill(models, plan.checkpoint, Path(name, f"{MODEL}.onnx_data"), 1024)

@@ -1,8 +1,7 @@
-"""The scales of Marian's int8: one multiplier for each matrix and one for what comes to it, 127 steps on either side.
+"""Scales for Marian's int8 files: one multiplier per matrix and one for its input, 127 steps on either side of zero.
 
-Our own int8 may have a scale for each output and uses the signs that a product doesn't have; Marian's files hold
-neither. So scales for them are taken from a text by themselves, and judged as our own are, on integers that are the
-file's.
+Our own int8 may have a scale per output, and may use the sign of a product's input (255 steps above zero). Marian's
+files hold neither, so their scales are calibrated separately, and judged on the file's own integers.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from .write import write_package
 def marian_scales(
     checkpoint: str | Path, calibrate: str | Path | None = None, log: Callable[[str], None] = lambda _: None
 ) -> Int8Scales | None:
-    """Return the scales with which a checkpoint is written as Marian's int8; None where there is no text.
+    """Return the scales for writing a checkpoint as Marian's int8; None without a text to calibrate on.
 
-    They are those of its int8_scales.json, or from the text `calibrate`, or else from the validation text of its run.
-    `log` is called with a line on what they do. `UserError` for text that can't be read, and a model without a
-    tokenizer to read it with.
+    They come from the checkpoint's int8_scales.json unless `calibrate` names a text, then from that text; without
+    either, from the validation text of the checkpoint's run. `log` gets a line with the result. Raises UserError if the
+    text can't be read, or if the model has no tokenizer for it.
     """
     opened = open_checkpoint(checkpoint)
     own = read_int8_scales(opened.folder, opened.config)
@@ -39,7 +38,7 @@ def marian_scales(
     if text is None:
         return None
     plan = Plan.of(opened.folder, ExportSettings(precision=["int8"]))
-    # The multipliers of matrices as they are written: each by its largest magnitude.
+    # The file stores each matrix with a multiplier from its largest magnitude, so the trial has to as well.
     names = quantizable_shapes(opened.config)
     before = own or Int8Scales({name: ProductScales(weight=multiplier(opened.tensor(name))) for name in names})
     with TemporaryDirectory() as place:

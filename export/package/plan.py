@@ -1,7 +1,5 @@
-"""The facts about the graphs of an ONNX folder, read without their weights.
-
-The plan of an export, decided and checked as a whole before anything is written.
-"""
+"""The plan of an export, checked as a whole before anything is written; and facts about a folder's graphs, read without
+their weights."""
 
 from __future__ import annotations
 
@@ -38,11 +36,11 @@ Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 
 
 
 def describe_graphs(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """Return {file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}} of
-    FOLDER/*.onnx and FOLDER/onnx/*.onnx, in the order of their names, or of one file; inputs and outputs are (name,
-    type, shape).
+    """Describe FOLDER/*.onnx and FOLDER/onnx/*.onnx, sorted by name, or one file.
 
-    Nodes inside the branches of If are counted. Raises `UserError` for a file that is no ONNX model.
+    Returns {file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}}, with
+    inputs and outputs as (name, type, shape), e.g. ("input_ids", "int64", "batch_size x encoder_sequence_length").
+    Nodes inside branches of If are counted. Raises UserError for a file in another format than ONNX.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -71,40 +69,42 @@ def _value(value: onnx.ValueInfoProto) -> Value:
 
 
 LARGEST_TABLE = 1 << 28
-"""Bytes of the constant table of positions in each graph."""
+"""Most bytes of the constant table of positions in a graph."""
 
 SHORTLIST_FILE = "shortlist.bin"
-"""The name of a shortlist in a package that was given one."""
+"""Name of the shortlist file in a package, if the export was given one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A checkpoint opened to be exported, and what is made of it."""
+    """A checkpoint opened for export, and every choice of the export."""
 
     checkpoint: Checkpoint
     tokenizer: str | None
-    """The text of its tokenizer.json, if it has one."""
+    """The text of the checkpoint's tokenizer.json, if it has one."""
     target: Target
     precisions: tuple[str, ...]
     activations: str
     int8_scales: Int8Scales
-    """The fixed ones of int8, and what it leaves in float32; without an entry a product has a scale a token."""
+    """Fixed scales, and the matrices left in float32. A product without an entry gets a scale per token."""
     request: Request
     embedding: TextEmbedding | None
-    """How an encoder's vector of a text is made, cut where that was asked for."""
+    """How an encoder's text vector is made, already shortened to `dimensions`."""
     generation: Settings
-    """How the model generates unless told otherwise."""
+    """The model's default generation settings."""
     named: dict[str, Path]
-    """{name: file} of what those settings name."""
+    """Files named by the generation settings, as {name: file}."""
     shortlist: str | dict[str, str] | None
-    """What the package records of a shortlist that the export was told: its digest, or that there is none; None: the
-    model's own settings decide."""
+    """The export's own choice of shortlist as the package records it: its digest, or "none"; None: the model's settings
+    decide."""
 
     @classmethod
     def of(cls, checkpoint: str | Path | Checkpoint, settings: ExportSettings) -> Plan:
-        """Return the plan of these settings, for a checkpoint that may be opened already. `UserError` for what no
-        target makes, for what this one doesn't make of this model, for a damaged checkpoint, and for one of more
-        positions than a graph should hold."""
+        """Check the settings against a checkpoint (a path, or already open), and return the plan.
+
+        Raises UserError for a damaged checkpoint, contradictory settings, a model the target can't express, or more
+        positions than a graph should hold.
+        """
         target = target_of(settings.target)
         precisions = check_precisions(settings.precision)
         activations = check_activations(settings.activations, precisions)
@@ -151,37 +151,37 @@ class Plan:
 
     @property
     def written(self) -> Target:
-        """The target whose graphs are written: the one asked for, or that in its place."""
+        """The target whose graphs are written: the requested one, or its substitute for this model."""
         return self.target.for_model(self.config)
 
     @property
     def judged(self) -> list[str]:
-        """The precisions whose translations are compared with float32's."""
+        """Precisions judged by the quality gate against float32."""
         return [name for name in self.precisions if name in LIMITS and name not in self.elsewhere]
 
     @property
     def elsewhere(self) -> list[str]:
-        """The precisions that no CPU runs, where the target's execution provider isn't here."""
+        """Precisions to leave unjudged on this machine: no CPU runs them, and the target's execution provider is
+        missing."""
         return ["bfloat16"] if "bfloat16" in self.precisions and self.provider != self.target.provider else []
 
     @property
     def provider(self) -> str | None:
-        """The execution provider that the target is for, if this machine's ONNX Runtime has it."""
+        """The target's execution provider, if ONNX Runtime has it on this machine."""
         from export.runtime.sessions import is_available
 
         provider = self.target.provider
         return provider if provider is not None and is_available(provider) else None
 
     def plain(self) -> Plan:
-        """Return the plan of a portable package that the quality gate reads logits from: float32, and what is
-        judged."""
+        """The plan of a portable package, from which the quality gate reads logits: float32 and the judged
+        precisions."""
         precisions, request = ("float32", *self.judged), Request(config=self.config)
         return replace(self, target=target_of("portable"), precisions=precisions, request=request)
 
 
 def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | None:
-    """Return what the folder says of a text's vector, cut to so many numbers. `UserError` where there is none to
-    cut."""
+    """The folder's text embedding, shortened to `dimensions`. Raises UserError if there is none to shorten."""
     embedding = read_embedding(opened.folder, opened.config.d_model)
     if embedding is not None:
         return embedding.cut(dimensions, opened.config.d_model)
@@ -198,8 +198,10 @@ def _embedding(opened: Checkpoint, dimensions: int | None) -> TextEmbedding | No
 def _generation(
     opened: Checkpoint, shortlist: Path | str | None
 ) -> tuple[Settings, dict[str, Path], str | dict[str, str] | None]:
-    """Return the model's own settings, with another shortlist where one is given, the files that they name, and what
-    is recorded of the one given."""
+    """Return the model's generation settings, the files named there, and the record of the shortlist.
+
+    shortlist: replaces the model's own.
+    """
     settings = read_settings(opened.folder, opened.config)
     if shortlist is None:
         return settings, named_files(settings, opened.folder), None
@@ -217,7 +219,7 @@ def _float32_layers(settings: ExportSettings) -> list[str]:
 
 
 def check_scales(settings: ExportSettings, precisions: list[str], architecture: str) -> None:
-    """Raise `UserError` for settings of int8 that nothing heeds, or that contradict each other."""
+    """Raise UserError for int8 settings without effect, and for contradictory ones."""
     chosen = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
     chosen |= {"float32_layers": ", ".join(_float32_layers(settings)) or None}
     chosen |= {"least_neighbours": settings.least_neighbours}
@@ -239,7 +241,7 @@ def check_scales(settings: ExportSettings, precisions: list[str], architecture: 
 
 def _check_positions(opened: Checkpoint) -> None:
     c, limit = opened.config, LARGEST_TABLE
-    # A learned table is no constant.
+    # A learned table is a parameter, not a constant.
     widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, **dict.fromkeys(RELATIVE, 16)}
     positions, size = c.max_positions, widths.get(c.positions, 0) * c.max_positions
     if size > limit:

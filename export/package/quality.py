@@ -1,15 +1,15 @@
-"""The quality gate: what a lower precision changes in translations, before anybody gets the package.
+"""The quality gate: compare lower precisions with float32 before anybody gets the package.
 
-On text that is given (`Text`), or on held-out phrases where the model's run says that it was trained on the built-in
-corpus, the package is compared with the same model in float32:
+The text is given (`Text`), or consists of held-out phrases if the model's run was trained on the built-in corpus.
+Scores:
 
-    agreement       share of the positions, teacher-forced on float32's translations, with the same best token
-    same            share of the sentences with the same greedy translation to the letter
-    neighbours      of vectors of texts in place of the first: share of each text's ten nearest that stay among them;
-                    of an encoder that doesn't say how they are made, the mean of its last layer
-    bleu, exact     of both against the references, if there are some: sacreBLEU and exact match in percent
+    agreement       share of positions with the same best token, teacher-forced on float32's translations
+    same            share of sentences with exactly the same greedy translation
+    neighbours      for text vectors, in place of agreement: share of each text's ten nearest still among them;
+                    without pooling settings in the folder, vectors are the mean of the last layer
+    bleu, exact     sacreBLEU and exact match in percent, for both precisions, if there are references
 
-Rounding moves some tokens in any model; the limits bound how much, and a package beyond them is refused.
+Rounding moves some tokens in any model. The limits bound how many; a package beyond them is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PHRASES = 200
 NEIGHBOURS = 10
 BATCH = 32
 CHOOSING = ("vocabulary", "token-classes")
-"""Kinds of heads of an encoder that choose something at each token; of others the vectors are compared."""
+"""Encoder heads that choose something at each token, e.g. a word or a label. For other heads vectors are compared."""
 
 
 LIMITS: dict[str, Limits] = {name: row.limits for name, row in PRECISIONS.items() if row.limits is not None}
@@ -50,7 +50,7 @@ LIMITS: dict[str, Limits] = {name: row.limits for name, row in PRECISIONS.items(
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences to translate, their references if there are any, and where they come from."""
+    """Sentences to translate, their references if there are any, and a name for their source."""
 
     source: list[str]
     reference: list[str] | None
@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Quality:
-    """The scores of one precision on a text. BLEU and exact match are percentages; None without references."""
+    """The scores of one precision on a text. BLEU and exact match are percentages, None without references."""
 
     precision: str
     text: str
@@ -71,7 +71,7 @@ class Quality:
     exact: float | None = None
     exact_float32: float | None = None
     neighbours: bool | None = None
-    """Whether `agreement` is of each text's nearest neighbours, and `same` of texts that keep all of them."""
+    """If true, `agreement` counts nearest neighbours, and `same` counts texts with all of them kept."""
 
     @property
     def _counted(self) -> str:
@@ -79,7 +79,7 @@ class Quality:
 
     @property
     def problems(self) -> list[str]:
-        """The scores beyond the limits, in words."""
+        """Messages for the scores beyond the limits."""
         limits, problems = LIMITS[self.precision], []
         if self.agreement < limits.agreement:
             problems.append(
@@ -92,7 +92,7 @@ class Quality:
         return problems
 
     def _scores(self) -> list[tuple[str, float, float]]:
-        """Return (name, here, in float32)."""
+        """(name, in this precision, in float32) of the scores against references."""
         pairs = (("BLEU", self.bleu, self.bleu_float32), ("exact match", self.exact, self.exact_float32))
         return [(name, got, wide) for name, got, wide in pairs if got is not None and wide is not None]
 
@@ -113,11 +113,12 @@ def gate_text(
     log: Callable[[str], None] = lambda _: None,
     vectors: bool = False,
 ) -> Text | None:
-    """Return the text to judge the precisions `judged` on: the files given, or the built-in corpus's held-out phrases
-    if the run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `log` is called
-    with a line on what that leaves undone. `vectors`: the encoder will read vectors, not text.
+    """Choose the text on which the precisions `judged` are compared with float32.
 
-    Raises `UserError` for files that can't be read, and for a model that can't translate them.
+    It is the files `source` and `reference`, otherwise held-out phrases of the built-in corpus if the checkpoint's run
+    was trained on it. None if there is neither, or nothing to judge; then `log` gets a line for each unjudged
+    precision. vectors: the encoder reads vectors, not text. Raises UserError for unreadable files, and if the model
+    can't use them.
     """
     if not judged:
         if source is not None or reference is not None:
@@ -146,7 +147,7 @@ def gate_text(
         return Text(list(text.source), list(text.target), str(source))
     if source is not None:
         lines = [line for line in read_lines(source) if line.strip()]
-        if not lines or (embeds and len(lines) == 1):  # one text has no neighbours
+        if not lines or (embeds and len(lines) == 1):  # a single text has no neighbours
             least = "two lines or more" if embeds else "lines"
             raise UserError(f"{source}: the quality gate compares texts: give {least} that aren't blank")
         return Text(lines, None, str(source))
@@ -157,12 +158,12 @@ def gate_text(
         for precision in judged:
             log(f"{precision}: not judged{_instead(checkpoint, translates or embeds)}")
         return None
-    held_out = built_in.build(*drawn).held_out.select(list(range(PHRASES)))  # all kinds take turns
+    held_out = built_in.build(*drawn).held_out.select(list(range(PHRASES)))  # the phrases' kinds take turns
     return Text(list(held_out.source), list(held_out.target), f"{drawn[0]}, held out")
 
 
 def _instead(checkpoint: Checkpoint, readable: bool) -> str:
-    """Return how a model that isn't judged could be, in the words that follow."""
+    """The rest of a "not judged" message: how this model could be judged."""
     config = checkpoint.config
     if config.architecture == "decoder":
         return (
@@ -177,9 +178,9 @@ def _instead(checkpoint: Checkpoint, readable: bool) -> str:
 
 
 def _corpus(file: Path) -> tuple[str, int, int] | None:
-    """Return the corpus of a run's record as `built_in.build` takes it; None for one that isn't built in (any more).
+    """The corpus of a run's record as arguments of `built_in.build`; None if it isn't a built-in corpus.
 
-    With another seed, phrases that the run learned from would be held out.
+    The seed matters: with another one, phrases from the run's training would count as held out.
     """
     try:
         recipe = read_json(file)["recipe"]
@@ -199,9 +200,9 @@ def judge(
 ) -> list[Quality]:
     """Compare a package's precisions with float32.
 
-    `folder`: the package; `plain`: the same model as a portable package with float32 and these precisions, whose graphs
-    show logits, which those of other targets don't. `watch` is called with the share that is done, and the precision.
-    `provider`: the execution provider that runs the package, default the CPU's.
+    folder: the package. plain: the same model as a portable package with float32 and these precisions; its graphs
+    return logits, which other targets' graphs may not. watch: called with the share done and the precision. provider:
+    the execution provider that runs `folder`; None: the CPU.
     """
     from export.runtime import OnnxTransformer
 
@@ -218,8 +219,11 @@ def judge(
 
 
 class Expected:
-    """The outputs of a model in float32 for a text, to which lower precisions are held: its translations and best
-    tokens, of a model alone the best tokens of the text itself."""
+    """A float32 model's outputs on a text, the yardstick for lower precisions.
+
+    An encoder-decoder gives its translations and best tokens; other models the best tokens of the text, or its nearest
+    neighbours.
+    """
 
     def __init__(self, wide: OnnxTransformer, text: Text, done: Callable[[float], None] = lambda share: None):
         tokenizer = wide.tokenizer
@@ -236,7 +240,7 @@ class Expected:
         return self.config.architecture == "encoder-decoder"
 
     def agreement(self, narrow: OnnxTransformer) -> float:
-        """Return the share of positions whose best token is the same in another precision."""
+        """Share of positions with the same best token (or of neighbours kept) in another precision."""
         return float(np.concatenate(self._equal(narrow)).mean())
 
     def quality(
@@ -246,7 +250,7 @@ class Expected:
         runs: OnnxTransformer,
         done: Callable[[float], None] = lambda share: None,
     ) -> Quality:
-        """Compare one precision. `shows`: its graphs that show logits; `runs`: those of the package."""
+        """Compare one precision. shows: its graphs with logits as output; runs: the package's graphs."""
         scores: dict[str, Any] = {"neighbours": True} if self.embeds else {}
         equal = self._equal(shows)
         if self._translates:
@@ -264,7 +268,7 @@ class Expected:
         return [np.isin(a, b) if self.embeds else a == b for a, b in both]
 
     def _best(self, model: OnnxTransformer) -> list[Any]:
-        """Return what is compared for each row: its best tokens, or which rows are nearest to it."""
+        """For each row its best tokens, or the indices of its nearest rows."""
         if self.embeds:
             how = {} if model.text_embedding is not None else {"pooling": "mean"}
             return nearest(model.embed(self.text.source, **how))
@@ -272,7 +276,10 @@ class Expected:
 
 
 def nearest(vectors: np.ndarray, count: int = NEIGHBOURS) -> list[np.ndarray]:
-    """Return for each vector (N, W) the numbers of the others to which it has the smallest angles."""
+    """Return for each vector (N, W) the indices of its `count` nearest others by cosine, nearest first.
+
+    Raises UserError for fewer than two vectors.
+    """
     if len(vectors) < 2:
         raise UserError("neighbours are compared of at least two texts: give more of them")
     x = vectors.astype(np.float64)
@@ -286,12 +293,12 @@ def nearest(vectors: np.ndarray, count: int = NEIGHBOURS) -> list[np.ndarray]:
 
 
 def shared_neighbours(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
-    """Return the share of each vector's neighbours that are still among them."""
+    """Share of the neighbours `before` that are also among `after`."""
     return float(np.concatenate([np.isin(*pair) for pair in zip(before, after, strict=True)]).mean())
 
 
 def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Return each line as its model reads it, without what is longer than it takes."""
+    """Token ids of each line as the model reads it, cut at `max_positions`."""
     if config.architecture == "decoder":
         rows = [[config.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(lines)]
     else:
@@ -300,8 +307,7 @@ def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str
 
 
 def record(folder: Path, qualities: Sequence[Quality], layers: Mapping[str, Any] | None = None) -> None:
-    """Write each quality into a package's mlx_transformer.json, beside its precision's suffix, and what int8 does in
-    each layer."""
+    """Write the qualities, and int8's effect per layer, into a package's mlx_transformer.json."""
     values = read_json(folder / ONNX_CONFIG)
     for quality in qualities:
         values["precisions"][quality.precision]["quality"] = quality.to_dict()
@@ -311,14 +317,17 @@ def record(folder: Path, qualities: Sequence[Quality], layers: Mapping[str, Any]
 
 
 def recorded(folder: Path) -> list[Quality]:
-    """Return the qualities that `record` wrote into a package."""
+    """Read back the qualities written by `record`."""
     precisions = read_json(folder / ONNX_CONFIG)["precisions"]
     return [Quality(name, **entry["quality"]) for name, entry in precisions.items() if "quality" in entry]
 
 
 def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Any]:
-    """Return for each row the best token after the start token and after each further one of its output; of a model
-    alone the best at each place of the row."""
+    """Best token ids of each row.
+
+    An encoder-decoder gives one after the start token and after each token of `outputs`; other models one at each real
+    position of the row.
+    """
     config = model.config
     tokens: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -340,7 +349,7 @@ def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs:
 def _padded(
     rows: Sequence[Sequence[int]], config: TransformerConfig, left: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids (B, L), padded on one side, and their mask."""
+    """Ids and mask (B, L), padded on the right, or on the left."""
     sources = Sources(config, {SOURCE_IDS.name: [np.asarray(row, np.int64) for row in rows]})
     arrays, mask = sources.padded(left=left)
     return arrays[SOURCE_IDS.name], mask

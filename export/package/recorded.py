@@ -1,8 +1,8 @@
-"""The plan of a package, read back from what it records: by it the files around the graphs are made of the checkpoint
-again (`around.py`).
+"""Read a package's plan back from its mlx_transformer.json.
 
-A choice that was made at the export is taken from the record, everything else from the checkpoint. What the record says
-is true if the graphs show it: `validate` compares both.
+From that plan `validate` makes the files around the graphs again (`around.py`) and compares them. Choices of the export
+come from the record, everything else from the checkpoint. The record counts as true if the graphs agree; `validate`
+checks both.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .quality import LIMITS, Quality
 
 
 def recorded_plan(opened: Checkpoint, folder: Path, values: Mapping[str, Any]) -> Plan:
-    """Return the plan by which a checkpoint is exported as `folder` was; `values` are its mlx_transformer.json.
+    """Return the plan by which `folder` was exported from this checkpoint.
 
-    `UserError` for a choice that the model doesn't have; `LookupError`, `TypeError`, `ValueError` or `AttributeError`
-    for a record of another form.
+    values: the contents of its mlx_transformer.json. Raises UserError for a choice this model doesn't have;
+    LookupError, TypeError, ValueError or AttributeError for a malformed record.
     """
     precisions = dict(values["precisions"])
     activations = next((entry["activations"] for name, entry in precisions.items() if name in IN_BLOCKS), None)
@@ -52,8 +52,10 @@ def recorded_plan(opened: Checkpoint, folder: Path, values: Mapping[str, Any]) -
 
 
 def with_findings(plan: Plan, values: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with what only the export itself could know, as the package has it: versions, and what lower
-    precisions were found to change. Entries of another form are left out."""
+    """Return `record` with the export's own findings: versions, and the quality of lower precisions.
+
+    values: the package's own record; malformed entries are left out.
+    """
     precisions = {name: {**entry} for name, entry in record["precisions"].items()}
     for name, entry in precisions.items():
         known = values["precisions"][name]
@@ -67,7 +69,7 @@ def with_findings(plan: Plan, values: Mapping[str, Any], record: Mapping[str, An
 
 
 def _int8_scales(opened: Checkpoint, folder: Path, calibration: object) -> Int8Scales:
-    """Return the checkpoint's own, if those are said to be the package's, else those that were calibrated for it."""
+    """The checkpoint's own scales if the package records those, otherwise the package's calibrated ones."""
     own, used = (read_int8_scales(place, opened.config) or BY_ROW for place in (opened.folder, folder))
     if own.is_fixed and calibration == dict(own.origin):
         return own.leaving(used.float32, opened.config)

@@ -1,7 +1,7 @@
-"""External data: initializers go from the checkpoint to one data file, one by one; memory holds one tensor at a time.
+"""Move weights from a checkpoint into a data file beside the graphs, one tensor at a time, so memory holds only one.
 
-An initializer is a parameter, an array that is made from parameters (`precision/late_weights.py`), or a constant of the
-builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
+An initializer is a parameter, an array computed from parameters (`precision/late_weights.py`), or a constant of the
+graph builder. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from mlx_transformer.system.tensors import PART
 
 ALIGNMENT = 64
 CONSTANT = 64
-"""Bytes. The builder's own constants (shapes, scalars) are smaller; one name can mean another value in each graph."""
+"""Bytes. The builder's own constants (shapes, scalars) are smaller. They stay in the graph, since the same name can
+have another value in another graph."""
 
 
 def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, threshold: int) -> bool:
-    """Give every initializer of these graphs its value; False if none was large enough for a file.
+    """Give every initializer of these graphs its value; False if all fitted into the graphs.
 
-    Tensors of more than `threshold` bytes are appended to the file `data`, once however many graphs use them and in
-    however many shapes; the graphs, to be saved beside it, refer to it. Smaller ones stay in the graph. Raises
-    `UserError` for a parameter that isn't float32 and finite, or a full disk (as `OSError`).
+    Tensors of more than `threshold` bytes go to the file `data`, each once, even if several graphs use it or use it in
+    several shapes. The graphs refer to that file and have to be saved beside it. Raises UserError for a parameter not
+    in float32 or not finite, and OSError for a full disk.
     """
     users: dict[str, list[ir.Value]] = {}
     large = max(threshold, CONSTANT)
     for model in models:
         for name, value in model.graph.initializers.items():
-            is_text = value.dtype == ir.DataType.STRING  # which no data file can hold
+            is_text = value.dtype == ir.DataType.STRING  # a data file can't hold strings
             if value.const_value is None or (nbytes(value) > large and not is_text):
                 users.setdefault(str(name), []).append(value)
     external = any(nbytes(values[0]) > large for values in users.values())
@@ -63,7 +64,7 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
 
 
 def promise(model: ir.Model, checkpoint: Checkpoint) -> None:
-    """Give every initializer of a graph its value, which is made each time that it is read."""
+    """Give every initializer of a graph a lazy value, made again at each read."""
     made = _Made(checkpoint)
 
     def tensor(value: ir.Value) -> ir.TensorProtocol:
@@ -79,12 +80,13 @@ def promise(model: ir.Model, checkpoint: Checkpoint) -> None:
 
 
 def is_parameter(value: ir.Value) -> bool:
-    """Return whether an initializer whose value was promised is a parameter of the checkpoint, as it is."""
+    """Whether a promised initializer is a plain parameter of the checkpoint, not computed from parameters."""
     return isinstance(value.const_value, ir.LazyTensor) and LATE not in value.meta
 
 
 class _Made:
-    """Makes the arrays of initializers. Those of one `LateWeight` are made together, and kept until the next."""
+    """Makes the arrays of initializers. The arrays of one `LateWeight` are made together and kept until the next is
+    needed."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
@@ -92,7 +94,7 @@ class _Made:
         self.arrays: Sequence[NDArray] = []
 
     def __call__(self, value: ir.Value, promised: bool = False) -> Iterator[NDArray]:
-        """Yield the parts, one after another, of an initializer's array. promised: see `promise`."""
+        """Yield the parts of an initializer's array in order. promised: its value is lazy, see `promise`."""
         if value.const_value is not None and not promised:
             yield value.const_value.numpy()
         elif LATE not in value.meta:
@@ -109,14 +111,14 @@ class _Made:
 
     def _whole(self, late: LateWeight, index: int) -> Iterator[NDArray]:
         if late.key != self.key:
-            self.arrays = []  # before the next ones are made
+            self.arrays = []  # free them before making the next
             self.arrays = late.make(*(_parameter(self.checkpoint, p) for p in late.parameters))
             self.key = late.key
         yield self.arrays[index]
 
 
 def _grouped(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
-    """Order initializers and their users so that the results of one `LateWeight` follow each other."""
+    """Sort initializers so that all results of one `LateWeight` follow each other."""
     first: dict[str, int] = {}
     for i, values in enumerate(users.values()):
         first.setdefault(_made_as(values[0])[0], i)
@@ -124,7 +126,7 @@ def _grouped(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
 
 
 def _made_as(value: ir.Value) -> tuple[str, int]:
-    """Return a key that is equal for two initializers with the same bytes, whatever their shapes."""
+    """A key that is equal for initializers with the same bytes, whatever their shapes."""
     if LATE not in value.meta:
         return str(value.name), 0
     late, index = value.meta[LATE]
@@ -137,11 +139,11 @@ def _check_size(value: ir.Value, made: int) -> None:
 
 
 def _append(file: BinaryIO, parts: Iterable[NDArray]) -> tuple[int, int]:
-    """Append an array's bytes and return (offset, length) of them in the file."""
+    """Append an array at an aligned offset; return (offset, length) in bytes."""
     file.write(b"\0" * (-file.tell() % ALIGNMENT))
     begin = file.tell()
     for part in parts:
-        file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
+        file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # NumPy gives bfloat16 no buffer
     return begin, file.tell() - begin
 
 
@@ -170,7 +172,7 @@ def _parameter(checkpoint: Checkpoint, name: str) -> NDArray:
 
 
 def nbytes(value: ir.Value) -> int:
-    """Return the size of an initializer in bytes, filled or not."""
+    """Size of an initializer in bytes, with or without a value."""
     if value.const_value is not None:
         return value.const_value.nbytes
     assert value.dtype is not None

@@ -1,21 +1,20 @@
-"""The folder that consumers load, written from a checkpoint with NumPy alone.
+"""Write the ONNX folder from a checkpoint, with NumPy and without MLX.
 
     OUT/config.json, generation_config.json            for Optimum and transformers.js (`consumers.py`)
-    OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; if it has one for each
-                                                       language, source_tokenizer.json and target_tokenizer.json
+    OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; with one per language,
+                                                       source_tokenizer.json and target_tokenizer.json
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
-    OUT/embedding.json, modules.json, 1_Pooling, ...   of an encoder that says how a text's vector is made, for this
+    OUT/embedding.json, modules.json, 1_Pooling, ...   if an encoder says how a text's vector is made: for this
                                                        project and for sentence-transformers
-    OUT/generation.json, and the shortlist it names    how the model generates unless told otherwise, if it says so
-    OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them, and what
-                                                       of it stays float32
+    OUT/generation.json, and the shortlist it names    the model's default generation settings, if it has any
+    OUT/int8_scales.json                               int8's fixed scales, and the layers left in float32
     OUT/README.md                                      the model card
-    OUT/manifest.json                                  digests of these files but the card
-    OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
+    OUT/manifest.json                                  digests of these files except the card
+    OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with their own manifest.json
 
-All graphs of a precision share one data file, so that nothing is stored twice: model.onnx_data. Only a browser fetches
-one file a graph, named after it, so target web has two: encoder_model.onnx_data and decoder_model_merged.onnx_data.
-Names of a lower precision's files have its suffix before the dot.
+All graphs of a precision share one data file, model.onnx_data, so no weight is stored twice. Browsers fetch one data
+file per graph, named after it; so target web has two, encoder_model.onnx_data and decoder_model_merged.onnx_data. Files
+of a lower precision have its suffix before the dot, e.g. model_int8.onnx.
 """
 
 from __future__ import annotations
@@ -71,21 +70,25 @@ def export_onnx(
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
-    `settings`, and by their names in `changes` those that differ (`export.settings.ExportSettings` says what each is):
-    export_onnx(checkpoint, out, target="cpu", precision=["float32", "int8"]). `out` is new or empty, or with `force` an
-    earlier export that is replaced; it appears only when it is complete. Tensors of more than `external_threshold`
-    bytes are stored in data files beside the graphs. With `attention` the decoders also return `cross_attention`, the
-    mean of that layer's heads; with `inputs_embeds` the encoder reads vectors of that name, (B, S, D). Raises
-    `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
+    Options are fields of `export.settings.ExportSettings`, as `settings` or by name:
 
-    int8 has the fixed scales of `fixed_scales.py`, or a scale a token: see `int8_scales` and `calibrate`. Which of an
-    encoder's layers stay float32, by name or by `layers.py`'s measurement on `gate_source`, is said by
-    `float32_layers` and `least_neighbours`.
+        export_onnx("runs/de-en", "onnx", target="cpu", precision=["float32", "int8"])
+
+    `out` is new or empty, or with `force` an earlier export to replace; it appears only when it is complete. Tensors of
+    more than `external_threshold` bytes go to data files beside the graphs. With `attention` the decoders also return
+    `cross_attention`, the mean over one layer's heads. With `inputs_embeds` the encoder reads vectors (B, S, D) under
+    that name.
+
+    int8 has fixed scales or a scale per token: see `int8_scales` and `calibrate`, and `fixed_scales.py`.
+    `float32_layers` and `least_neighbours` leave layers of an encoder in float32, by name or by the measurement of
+    `layers.py` on `gate_source`.
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
-    held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
-    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `accept_loss`. `log` is
-    called with a line on each of them, `watch` with the share of this that is done and the precision.
+    held-out phrases of the built-in corpus if the run was trained on it. The result goes to mlx_transformer.json.
+    Beyond the limits (`quality.LIMITS`) nothing is written, unless `accept_loss`. `log` gets a line per result, `watch`
+    the share done and the precision.
+
+    Raises UserError, e.g. for a damaged checkpoint, a folder with other files, a full disk, or too much loss.
     """
     settings = replace(settings, **changes)
     if not isinstance(out, Output) and Path(out).suffix == ".onnx" and not Path(out).is_dir():
@@ -130,13 +133,13 @@ def export_onnx(
 
 
 def texts_of(settings: ExportSettings) -> list[Path]:
-    """The files that an export reads beside the checkpoint."""
+    """The files an export reads in addition to the checkpoint."""
     files = (settings.calibrate, settings.gate_source, settings.gate_reference, settings.shortlist)
     return [Path(file) for file in files if file is not None]
 
 
 def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
-    """Fill an empty folder."""
+    """Write a plan's graphs and files into an empty folder, without the model card."""
     graphs = folder / GRAPHS
     graphs.mkdir()
     external = []
@@ -149,7 +152,7 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
 
 
 def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
-    """Return lines of the card on which layers are int8; none where all are, and nothing was measured."""
+    """Lines of the model card on the layers in int8; empty if all are int8 and nothing was measured."""
     left = plan.int8_scales.float32
     if "int8" not in plan.precisions or not (left or layers):
         return []
@@ -159,7 +162,7 @@ def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
 
 
 def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: int) -> list[str]:
-    """Write all graphs of one precision; return the names of those files that a data file of their own goes with."""
+    """Write all graphs of one precision; return the graph files with a data file of their own name."""
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, graphs in package_graphs(plan, precision).items():
@@ -174,8 +177,8 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
 
 
 def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]:
-    """Build all graphs of one precision, their weights not filled yet: {data file: {name: graph that uses it}}, both
-    names without the precision's suffix."""
+    """Build all graphs of one precision, without values for their weights: {data file: {name: graph}}, both names
+    without the precision's suffix."""
     by_owner = {}
     for owner, names in graphs_of(plan, precision).items():
         by_owner[owner] = models = {name: plan.target.build(name, plan.request) for name in names}
