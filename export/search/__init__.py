@@ -1,7 +1,7 @@
-"""Search inside the graph: one ONNX file that takes source ids, or text, and returns the n best translations.
+"""Search inside the graph: one ONNX file from source ids, or text, to the n best translations.
 
-export_search(checkpoint, "model.onnx")      write one
-open_file("model.onnx")                      open either kind: SearchModel, or VectorModel of an encoder
+export_search(checkpoint, "model.onnx")      write a file
+open_file("model.onnx")                      open any such file: a SearchModel, or an encoder's VectorModel
 SearchModel("model.onnx")                    run it: .generate(list_of_id_lists), .translate(list_of_strings)
 """
 

@@ -1,10 +1,10 @@
-"""Greedy and beam search with GNMT length penalty (Wu et al. 2016, section 7). Twin of `generation/beam.py`.
+"""Greedy and beam search with GNMT length penalty (Wu et al. 2016, section 7). Twin of `decoding/beam.py`.
 
-Greedy search is a beam of 1 with one candidate a step that stops at its first end: `generation/greedy.py`'s tokens and
-scores from the same operations.
+Greedy search is a beam of 1 with one candidate per step that stops at its first end: the tokens and scores of
+`decoding/greedy.py`, from the same operations.
 
-Shapes: B sentences, K = beam, h hypotheses before the step (1, then K), V vocabulary, c tokens taken of each, C
-candidates a step: 2K, and K more for each further token that ends (greedy: 1).
+Shapes: B sentences, K = beam, h hypotheses before the step (1, then K), V vocabulary, c tokens taken per hypothesis, C
+candidates per step: 2K, and K more for each additional token that ends (greedy: 1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .steps import Carried, State
 
 
 class Beam:
-    """`steps.Strategy`. Everything that doesn't change during the search is computed here, outside the loop."""
+    """`steps.Strategy`. Everything constant during the search is computed here, outside the loop."""
 
     result_names: tuple[str, ...] = ("scores", "ends")
 
@@ -51,7 +51,7 @@ class Beam:
         self.sampling = Sampling(op, options, self.size, vocabulary)
         prefix = op.Expand(vocabulary.places(op, options["prefix"]), op.Concat(self.size, [1], axis=0))
         widths = op.Concat([0], op.Reshape(self.rules.first_count, [1]), [0, 1], axis=0)
-        self.forced = op.Pad(prefix, widths, -1)  # (B, F + P + 1): after what is forced in all
+        self.forced = op.Pad(prefix, widths, -1)  # (B, F + P + 1): the prefix comes after `forced_first`
         self.last_forced = op.Sub(size(op, self.forced, 1), 1)
 
     def at(self, op: Op, index: ir.Value) -> Beam:
@@ -77,9 +77,9 @@ class Beam:
         """
         logits (B, h, V) --> TopK (B, h, c) --> log p of hypothesis and token --> TopK (B, C): parent, token, or forced
                                                                                      |
-                  scores, ends: K best finished (B, K) <-- those that end ----------+--> K best others: ids, live
+                  scores, ends: K best finished (B, K) <-- candidates that end ------+--> K best others: ids, live
 
-        A candidate is written as parent * V + token; where a finished hypothesis ended, as its step * K * V + that.
+        A candidate is the number parent * V + token. The end of a finished hypothesis is step * K * V + candidate.
         """
         v, length = self.vocabulary.size, op.Add(t, 1)
         bans = self.rules.bans(op, t)
@@ -91,7 +91,7 @@ class Beam:
         values, place = op.TopK(scores, count, _outputs=2)  # (B, C)
         token = op.GatherElements(op.Flatten(tokens), place, axis=1)
         parent = op.Div(place, self.tokens_per_hypothesis)
-        # Greedy search takes the likeliest by its rules, but counts what the model said of it.
+        # Greedy search chooses by the scores with rules, but adds up the model's own log p.
         own = op.GatherElements(op.Flatten(op.Add(log_p, live)), place, axis=1)
         values = op.Where(op.And(self.greedy, self.rules.reads_history), own, values)
         values, parent, token = self._forced(op, state["live"], values, parent, token, t)
@@ -112,8 +112,8 @@ class Beam:
     def _extensions(
         self, op: Op, logits: ir.Value, bans: ir.Value, history: ir.Value, t: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """Return the tokens of each hypothesis that come into question (B, h, c), a prefix's in the first's place, what
-        they are chosen by, and their log p."""
+        """For each hypothesis its candidate tokens (B, h, c), the scores to choose them by, and their log p. A prefix's
+        token replaces the first."""
 
         every = op.LogSoftmax(logits, axis=-1)
 
@@ -137,24 +137,24 @@ class Beam:
         return tokens, scores, log_p
 
     def _prefix(self, op: Op, t: ir.Value) -> ir.Value:
-        """Return the prefix's token number t of each sentence (B, 1, 1), -1: none."""
+        """Each sentence's prefix token number t (B, 1, 1); -1: none."""
         return op.Unsqueeze(op.Gather(self.forced, op.Min(t, self.last_forced), axis=1), [1, 2])
 
     def _force(self, op: Op, tokens: ir.Value, t: ir.Value) -> ir.Value:
-        """Return the candidates (B, h, c), a forced token in the first's place."""
+        """Candidates (B, h, c) with a prefix's token in place of the first."""
         forced, first = self._prefix(op, t), op.Equal(op.Range(0, size(op, tokens, 2), 1), 0)
         return op.Where(op.And(op.GreaterOrEqual(forced, 0), first), forced, tokens)
 
     def _banned(self, op: Op, bans: ir.Value, tokens: ir.Value, t: ir.Value) -> ir.Value:
-        """Return what is added to the candidates (B, h, c): BANNED on those that may not be, or on all but a prefix's
-        one."""
+        """Bans to add to candidates (B, h, c). If a prefix gives the token, all candidates but the first are banned."""
         others = op.Where(op.Greater(op.Range(0, size(op, tokens, 2), 1), 0), BANNED, 0.0)  # (c,)
         return op.Where(op.GreaterOrEqual(self._prefix(op, t), 0), others, op.Gather(bans, tokens))
 
     def _forced(
         self, op: Op, live: ir.Value, values: ir.Value, parent: ir.Value, token: ir.Value, t: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """Return the candidates (B, C) of a step in which a token may be forced in all: the live ones, each with it."""
+        """Candidates (B, C) with forced tokens: where a token is forced, the candidates are the live hypotheses, each
+        followed by it."""
 
         def with_it(op: Op) -> list[ir.Value]:
             forced = self.rules.forced(op, self.limits, t)  # (B, 1)
@@ -175,7 +175,7 @@ class Beam:
     def _finish(
         self, op: Op, state: State, values: ir.Value, candidate: ir.Value, ends: ir.Value, t: ir.Value
     ) -> State:
-        """Merge the ending ones of the K best candidates into the finished set."""
+        """Merge the K best candidates, if they end, into the set of finished hypotheses."""
         k, v = self.width, self.vocabulary.size
         best = op.Slice(values, [0], k, [1])
         fits = op.And(op.And(op.Slice(ends, [0], k, [1]), op.Greater(best, DEAD)), op.Unsqueeze(state["open"], [1]))
@@ -185,10 +185,12 @@ class Beam:
         return {"scores": scores, "ends": op.GatherElements(op.Concat(state["ends"], ended, axis=1), pick, axis=1)}
 
     def _decided(self, op: Op, scores: ir.Value, live: ir.Value, length: ir.Value) -> ir.Value:
-        """Return (B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
+        """(B,): whether K hypotheses are finished, and no extension of a live hypothesis can score higher.
 
-        log p only falls, so the best a live hypothesis can reach is its own log p over the largest penalty ahead:
-        that of the length limit, or for a negative alpha, where lp falls, that of the very next length.
+        With `early_stopping` K finished hypotheses are enough. log p only falls, so the best score within reach of a
+        live hypothesis is its own log p over the largest penalty ahead: the penalty at the length limit, or, for a
+        negative alpha, where lp falls, at the very next length. With `heuristic_stop` the penalty at the current length
+        is used.
         """
         worst = op.ReduceMin(scores, [1], keepdims=0)
         ahead = op.Where(self.rising, self.limit_penalty, op.Gather(self.penalties, op.Add(length, 1)))
@@ -199,10 +201,11 @@ class Beam:
     def results(
         self, op: Op, state: State, history: ir.Value, read: ir.Value | None = None
     ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
-        """Return the n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths,
-        scores; and of each token what was read to choose it (B, n, T, S), 0 after the end.
+        """The n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths (B, n);
+        scores (B, n); and each token's attention to the source (B, n, T, S), 0 after the end.
 
-        history: chosen candidates of each step (T, B, K). read: what each hypothesis read at it (T, B, K, S), or None.
+        history: chosen candidates of each step (T, B, K). read: attention of each hypothesis at that step (T, B, K, S),
+        or None.
         """
         v, per_step = self.vocabulary.size, op.Mul(self.beam, self.vocabulary.size)
         n = op.Reshape(op.Min(self.options["n_best"], self.beam), [1])
@@ -211,9 +214,9 @@ class Beam:
         last = op.Mod(end, v)
         slots, tokens = _paths(op, history, step, op.Div(end, v), last, v, read is not None)
         paths = op.Transpose(tokens, perm=[1, 2, 0])
-        # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
+        # A hypothesis that ended at step s has s tokens, and a last one, which may be eos.
         lengths = op.Add(step, op.Where(op.Gather(self.rules.ends, last), 0, 1))
-        lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # fewer than n were possible
+        lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # there are fewer than n hypotheses
         is_token = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
         ids = op.Where(is_token, op.Gather(self.vocabulary.ids, paths), self.config.pad_id)
         longest = op.Reshape(op.ReduceMax(lengths, keepdims=0), [1])
@@ -228,9 +231,11 @@ class Beam:
 def _paths(
     op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: ir.Value, with_slots: bool
 ) -> tuple[ir.Value | None, ir.Value]:
-    """Return tokens (T, B, n) of the hypotheses that ended at `step` with `last`, after slot `slot` (all B, n): back
-    from the end, one parent a step. `with_slots`: and the hypotheses before each step that they were chosen after,
-    alike."""
+    """Trace hypotheses back from their ends, one parent per step: tokens (T, B, n).
+
+    The hypotheses ended at `step` with token `last`, after slot `slot` (all B, n). With `with_slots` also returns the
+    slot before each step (T, B, n), otherwise None.
+    """
 
     def body(op: Op, slot: ir.Value, chosen: ir.Value, t: ir.Value) -> list[ir.Value]:
         with scope(op, "paths", "Paths"):

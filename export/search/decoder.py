@@ -1,18 +1,15 @@
-"""The Transformer's cached step, with the hypotheses of a sentence as positions of one run.
+"""One cached decoder step within the search, with the hypotheses of a sentence as positions of one run.
 
-    cache of a sentence:  <s> | a1 a2 a3 | b1 b2 b3 | ...      1 position, then K a step
-    new queries:          c1 c2 c3, each with a row of a mask that lets it attend to its own ancestors alone
+    cache of a sentence:  <s> | a1 a2 a3 | b1 b2 b3 | ...      1 position, then K per step
+    new queries:          c1 c2 c3, each with a mask row for attending to its own ancestors only
 
-So nothing of a cache is ever reordered: a hypothesis that goes on from another takes that one's mask row. All K queries
-of a sentence read its keys in one product, of the decoder's past as of the source.
+So a cache is never reordered: a hypothesis takes over the mask row of the one it continues. All K queries of a sentence
+share one product with the keys, both of the decoder's past and of the source.
+
+In a decoder of SSRUs each hypothesis has a state of its own, (B, K, D) per layer. It doesn't grow, and a hypothesis
+takes over the state of the one it continues.
 
 Shapes: B sentences, S source, K hypotheses (h before a step), P past positions, d one head's width, D model.
-
-The cached step of a decoder of SSRUs within the search: each hypothesis has a state of its own, (B, K, D) a layer.
-
-Nothing grows, and a hypothesis that goes on from another takes that one's row.
-
-Shapes: B sentences, K hypotheses (h before a step), D model.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from .steps import Carried, State
 
 
 class TreeCache(Cache):
-    """A cache whose new positions are hypotheses, all of them the same number of tokens from the start."""
+    """A cache whose new positions are hypotheses, all at the same distance from the start."""
 
     def __init__(
         self,
@@ -51,23 +48,22 @@ class TreeCache(Cache):
         index: ir.Value,
         beam: ir.Value,
     ):
-        """mask (B, h, P+h): which positions each hypothesis may attend to. index, (1, 1) or (1,): how many tokens they
-        are from the start."""
+        """mask (B, h, P+h): each hypothesis's mask row. index, (1, 1) or (1,): position of the new tokens."""
         self.layers, self.cross, self.cross_mask = layers, cross, cross_mask
         self.mask, self.index, self.beam = mask, index, beam
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """Return distances (1, P+h): the key of the start token is followed by K of each step."""
+        """Distances (1, P+h): the first key is the start token's, followed by K keys per step."""
         slots = op.Range(0, size(op, self.mask, 2), 1)
         keys = op.Div(op.Add(slots, op.Sub(self.beam, 1)), self.beam)
         return PositionIds(self.index, distances(op, op.Reshape(self.index, [1]), keys))
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """Return (B, 1, h, P+h)."""
+        """The mask as (B, 1, h, P+h)."""
         return op.Unsqueeze(self.mask, [1])
 
     def state(self, before: State) -> State:
-        """Return the loop's state after the step, under the names of the one before."""
+        """The loop's state after the step, with the same names as before it."""
         arrays = [x for layer in self.layers for x in layer.contents()]
         return dict(zip(before, [self.mask, *arrays], strict=True))
 
@@ -84,7 +80,8 @@ class TreeDecoder:
         beam: ir.Value,
         vocabulary: Vocabulary,
     ):
-        """Encode the source. source: what `embedded` takes; source_mask (B, S); beam: K (scalar)."""
+        """Encode the source. source: the encoder's inputs by name, e.g. source_ids (B, S); source_mask (B, S); beam: K
+        (scalar)."""
         self.vocabulary = vocabulary
         self.config, self.model, self.beam = request.config, Transformer(request.config), beam
         self.shapes = [cache_shape(layer) for layer in request.config.layers("decoder")]
@@ -95,7 +92,7 @@ class TreeDecoder:
         assert ids is not None
         self.read_width = None if request.attention_layer is None else op.Shape(ids, start=1)
         self.size = op.Shape(ids, start=0, end=1)  # (1,): B
-        # A new position sees itself and no other hypothesis of its step.
+        # A new position attends to itself, and to no other hypothesis of its step.
         slot = op.Range(0, beam, 1)
         itself_only = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
         self.itself_only = op.Expand(itself_only, op.Concat(self.size, [1, 1], axis=0))  # (B, K, K)
@@ -105,7 +102,7 @@ class TreeDecoder:
         chosen.cross = [(op.Gather(k, index), op.Gather(v, index)) for k, v in self.cross]
         chosen.vocabulary = self.vocabulary.at(op, index)
         chosen.tokens, chosen.itself_only = op.Gather(self.tokens, index), op.Gather(self.itself_only, index)
-        # The builder infers nothing from Loop's inputs.
+        # The builder doesn't infer types from Loop's inputs.
         for pair, batch_pair in zip(chosen.cross, self.cross, strict=True):
             for value, source in zip(pair, batch_pair, strict=True):
                 value.type, value.shape = source.type, source.shape
@@ -114,7 +111,7 @@ class TreeDecoder:
     def _encode(
         self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
     ) -> tuple[Sequence[KeyValues], ir.Value]:
-        """Return each layer's keys and values of the source, and where its tokens are (B, S)."""
+        """Each layer's keys and values of the source, and the source mask (B, S)."""
         memory = self.model.encode(op, **{"source_mask": source_mask, **source})
         return self.model.decoder.cross_keys_values(op, memory), source_mask
 
@@ -134,12 +131,12 @@ class TreeDecoder:
         return self.vocabulary.masked(op, logits), cache.state(state), self.attention.mean(op, ids)
 
     def logits(self, op: Op, places: ir.Value, cache: Cache) -> ir.Value:
-        """Return those of the vocabulary's tokens, after tokens by their places among them."""
+        """Logits of the vocabulary's tokens. places: the last tokens, by their places in the vocabulary."""
         ids = op.Gather(self.vocabulary.ids, places)
         return self.model.step(op, ids, cache, among=self.vocabulary.product(self.model), tap=self.attention.tap)
 
     def pairs(self, state: State) -> Iterator[KeyValues]:
-        """Return each layer's keys and values of the past."""
+        """Each layer's keys and values of past positions."""
         _, *flat = state.values()
         return zip(flat[::2], flat[1::2], strict=True)
 
@@ -148,13 +145,13 @@ class TreeDecoder:
         return {**state, "mask": op.Concat(ancestors, self.itself_only, axis=2)}
 
     def _zeros(self, op: Op, others: list[int]) -> ir.Value:
-        """Return zeros (B, *others)."""
+        """Zeros (B, *others)"""
         return op.ConstantOfShape(op.Concat(self.size, others, axis=0))
 
 
 class Appended(LayerCache):
-    """One layer's keys and values (B, H, P, d), to which the attention operator appends. A Loop hands its values on
-    without a copy but gives an operator no buffer to write into."""
+    """One layer's keys and values (B, H, P, d). The attention operator appends to them: a Loop passes values on without
+    a copy, but gives an operator no buffer to write into."""
 
     def __init__(self, keys: ir.Value, values: ir.Value, by_sentence: ir.Value):
         """by_sentence (3,): B, h, -1."""
@@ -162,7 +159,7 @@ class Appended(LayerCache):
         self.by_sentence = by_sentence
 
     def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
-        """Return rows (R, H, d) over the positions, their own too, that `added` (B, 1 or H, h, P+h) allows -> (B, h,
+        """Attend from q (R, H, d) over past and own positions; added (B, 1 or H, h, P+h) is the mask. Returns (B, h,
         H*d)."""
         rows = (op.Reshape(x, self.by_sentence) for x in (q, k, v))
         y, self.keys, self.values = op.MultiHeadAttention(
@@ -172,7 +169,7 @@ class Appended(LayerCache):
 
 
 class CpuTreeDecoder(TreeDecoder):
-    """The same in ONNX Runtime's fused operators, over rows R = B*h, as the target `cpu` has it."""
+    """The same in ONNX Runtime's fused operators, over rows R = B*h, as in target `cpu`."""
 
     def _encode(
         self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
@@ -192,16 +189,16 @@ class CpuTreeDecoder(TreeDecoder):
 
 
 class StateCache(Cache):
-    """A cache whose new positions are hypotheses, all of them the same number of tokens from the start."""
+    """A cache of SSRU states whose new positions are hypotheses, all at the same distance from the start."""
 
     def __init__(
         self, layers: Sequence[OneStep], cross: Sequence[KeyValues], cross_mask: Mask, index: ir.Value
     ) -> None:
-        """index, (1, 1) or (1,): how many tokens the new positions are from the start."""
+        """index, (1, 1) or (1,): position of the new tokens."""
         self.layers, self.cross, self.cross_mask, self.index = layers, cross, cross_mask, index
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """No distances: nothing attends to an earlier token."""
+        """No distances, since nothing attends to earlier tokens."""
         return PositionIds(self.index, self.index)
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
@@ -209,7 +206,7 @@ class StateCache(Cache):
 
 
 class RecurrentDecoder(TreeDecoder):
-    """`steps.Decoder` in standard operators."""
+    """`steps.Decoder` for SSRUs, in standard operators."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
         width = self.config.d_model
@@ -229,7 +226,7 @@ class RecurrentDecoder(TreeDecoder):
 
 
 class CpuRecurrentDecoder(RecurrentDecoder, CpuTreeDecoder):
-    """The same over rows R = B*h, as the target `cpu` has it."""
+    """The same over rows R = B*h, as in target `cpu`."""
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
         by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)

@@ -1,4 +1,4 @@
-"""The opening of a file of either kind."""
+"""Open a file of `export_search`, of a translator or of an encoder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def open_file(
     providers: Sequence[str] | None = None,
     verify: bool = True,
 ) -> SearchModel | VectorModel:
-    """Open a file of either kind: of a translator, or of an encoder of texts; arguments as for `SearchModel`."""
+    """Open a file of either kind, a translator's or an encoder's; arguments as for `SearchModel`."""
     file = OneFile.open(path, threads, providers, verify)
     if VECTOR in file.metadata:
-        from .vector_model import VectorModel  # with the tokenizer's 7 MB
+        from .vector_model import VectorModel  # lazy: imports the tokenizer, 7 MB
 
         return VectorModel(file.path, file.session, file.metadata, file.config, passes_of(threads, providers))
     return SearchModel(path, threads=threads, providers=providers, file=file)

@@ -1,4 +1,4 @@
-"""The whole of a translation model in one graph: encoder, decoder, search.
+"""A translation model as one graph: encoder, decoder, search.
 
 Shapes: B sentences, S source, n = n_best, T longest output returned, V vocabulary.
 """
@@ -27,7 +27,7 @@ from .steps import READ, WRITTEN, run
 from .text import ByteLevelOps, BytePairOps, is_blank, is_byte_level
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
-"""The operators of the decoder's step: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
+"""The decoder's step by kind of operators: standard, or ONNX Runtime's own, which measured faster on its CPU."""
 RECURRENT_DECODERS = {STANDARD: RecurrentDecoder, ONNXRUNTIME: CpuRecurrentDecoder}
 
 
@@ -43,13 +43,16 @@ def search_model(
     attention_mask (B, S) ----^----------------------^   ^                                  --> lengths (B, n)
     beam, length_penalty, ... ---------------------------/                                  --> scores (B, n)
 
-    sequences: new ids without start token and closing eos, pad after them. lengths: tokens of each. scores: log p over
-    the length penalty, as `Hypothesis`; -1e9 (length 0) where fewer than n hypotheses exist.
+    sequences: new ids without start token and closing eos, padded at the end. lengths: tokens of each. scores: log p
+    over the length penalty, as in `Hypothesis`; -1e9 (and length 0) where there are fewer than n hypotheses.
 
-    A request of text takes the text of a tokenizer.json: text (B,) in, translations (B, n) and scores out, all strings.
-    With an attention layer cross_attention (B, n, T, S) is an output too, how much of each source token this layer read
-    when each token was chosen; not with text, for who has text has no tokens. settings: how the model generates unless
-    told otherwise, fields of `Options`: the defaults of the inputs. precision: what the graph becomes afterwards.
+    With `request.text` and the text of a tokenizer.json, text (B,) goes in, and translations (B, n) and scores come
+    out. With an attention layer, cross_attention (B, n, T, S) is an output too: this layer's attention to each source
+    token when each token was chosen. It needs ids: callers with text don't know the tokens.
+
+    settings: the model's generation settings (fields of `Options`), which become the inputs' defaults. precision: the
+    graph's later precision; it decides whether rows of the classifier can be gathered. Raises UserError unless the
+    model is an encoder-decoder.
     """
     config = request.config
     if config.architecture != "encoder-decoder":
@@ -62,7 +65,7 @@ def search_model(
         _give_text(g, request, operators, takes_rows(precision), str(tokenizer))
     else:
         _give_ids(g, request, operators, takes_rows(precision))
-    if request.attention_layer is not None:  # what the layer computes anyway stands in the loop twice
+    if request.attention_layer is not None:  # the tapped layer's attention is in the loop twice
         for graph in (g.graph, *g.graph.subgraphs()):
             merge_equal(ir.Model(graph, ir_version=IR_VERSION))
     if operators == ONNXRUNTIME:
@@ -84,7 +87,7 @@ def _give_ids(g: GraphBuilder, request: Request, operators: str, by_rows: bool) 
 def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool, tokenizer: str) -> None:
     r"""
     text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
-                      \--> nothing in the line: ""  ------^        \--> scores (B, n)
+                      \--> blank line: "" ------------^        \--> scores (B, n)
     """
     kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else BytePairOps
     ops, text = kind(tokenizer, request.config), g.inputs["text"]
@@ -103,7 +106,7 @@ def _search(
     source: Mapping[str, ir.Value | None],
     mask: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
-    """sequences, lengths, scores, and what was read of the source."""
+    """Returns sequences, lengths, scores, and the attention to the source (or None)."""
     options = OptionInputs(g.inputs)
     lengths = g.op.ReduceSum(mask, [1], keepdims=0)
     vocabulary = Vocabulary(g.op, options, request.config, g.op.Shape(lengths), by_rows)

@@ -1,9 +1,5 @@
-"""The facts that a file with a search states about itself, by the keys of its metadata, the domain of its text
-operators, and what its inputs are for the options of a search. Nothing here needs onnx: files are run where it isn't
-installed.
-
-The one file that `export_search` wrote, opened: a translator's, or that of an encoder of texts.
-"""
+"""The metadata of a file with a search (or an encoder of texts), and how to open it. Imports no onnx: files also run
+where it isn't installed."""
 
 from __future__ import annotations
 
@@ -28,29 +24,30 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
 CONFIG = "mlx_transformer.config"
-"""Key in the file's metadata: the model's TransformerConfig as JSON."""
+"""Metadata key: the model's TransformerConfig as JSON."""
 PRECISION = "mlx_transformer.precision"
-"""Likewise: one of `precision.PRECISIONS`."""
+"""Metadata key: the precision, e.g. "int8"; the names are those of `precision.table.PRECISIONS`."""
 ACTIVATIONS = "mlx_transformer.activations"
-"""Likewise: one of `precision.ACTIVATIONS`, where the precision leaves the choice."""
+"""Metadata key: the type of activations, if the precision leaves the choice."""
 SCALES = "mlx_transformer.int8_scales"
-"""Likewise: the text of int8_scales.json, where int8 has fixed scales."""
+"""Metadata key: the text of int8_scales.json, if int8 has fixed scales or leaves layers in float32."""
 TOKENIZER = "mlx_transformer.tokenizer"
-"""Likewise: the tokenizer.json of a model that has one, by which whoever runs the file handles text and long lines."""
+"""Metadata key: the model's tokenizer.json, if it has one; with it the runtime reads text and cuts long lines."""
 GENERATION = "mlx_transformer.generation"
-"""Likewise: how the model generates unless told otherwise, where it says so: fields of `Options` as JSON."""
+"""Metadata key: the model's default generation settings as JSON (fields of `Options`), if it has any."""
 ATTENTION = "mlx_transformer.cross_attention"
-"""Likewise: the decoder layer whose cross-attention is an output, where one is."""
+"""Metadata key: the decoder layer whose cross-attention is an output, if there is one."""
 VECTOR = "mlx_transformer.embedding"
-"""Likewise: how a text's vector is made, as in embedding.json, in a file that takes text and gives vectors."""
+"""Metadata key: how a text's vector is made, as in embedding.json; only in an encoder's file."""
 SOURCE = "mlx_transformer.source"
-"""Likewise: SHA-256 of the checkpoint's weights."""
+"""Metadata key: SHA-256 of the checkpoint's weights."""
 GIVEN = "mlx_transformer.shortlist"
-"""Likewise: the digest of a shortlist that the export was given, as JSON, or "none"; without it the model's own."""
+"""Metadata key: the digest of the shortlist given to the export, as JSON, or "none"; if missing, the model's own
+applies."""
 
 
 def check_file(file: Path, precision: str | None) -> None:
-    """Raise `UserError` if a file by this name is no model, or if it is asked for one of several precisions."""
+    """Raise UserError if this file can't be a model, or if a precision is chosen, of which a file has only one."""
     if file.suffix != ".onnx":
         raise UserError(f"{file}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
     if precision is not None:
@@ -58,15 +55,15 @@ def check_file(file: Path, precision: str | None) -> None:
 
 
 TEXT_DOMAIN = "ai.onnx.contrib"
-"""The domain of `onnxruntime-extensions`' operators."""
+"""The domain of onnxruntime-extensions' operators."""
 
 
 HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offset", "banned_sequences", "start_id")
-"""Inputs that are not simply an option's value."""
+"""Inputs computed from options, or from the batch."""
 
 
 def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Return inputs by name for fields of `Options`; those that nothing is said of keep their default."""
+    """The graph's option inputs by name, from fields of `Options`. Options not in `settings` keep their defaults."""
     inputs = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
     if settings.get("max_new_tokens") is not None:
         inputs["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
@@ -82,8 +79,8 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
 
 
 def int8_scales_of(metadata: Mapping[str, str], config: TransformerConfig, path: Path) -> Int8Scales | None:
-    """Return what int8 has fixed and what it leaves in float32; None of a file that says nothing. `UserError` for a
-    damaged one."""
+    """The fixed int8 scales and float32 layers in a file's metadata; None if there are none. Raises UserError for
+    damaged ones."""
     if SCALES not in metadata:
         return None
     where, hint = f"{path}: {INT8_SCALES}", "write it again with export --search"
@@ -95,7 +92,7 @@ EXTENSIONS = "onnxruntime_extensions"
 
 @dataclass(frozen=True)
 class OneFile:
-    """A file that `export_search` wrote, opened for ONNX Runtime."""
+    """An open file of `export_search`."""
 
     path: Path
     session: Session
@@ -104,7 +101,7 @@ class OneFile:
 
     @classmethod
     def open(cls, path: str | Path, threads: int | None, providers: Sequence[str] | None, verify: bool) -> OneFile:
-        """Open it; `UserError` if it is none, or damaged."""
+        """Open the file. Raises UserError if it is damaged, or if `export_search` didn't write it."""
         path = Path(path)
         if verify:
             verify_file(path)
@@ -119,7 +116,7 @@ class OneFile:
 
 
 def opened(path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None) -> Session:
-    """Return a session of the file; `UserError` if ONNX Runtime can't open it."""
+    """Open a session of the file. Raises UserError if ONNX Runtime can't."""
     options = session_options(threads or None, activations=activations)
     if find_spec(EXTENSIONS):
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())

@@ -1,14 +1,12 @@
-"""The search's settings as inputs of the graph. `generation/options.py` is the same on the host.
+"""The search's options as inputs of the graph, and the tokens to choose among. Twins: `decoding/options.py` and
+`decoding/candidates.py`.
 
-All but the source have a default in the file, so a caller feeds what differs alone.
+Only the source is required; every option has a default in the file, so callers feed only what differs.
 
-Values of which one of two branches computes those that are wanted.
+The search may choose among all tokens, or among a batch's candidates. It numbers a token by its place among them;
+decoders read ids, and ids are returned.
 
-The tokens that a search chooses among: all, or a batch's candidates. `generation/candidates.py` on the host.
-
-The search knows a token by its place among them; decoders read ids, and ids come out.
-
-Shapes: B sentences, V vocabulary, C tokens among which is chosen (V without candidates), N candidates of a sentence.
+Shapes: B sentences, V vocabulary, C tokens to choose among (V without candidates), N candidates of a sentence.
 """
 
 from __future__ import annotations
@@ -31,21 +29,22 @@ from mlx_transformer.decoding.steps import BANNED
 
 
 class OptionInputs:
-    """The settings by name, each a scalar where no shape is named.
+    """The options by name, scalars unless a shape is given.
 
     beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, repetition_penalty,
-        no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is 1 whatever was asked.
-    forced_first, suppressed, suppressed_first, end_ids: as in `Options`, (N,) ids each; (0,), none.
-    banned_sequences: as in `Options`, (S, N), -1 before those of fewer ids; (0, 1), none.
+        no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is always 1.
+    forced_first, suppressed, suppressed_first, end_ids: as in `Options`, (N,) ids each; (0,): none.
+    banned_sequences: as in `Options`, (S, N), shorter ones padded with -1 on the left; (0, 1): none.
     start_id: as in `Options`; -1: the model's own.
-    max_new_tokens: (1,) for all sentences or (B,), one each; 0: `max_length_factor` times the source's length, or where
-        that is 0 too its length + 50, at most `max_positions`.
-    seed: of 64 bits; from 2^63 on as the negative number with the same bits.
-    rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
-    prefix: (B, P), the forced first tokens of each sentence, -1 after the last; (1, P), the same for all; (1, 0), none.
-    candidates: (B, N), the ids that each output may be made of, beside ends and forced ones, -1 after the last; (1, N),
-        the same for all; (1, 0), all ids.
-    penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s form, 0 that of transformers.
+    max_new_tokens: (1,) for all sentences or (B,), one each; 0: `max_length_factor` times the source's length, or if
+        that is 0 too, the source's length + 50, at most `max_positions`.
+    seed: 64 bits; from 2^63 on as the negative number with the same bits.
+    rows: (B,), each sentence's place in the caller's list, on which its random draws depend; (1,), -1: its place in the
+        batch.
+    prefix: (B, P), the forced first tokens of each sentence, padded with -1; (1, P), the same for all; (1, 0), none.
+    candidates: (B, N), the ids allowed in each output, in addition to ends and forced ids, padded with -1;
+        (1, N), the same for all; (1, 0), all ids.
+    penalty_offset: k in lp(n) = ((k + n) / (k + 1))^length_penalty; 5 as in Wu et al., 0 as in transformers.
     """
 
     def __init__(self, inputs: Mapping[str, ir.Value]):
@@ -60,12 +59,12 @@ class OptionInputs:
         return op.Pow(op.Div(base, op.Add(self["penalty_offset"], 1.0)), self["length_penalty"])
 
     def start(self, op: Op, config: TransformerConfig) -> ir.Value:
-        """Return the token, a scalar, that the decoder begins with."""
+        """The decoder's start token, a scalar."""
         start_id = self["start_id"]
         return op.Where(op.Less(start_id, 0), config.bos_id, start_id)
 
     def length_limits(self, op: Op, lengths: ir.Value, config: TransformerConfig) -> ir.Value:
-        """Return the most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""
+        """Most new tokens of each sentence (B,), with eos, for source lengths (B,)."""
         factor = self["max_length_factor"]
         product = op.Ceil(op.Mul(op.Cast(lengths, to=ir.DataType.FLOAT), factor))
         usual = op.Where(op.Equal(factor, 0.0), op.Add(lengths, EXTRA_TOKENS), op.Cast(product, to=ir.DataType.INT64))
@@ -75,8 +74,8 @@ class OptionInputs:
 
 
 def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
-    """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant. own:
-    those of the model, by name."""
+    """Give the option inputs their defaults: `own`, the model's by name, otherwise the general ones. Call it on the
+    finished graph: the builder treats an input with a value as constant."""
     for value in graph.inputs:
         if (default := default_of(str(value.name), own)) is not None:
             value.const_value = ir.tensor(default, name=value.name)
@@ -84,7 +83,7 @@ def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
 
 
 def default_of(name: str, own: Mapping[str, NDArray]) -> NDArray | None:
-    """Return the default of an input; None of one that has to be given."""
+    """The default of an input; None if the input is required."""
     setting = (SETTINGS | TEXT_SETTINGS).get(name)
     return setting and own.get(name, np.full(setting.shape, setting.default, setting.dtype))
 
@@ -95,7 +94,7 @@ Values = Callable[[Op], list[ir.Value]]
 def either(
     op: Op, condition: ir.Value, name: str, yes: Values, no: Values, types: tuple[ir.DataType, ...]
 ) -> tuple[ir.Value, ...]:
-    """Return several values from `yes(op)` or `no(op)`, which return them in a list; only one of the branches runs."""
+    """Return the values of `yes(op)` or `no(op)`, functions returning lists; only one of the branches runs."""
 
     def values(which: str) -> list[ir.Value]:
         return [ir.Value(name=f"{name}.{which}.{i}", type=ir.TensorType(dtype)) for i, dtype in enumerate(types)]
@@ -106,31 +105,33 @@ def either(
 
 
 def as_they_are(*values: ir.Value) -> Values:
-    """Return the branch that gives these values."""
+    """A branch returning these values unchanged."""
     return lambda op: [op.Identity(x) for x in values]
 
 
 ALL_LOGITS = "logits.no"
-"""Name of the graph within the loop that computes the logits of all ids."""
+"""Name of the graph within the loop for the logits of all ids."""
 INTEGER, REAL = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 class Vocabulary:
-    """Computed outside the loop; `rows` are taken there too, once."""
+    """The tokens to choose among; computed outside the loop, as are the classifier's `rows`."""
 
     ids: ir.Value
-    """(C,) ascending."""
+    """(C,), ascending."""
     size: ir.Value
     """C, a scalar."""
     listed: ir.Value
-    """Whether the logits of these alone are computed. Drawn tokens are drawn among all, on whose places noise hangs."""
+    """Whether logits are computed for the candidates only. Not when sampling: the noise belongs to places in the whole
+    vocabulary."""
     apart: ir.Value
-    """Whether sentences have tokens of their own, so that `unlisted` counts."""
+    """Whether sentences differ in their candidates, so that `unlisted` is needed."""
     unlisted: ir.Value
-    """(B, 1, C) added to the logits: BANNED on what isn't the sentence's own; (B, 1, 1) where none is."""
+    """(B, 1, C) to add to logits: BANNED on tokens that aren't the sentence's candidates; (B, 1, 1) of zeros without
+    candidates."""
 
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, count: ir.Value, by_rows: bool):
-        """count (1,): B. by_rows: the classifier's rows can be taken alone; else of all logits columns are."""
+        """count (1,): B. by_rows: the classifier's rows can be gathered; otherwise columns of all logits are."""
         self.by_rows = by_rows
         self.config, ids_of_all, v = config, options["candidates"], config.vocab_size
         there = op.Greater(op.Size(ids_of_all), 0)
@@ -143,7 +144,7 @@ class Vocabulary:
 
         def marked(op: Op) -> list[ir.Value]:
             every = op.Concat(op.Reshape(ids_of_all, [-1]), op.Reshape(options["prefix"], [-1]), always, axis=0)
-            every = op.Where(op.Less(every, 0), v, every)  # nothing, behind the vocabulary
+            every = op.Where(op.Less(every, 0), v, every)  # padding goes to a place after the vocabulary
             marks = op.ScatterElements(op.Expand(0, [v + 1]), every, op.Expand(1, op.Shape(every)), axis=0)
             ids = op.Squeeze(op.NonZero(op.Slice(marks, [0], [v], [0])), [0])
             places = op.Range(0, size(op, ids, 0), 1)
@@ -171,14 +172,13 @@ class Vocabulary:
         self.rows: Rows | None = None
 
     def at(self, op: Op, index: ir.Value) -> Vocabulary:
-        """Return the same for the sentences `index` (b,) of the batch alone."""
+        """The same vocabulary for the sentences `index` (b,) of the batch."""
         chosen = copy(self)
         chosen.unlisted = op.Gather(self.unlisted, index)
         return chosen
 
     def take_rows(self, op: Op, model: Transformer) -> None:
-        """Take the classifier's rows of the candidates, where a precision lets that be: none where all are multiplied
-        with."""
+        """Gather the classifier's rows of the candidates, if the precision allows it; no rows without candidates."""
         if not self.by_rows:
             return
         ids = either(op, self.listed, "rows", as_they_are(self.ids), lambda op: [op.Expand(0, [0])], (INTEGER,))[0]
@@ -186,21 +186,21 @@ class Vocabulary:
         self.rows = model.output_rows(op, ids)
 
     def places(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Return where ids are; -1 of those that are not among them, and of -1."""
+        """Ids to places; -1 for ids outside these tokens, and for -1."""
         return op.Where(op.Less(ids, 0), -1, op.Gather(self._places, op.Max(ids, 0)))
 
     def sequences(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Return those of sequences (S, N), -1 before their first, that are of these tokens alone, by their places."""
+        """Sequences of ids (S, N), padded with -1 on the left, as places; sequences with other tokens are left out."""
         places = self.places(op, ids)
         missing = op.Cast(op.And(op.GreaterOrEqual(ids, 0), op.Less(places, 0)), to=INTEGER)
         return op.Compress(places, op.Equal(op.ReduceSum(missing, [1], keepdims=0), 0), axis=0)
 
     def place(self, op: Op, id: int) -> ir.Value:
-        """Return the place, a scalar, of one that always is."""
+        """The place (scalar) of an id that is always among the tokens, e.g. eos."""
         return op.Gather(self._places, id)
 
     def of_ids(self, op: Op, name: str, per_id: ir.Value, axis: int = 0) -> ir.Value:
-        """Return what is known of all ids (.., V, ..), of these."""
+        """Gather per-id values (.., V, ..) for these tokens: (.., C, ..)."""
 
         def chosen(op: Op) -> list[ir.Value]:
             return [op.Gather(per_id, self.ids, axis=axis)]
@@ -224,7 +224,7 @@ class Vocabulary:
         return product
 
     def masked(self, op: Op, logits: ir.Value) -> ir.Value:
-        """Return logits (b, h, C), without those of tokens that are another sentence's."""
+        """Logits (b, h, C) with BANNED on other sentences' tokens."""
 
         def without(op: Op) -> list[ir.Value]:
             return [op.Add(logits, self.unlisted)]

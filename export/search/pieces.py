@@ -1,10 +1,10 @@
-"""Text in and out of a search graph whose vocabulary is SentencePiece's.
+"""Text in and out of a search graph with a SentencePiece vocabulary.
 
-SentencepieceTokenizer of onnxruntime-extensions, which holds SentencePiece itself, cuts text with a model made of
-tokenizer.json. Standard operators look up what that model doesn't know and the vocabulary does. The ids are those of
-`core/sentencepiece_tokenizer.py`; where that module says that it differs from SentencePiece, they are SentencePiece's.
+SentencepieceTokenizer of onnxruntime-extensions contains SentencePiece itself. It cuts text with a model rebuilt from
+tokenizer.json; standard operators look up tokens of the vocabulary missing in this model. The ids are those of
+`text/sentencepiece_tokenizer.py`; where that module differs from SentencePiece, as it says, they are SentencePiece's.
 
-Its other operators fail: HfJsonTokenizer takes one text at a time and gives no </s> for an empty one, and
+Its other operators fail: HfJsonTokenizer takes one text at a time and gives no </s> for an empty text, and
 SentencepieceDecoder takes one row, and writes <unk> as U+2047.
 
 Shapes: B lines, N tokens of all lines, R texts to write, T their tokens.
@@ -57,15 +57,15 @@ from .text import (
 
 SPACE = "▁"
 NEARER = 1e-3
-"""The score that a piece of unknown letters gains for each pair of them, so that the longest wins."""
+"""Extra score of a piece of unknown letters for each pair of letters, so that the longest wins."""
 
 
 class PieceOps(TextOps):
-    """The tokenizer of a tokenizer.json, or of two, that `families` or `train` wrote."""
+    """The tokenizer of a tokenizer.json, or of one per language, written by `families` or `train`."""
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
-        """`UserError` if the vocabulary isn't SentencePiece's, doesn't fit the model, or has pieces that the operators
-        would cut otherwise than the runtimes do."""
+        """Raises UserError if the vocabulary isn't SentencePiece's, doesn't fit the model, or has pieces the operators
+        would cut differently from the other runtimes."""
         whole = Tokenizer(tokenizer)
         Translator(config, whole, list)
         sides = side_texts(tokenizer) or {"source": tokenizer, "target": tokenizer}
@@ -74,14 +74,14 @@ class PieceOps(TextOps):
         self.pad, self.unknown = whole.source.pad_id, whole.source.unk_id
         self.roles, self.known = roles_of(source), len(_scored(source))
         self.surfaces = _surfaces(source) if "lookup" in self.roles else {}
-        # In base64, since an attribute is text; the operator decodes it.
+        # An attribute is text, so in base64; the operator decodes it.
         model = _model(source, self.surfaces, whole.source.eos_id)
         self.model = base64.b64encode(sentencepiece_bytes(model)).decode()
         self.prefixes = {x["content"]: x["id"] for x in _added(source) if not x["special"]}
         self._read_target(target, whole)
 
     def _read_target(self, target: Mapping[str, Any], whole: Tokenizer) -> None:
-        """Read the spelling of each id, which ids have none, and which are bytes."""
+        """Read each id's spelling, which ids have none, and which are bytes."""
         spelled = [text.replace(" ", "") if " " in text else text for text, _ in _scored(target)]
         silent = {*whole.special_ids, *range(len(spelled), self.size + 1)}
         self.silent = np.array([id in silent for id in range(self.size + 1)])
@@ -92,14 +92,14 @@ class PieceOps(TextOps):
         inside, first = ([text.replace(SPACE, by) for text in texts] for by in (" ", ""))
         begins_with_space = target["pre_tokenizer"]["prepend_scheme"] != "never"
         self.spelling = [*inside, *(first if begins_with_space else inside), *CODE_TEXTS]
-        """Each id's text, its text as the first of a line, and the bytes."""
+        """Each id's text, then each id's text at the beginning of a line, then the bytes."""
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         has_prefixes = bool(self.roles.get("prefixes"))
         first, text = self._prefix(op, text) if has_prefixes else (None, text)
         none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
         no, yes = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in (False, True))
-        # -1 before each line if it may have a prefix, </s> after it; not reversed, not numbered as in fairseq
+        # flags: bos (of id -1, the prefix's place), eos, not reversed, not numbered as in fairseq
         inputs = text, *none, yes if has_prefixes else no, yes, no, no
         tokens, rows = custom(op, "SentencepieceTokenizer", *inputs, model=self.model, kinds="iI")
         tokens = integer(op, tokens)
@@ -114,14 +114,15 @@ class PieceOps(TextOps):
         return tokens, start, op.Sub(end, start)
 
     def _prefix(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The id (B,) of a token such as >>deu<< that a line begins with, -1 without one, and the rest of the line."""
+        """The id (B,) of a token such as >>deu<< at the beginning of a line, -1 without one, and the rest of the
+        line."""
         beginning = replaced(op, text, "beginning", "(?s)^(>>.*?<<)?.*$", r"\1")
         first = value_of(op, beginning, {"": -1, **self.prefixes}, self.unknown)
         return first, replaced(op, text, "rest", "(?s)^>>.*?<<", "")
 
     def _looked_up(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Make neighbours that the model doesn't know one token: a single one's own, else <unk>."""
-        strange = np.zeros(self.known + len(self.roles.get("missing", ())) + 1, np.int64)  # the last is for -1
+        """Merge neighbouring tokens unknown to the model: a single one keeps its id, several become <unk>."""
+        strange = np.zeros(self.known + len(self.roles.get("missing", ())) + 1, np.int64)  # the last entry is for -1
         strange[[self.unknown, *self.surfaces.values()]] = 1
         marks = op.Gather(table(op, "text.strange", lambda: strange), tokens)  # (N,)
         before = op.Slice(op.Concat([0], marks, axis=0), [0], [-1], [0])
@@ -141,14 +142,14 @@ class PieceOps(TextOps):
         return op.Gather(strings(op, "text.spelled", self.spelling), places)
 
     def _with_bytes(self, op: Op, tokens: ir.Value, places: ir.Value, silent: ir.Value) -> ir.Value:
-        """Places (R, T) in `spelling`, now of bytes too: neighbours that are UTF-8 together are themselves, others
-        U+FFFD each."""
-        # Tokens without a text don't part bytes.
+        """Places (R, T) in `spelling`, with byte tokens replaced: neighbours that form UTF-8 together spell it, others
+        become U+FFFD each."""
+        # Tokens without a text don't separate bytes.
         index = op.Transpose(op.NonZero(op.Or(op.Not(silent), op.Equal(tokens, self.size))), perm=[1, 0])  # (N, 2)
         stream = op.Gather(table(op, "text.bytes", lambda: self.bytes), op.GatherND(tokens, index))  # (N,)
         parts = op.Equal(stream, SEPARATOR)
         wrong = integer(op, op.GreaterOrEqual(well_formed(op, stream), REPLACEMENT))
-        run = op.CumSum(integer(op, parts), 0)  # (N,): the number of the run of bytes
+        run = op.CumSum(integer(op, parts), 0)  # (N,): which run of bytes
         empty = op.Expand(0, op.Add(op.Shape(run), 1))
         wrong = op.Gather(op.ScatterElements(empty, run, wrong, axis=0, reduction="max"), run)
         codes = op.Add(op.Where(op.Greater(wrong, 0), REPLACEMENT, stream), 2 * (self.size + 1))
@@ -156,7 +157,7 @@ class PieceOps(TextOps):
 
 
 def has_pieces(tokenizer: str) -> bool:
-    """Whether text of this tokenizer.json, or of both, is cut into SentencePiece's pieces."""
+    """Whether this tokenizer.json (or both of its sides) is SentencePiece's."""
     return all(is_sentencepiece(json.loads(text)) for text in (side_texts(tokenizer) or {"": tokenizer}).values())
 
 
@@ -165,7 +166,8 @@ def _added(specification: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The pieces in the order of their ids. The score in a BPE model is minus the rank of its first merge."""
+    """Pieces and scores in the order of ids. In a BPE model the score is minus the rank of the first merge that makes
+    the piece."""
     model = specification["model"]
     if model["type"] == "Unigram":
         return [(text, score) for text, score in model["vocab"]]
@@ -176,7 +178,7 @@ def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
-    """{text: id} of tokens that the vocabulary has and the source's model doesn't, nor any of their letters."""
+    """{text: id} of the vocabulary's tokens missing in the source's model, together with all their letters."""
     texts = [text for text, _ in _scored(specification)]
     letters = {text for text in texts if len(text) == 1} | {t for t, _ in roles_of(specification).get("missing", [])}
     return {
@@ -187,7 +189,8 @@ def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: int) -> SentencePiece:
-    """The model that gives the ids of a tokenizer.json, and ids after them for pieces without an id."""
+    """The SentencePiece model that gives the ids of a tokenizer.json. Pieces without an id get numbers after the
+    vocabulary."""
     model, roles, scored = specification["model"], roles_of(specification), _scored(specification)
     normalizers = (specification.get("normalizer") or {"normalizers": []})["normalizers"]
     control = {each["content"] for each in _added(specification)}

@@ -1,6 +1,7 @@
-"""The tokens that may be written, that end, or that must be: `Rules` of `generation/steps.py` within a graph.
+"""Rules on which tokens are banned, forced, or end a sentence, within a graph. Twin of `Rules` in `decoding/steps.py`.
 
-Shapes: B sentences, h hypotheses before the step, V vocabulary, L tokens written so far and the start token.
+Shapes: B sentences, h hypotheses before the step, V vocabulary (or the candidates), L tokens written so far, with the
+start token.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .options import OptionInputs, Vocabulary
 
 
 class Rules:
-    """Computed outside the loop: what doesn't change during the search."""
+    """Everything constant during the search is computed here, outside the loop."""
 
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, vocabulary: Vocabulary):
         self.options, self.eos = options, vocabulary.place(op, config.eos_id)
@@ -32,56 +33,55 @@ class Rules:
         self.rows = vocabulary.of_ids(op, "bans", op.Concat(later, first, axis=0), axis=1)  # (4, C)
         self.more_ends = size(op, ids, 0)
         self.excluded = op.Add(self.more_ends, op.Add(size(op, suppressed, 0), size(op, at_first, 0)))
-        """Tokens that these rules may ban, besides `EXCLUDED`."""
+        """Number of tokens these rules may ban, in addition to `EXCLUDED`."""
         self.first_count = size(op, options["forced_first"], 0)
         first = vocabulary.places(op, options["forced_first"])
-        self.first = op.Pad(first, [0, 1], -1)  # from its end on nothing is forced
+        self.first = op.Pad(first, [0, 1], -1)  # nothing is forced after these
         n, penalty = options["no_repeat_ngram"], options["repetition_penalty"]
         self.sequences = vocabulary.sequences(op, options["banned_sequences"])
         repeats = op.Or(op.Greater(n, 0), op.Greater(size(op, self.sequences, 0), 0))
         self.reads_history = op.Or(repeats, op.Not(op.Equal(penalty, 1.0)))
         self.written_count = op.Reshape(op.Cast(self.reads_history, to=ir.DataType.INT64), [1])
-        """Tokens that are written down each step: 1, or 0 where nobody reads them."""
+        """Tokens added to the history per step: 1, or 0 if no rule reads the history."""
 
     def bans(self, op: Op, t: ir.Value) -> ir.Value:
-        """Return what is added to the scores (V,) of new token number t, whatever was written."""
+        """Bans (V,) to add to the scores of new token number t, whatever the history."""
         early = op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64)
         first = op.Cast(op.Equal(t, self.first_count), to=ir.DataType.INT64)
         return op.Gather(self.rows, op.Add(early, op.Mul(first, 2)))
 
     def begun(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Return the history (B, 1, L) of start tokens (B, 1)."""
+        """The history (B, 1, L) of start tokens (B, 1)."""
         return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
 
     def written(self, op: Op, history: ir.Value, parents: ir.Value, ids: ir.Value) -> ir.Value:
-        """Return the history after tokens (B, K), each after hypothesis `parents` of its sentence."""
+        """The history after appending tokens (B, K); token k follows hypothesis parents[:, k] of its sentence."""
         before = op.GatherND(history, op.Unsqueeze(parents, [2]), batch_dims=1)
         return op.Concat(before, self.begun(op, ids), axis=2)
 
     def forced(self, op: Op, limits: ir.Value, t: ir.Value) -> ir.Value:
-        """Return the token (B, 1) that each sentence gets as number t without its being scored, -1: none. limits: (B,
-        1)."""
+        """Each sentence's token number t (B, 1), if it is forced regardless of scores; otherwise -1. limits: (B, 1)."""
         at_end = op.And(self.options["forced_end"], op.Equal(limits, op.Add(t, 1)))
         first = op.Gather(self.first, op.Min(t, self.first_count))
         return op.Where(op.GreaterOrEqual(first, 0), first, op.Where(at_end, self.eos, -1))
 
     def forces(self, op: Op, t: ir.Value) -> ir.Value:
-        """Return whether any sentence may get such a token as number t."""
+        """Whether any sentence may get a forced token as number t."""
         return op.Or(op.Less(t, self.first_count), self.options["forced_end"])
 
     def penalised(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Return scores (B, h, V), logits or log p, those of what was written weakened."""
+        """Scores (B, h, V), logits or log p, with the repetition penalty on tokens of the history."""
         penalty = self.options["repetition_penalty"]
         seen = op.ScatterElements(op.Expand(0.0, op.Shape(scores)), history, op.Expand(1.0, op.Shape(history)), axis=2)
         weaker = op.Where(op.Less(scores, 0.0), op.Mul(scores, penalty), op.Div(scores, penalty))
         return op.Where(op.Greater(seen, 0.0), weaker, scores)
 
     def by_history(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Return scores (B, h, V), BANNED on each token that may not follow what was written."""
+        """Scores (B, h, V) with BANNED on tokens that would repeat an n-gram or complete a banned sequence."""
         return self._without_sequences(op, self._without_repeats(op, scores, history), history)
 
     def _without_sequences(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Return scores (B, h, V), BANNED on each token that would end one of `banned_sequences` (S, N)."""
+        """Ban tokens that complete one of `banned_sequences` (S, N)."""
         first = op.Slice(self.sequences, [0], [-1], [1])  # (S, N - 1)
         last = op.Squeeze(op.Slice(self.sequences, [-1], [1 << 62], [1]), [1])  # (S,)
         before, length = op.Shape(first, start=1), op.Shape(history, start=2)
@@ -93,11 +93,11 @@ class Rules:
         return op.ScatterElements(scores, tokens, op.Where(same, BANNED, 0.0), axis=2, reduction="add")
 
     def _without_repeats(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Return scores (B, h, V), BANNED on each token that would end the same n tokens as were written before."""
+        """Ban tokens that repeat an n-gram of the history."""
         n = op.Max(self.options["no_repeat_ngram"], 1)
         before, length = op.Sub(n, 1), size(op, history, 2)
-        step = op.Range(0, before, 1)  # of a window of n tokens the places before the last
-        first = op.Range(0, op.Sub(op.Add(length, 1), n), 1)  # where a window begins
+        step = op.Range(0, before, 1)  # offsets in a window of n tokens, without the last
+        first = op.Range(0, op.Sub(op.Add(length, 1), n), 1)  # starts of windows
         windows = op.Gather(history, op.Add(op.Unsqueeze(first, [1]), step), axis=2)  # (B, h, W, n - 1)
         latest = op.Gather(history, op.Max(op.Add(op.Sub(length, before), step), 0), axis=2)  # (B, h, n - 1)
         other = op.Cast(op.Not(op.Equal(windows, op.Unsqueeze(latest, [2]))), to=ir.DataType.INT64)
@@ -107,12 +107,12 @@ class Rules:
 
 
 def never_written(config: TransformerConfig) -> np.ndarray:
-    """Return (V,): added to the scores of what is never written."""
+    """Row (V,) to add to scores: BANNED on padding and other ids never written."""
     row = np.zeros(config.vocab_size, np.float32)
     row[banned_ids(config)] = BANNED
     return row
 
 
 def _marked(op: Op, width: int, ids: ir.Value, value: float) -> ir.Value:
-    """Return (width,): `value` at ids (N,), else 0."""
+    """Row (width,) with `value` at ids (N,), otherwise 0."""
     return op.ScatterElements(op.Expand(0.0, [width]), ids, op.Expand(value, op.Shape(ids)), axis=0)

@@ -1,6 +1,8 @@
-"""A file with the search inside, in ONNX Runtime: ids or text in, the n best out, as from the other runtimes.
+"""Run a file with the search inside in ONNX Runtime: ids or text in, n best out, with the arguments of the other
+runtimes.
 
-`generation.search` checks, sorts and batches; here each batch is one run of the graph.
+`decoding.search` checks, sorts and batches as for every model; here each batch is one run of the graph.
+
 Shapes: B sentences, S source, n = n_best, T longest output.
 """
 
@@ -52,20 +54,20 @@ if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
     from mlx_transformer.text.tokenizer import Tokenizer
 
-REPLACEMENT = "\ufffd"  # of a character that was cut
+REPLACEMENT = "\ufffd"  # decoded from a character cut in two
 MOST_TOKENS = 8
-"""Most tokens of a byte of text: usually one, more where SentencePiece replaces a character by a phrase."""
+"""Most tokens per byte of text: usually one, more where SentencePiece replaces a character by a phrase."""
 
 
 class SearchModel(TextVerbs):
-    """One file written by `export_search`.
+    """A file written by `export_search`.
 
         model = SearchModel("model.onnx")
         model.generate([[17, 5, 2]], beam=4)                  # [[ids]]
         model.search([[17, 5, 2]], beam=4, n_best=2)          # [[Hypothesis(ids, score), ...]]
         model.translate(["a line"])                           # exported with text, or of a model with a tokenizer
 
-    Raises `UserError` for any other file, and for arguments as `generation.search.search` does.
+    Raises UserError for any other file, and for wrong arguments as `decoding.search.search` does.
     """
 
     has_steps = False
@@ -81,15 +83,15 @@ class SearchModel(TextVerbs):
     ):
         """Open the file.
 
-        threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU. verify:
-        compare the file with its digest, if a manifest beside it has one. file: the same, already open.
+        threads: per operator; None: all cores. providers: of ONNX Runtime; None: the CPU. verify: compare the file with
+        its digest, if a manifest beside it has one. file: the same file, already open.
         """
         file = file or OneFile.open(path, threads, providers, verify)
         self.path, self.where, self.session, self.metadata = file.path, str(path), file.session, file.metadata
         metadata = self.metadata
         if VECTOR in metadata:
             raise UserError(f"{path}: gives vectors of texts, no translations: it is for embed")
-        # ONNX Runtime rounds the activations of weights in blocks unless the session forbids it.
+        # With block-quantized weights ONNX Runtime rounds activations unless the session forbids it.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = opened(self.path, threads, providers, "float32")
         settings = self.session.get_overridable_initializers()  # inputs with a default
@@ -117,9 +119,9 @@ class SearchModel(TextVerbs):
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
-        """Return the `n_best` best outputs of each input, best first; see `generation.search.search`.
+        """Return the `n_best` best outputs of each input, best first; see `decoding.search.search`.
 
-        attention: each hypothesis with its own, from a file exported with `--attention`.
+        attention: fill in `Hypothesis.attention`; the file has to be exported with `--attention`.
         """
         return self._searched(search, ids, prefix, options, attention=attention)
 
@@ -136,7 +138,7 @@ class SearchModel(TextVerbs):
         return nullcontext(WholeSearch(self, attention))
 
     def without_limit(self, ids: Ids, options: Options) -> list[list[Hypothesis]]:
-        """Search in one batch, with the lengths that the graph chooses by default, as for those who run it directly."""
+        """Search in one batch with the graph's default length limits, as for callers of the graph itself."""
         sources = Sources.of(self.config, ids=ids)
         rows = np.arange(len(sources))
         batch = Batch(rows, sources, [], np.array([0]), rows)
@@ -151,7 +153,7 @@ class SearchModel(TextVerbs):
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translate text, with the tokenizer in the graph if it was exported with text, else with this process's."""
+        """Translate text, with the graph's tokenizer if it has one, otherwise with this process's."""
         from mlx_transformer.generation.translate import as_lines, join  # lazy: it loads the tokenizer
 
         lines = as_lines(lines)
@@ -208,7 +210,7 @@ class SearchModel(TextVerbs):
 
     @property
     def translator(self) -> Translator:
-        """The translator of a file that takes ids; `UserError` if it has no tokenizer."""
+        """The translator of a file that takes ids. Raises UserError if the file has no tokenizer."""
         if self.tokenizer is None:
             raise UserError(f"{self.path}: takes ids, and holds no tokenizer: call generate, or export the model again")
         return super().translator
@@ -222,9 +224,10 @@ class SearchModel(TextVerbs):
         *,
         task_prefix: str | None = None,
     ) -> tuple[list[int], list[str]]:
-        """Cut lines into texts that a graph with the tokenizer can take; return the line's index of each, and them.
+        """Cut lines into pieces short enough for a graph with a tokenizer; return each piece's line index, and the
+        pieces.
 
-        task_prefix: text before each line, in place of the model's own.
+        task_prefix: put before each line, e.g. "translate English to German: "; None: the model's own.
         """
         from mlx_transformer.generation.translate import as_lines
         from mlx_transformer.text.tokenizer import unicode_texts
@@ -258,12 +261,15 @@ class SearchModel(TextVerbs):
         share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translate `pieces`. numbers: their line numbers, for messages. share: for a server's batches."""
+        """Translate the results of `pieces`.
+
+        numbers: their line numbers, for messages. share: for a server's batches.
+        """
         from mlx_transformer.generation.translate import Translation
 
         around, chosen = chosen_options(self.generation, options)
         check_options(chosen, self.config)
-        sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
+        sizes = np.array([len(line.encode()) for line in lines], int)  # bytes, a bound on the tokens
         limits = sizes + EXTRA_TOKENS
         most = min(int(limits.max(initial=0)), self.config.max_positions)
         check_fits(self.config, chosen.beam, 0, chosen.max_new_tokens or most)
@@ -286,7 +292,7 @@ class SearchModel(TextVerbs):
     def hypotheses(
         self, batch: Batch, inputs: dict[str, np.ndarray], stopped: Callable[[], bool], attention: bool = False
     ) -> list[list[Hypothesis]]:
-        """Search one batch of ids, in one run of the graph. inputs: the options, as `inputs_of` gives them."""
+        """Search one batch of ids in one run of the graph. inputs: the options, from `inputs_of`."""
         source, mask = batch.sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         values = {**inputs, **source, "source_mask": mask, "rows": batch.places, "max_new_tokens": batch.limits}
         values |= {"prefix": padded(batch.prefix), "candidates": padded(batch.candidates or [], 1)}
@@ -299,7 +305,7 @@ class SearchModel(TextVerbs):
                 [
                     Hypothesis(ids[:length].tolist(), float(score), attention=None if x is None else x[:length])
                     for ids, length, score, x in zip(*sentence[:3], weights, strict=True)
-                    if not score <= DEAD  # NaN stays in, and is reported
+                    if not score <= DEAD  # NaN passes, and is reported later
                 ]
             )
         return results
@@ -308,7 +314,7 @@ class SearchModel(TextVerbs):
         names = [self.ports.output_names[value] for value in outputs]
         feeds = {name: values[value] for value, name in self.ports.input_names.items()}
         try:
-            if stopped is never:  # no thread has to watch the run
+            if stopped is never:  # the run needs no watching thread
                 return list(self.session.run(names, feeds))
             return self.session.run_until(stopped, names, feeds)
         except UserError as error:
@@ -316,7 +322,7 @@ class SearchModel(TextVerbs):
 
 
 class WholeSearch(Model):
-    """A `SearchModel` as `generation.search` takes it: a whole batch is searched at once."""
+    """A `SearchModel` as a model for `decoding.search`, which hands it whole batches."""
 
     def __init__(self, file: SearchModel, attention: bool):
         self.file, self.config, self.attention = file, file.config, attention
@@ -330,7 +336,7 @@ class WholeSearch(Model):
 
 
 def padded(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
-    """Pad rows of tokens with -1: (B, P), P no less than `least`; (1, 0) for no rows."""
+    """Pad rows of token ids with -1 to (B, P), with P at least `least`; (1, `least`) for no rows."""
     width = max(least, *map(len, rows)) if rows else 0
     array = np.full((max(1, len(rows)), width), -1, np.int64)
     for i, row in enumerate(rows):

@@ -1,13 +1,11 @@
-"""The noise of `generation/philox.py` within a graph: the same bits, from integer operations.
+"""Sampling in a graph: temperature, top-k, nucleus, and a draw by Gumbel noise. Twin of `decoding/greedy.py`: the same
+noise and the same tokens.
 
-Words are int64 between 0 and 2^32 - 1, with + - * / as exact as in the paper's unsigned 32 bits.
+The noise comes from Philox (Salmon et al. 2011) in integer operations, so its bits are the same everywhere. Words are
+int64 between 0 and 2^32 - 1; + - * / on them are as exact as on the paper's unsigned 32 bits.
 
-Shapes: B rows, N numbers of each, n = N / 4 counters.
-
-Sampling: temperature, top-k, nucleus, and a draw. `generation/sampling.py` is the same on the host: the same noise,
-the same tokens.
-
-Shapes: B sentences, h hypotheses (1 here), V vocabulary, N blocks of it.
+Shapes: B sentences, h hypotheses (1 here), V vocabulary; N random numbers per row from n = N / 4 Philox counters. In
+`_draw` N is the number of vocabulary blocks.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ HALF = 1 << 16
 
 
 def philox(op: Op, x: ir.Value, y: ir.Value, keys: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value]:
-    """x (2, B, n): words 0 and 2 of each counter, y words 1 and 3, keys as from `round_keys`. The same of the
-    results."""
+    """Run all rounds. x (2, B, n): words 0 and 2 of each counter; y: words 1 and 3; keys: from `round_keys`. Returns
+    new x and y."""
     for k in keys:
         high, low = _product(op, op.Gather(x, [1, 0], axis=0))
         x, y = op.BitwiseXor(op.BitwiseXor(high, y), k), low
@@ -39,21 +37,21 @@ def philox(op: Op, x: ir.Value, y: ir.Value, keys: Sequence[ir.Value]) -> tuple[
 
 
 def round_keys(op: Op, key: ir.Value) -> Sequence[ir.Value]:
-    """Return the key's two words (2,) in each round: (2, 1, 1) each."""
+    """Each round's key, (2, 1, 1), from the seed's two words (2,)."""
     weyl = table(op, "philox.weyl", lambda: np.arange(ROUNDS)[:, None] * np.array(WEYL))
     keys = op.Unsqueeze(op.Mod(op.Add(key, weyl), WORD), [2, 3])
     return [op.Squeeze(k, [0]) for k in op.Split(keys, axis=0, num_outputs=ROUNDS, _outputs=ROUNDS)]
 
 
 def words_of(op: Op, seed: ir.Value) -> ir.Value:
-    """Return the low and the high word (2,) of a scalar. A negative one stands for itself + 2^64."""
+    """The low and the high word (2,) of a scalar; a negative seed stands for seed + 2^64."""
     low = op.Mod(seed, WORD)
     high = op.Mod(op.Div(op.Sub(seed, low), WORD), WORD)
     return op.Concat(op.Unsqueeze(low, [0]), op.Unsqueeze(high, [0]), axis=0)
 
 
 def counters(op: Op, rows: ir.Value, count: int) -> ir.Value:
-    """Return words 0 and 2 (2, B, n) of what the rows (B,) count for N = `count` numbers: i // 4 and the row."""
+    """Words 0 and 2 of the counters for N = `count` numbers per row: i // 4 and the row's number (B,) -> (2, B, n)."""
     n = -(-count // 4)
     first = table(op, "philox.counters", lambda: np.stack([np.arange(n), np.zeros(n, np.int64)])[:, None])
     second = op.Unsqueeze(op.Unsqueeze(rows, [1]), [0])
@@ -61,7 +59,7 @@ def counters(op: Op, rows: ir.Value, count: int) -> ir.Value:
 
 
 def gumbel(op: Op, x: ir.Value, t: ir.Value, keys: Sequence[ir.Value]) -> ir.Value:
-    """Return the noise (B, 4n) for new token number t (scalar) of the rows that `counters` counted for."""
+    """Gumbel noise (B, 4n) for new token number t (scalar). x: from `counters`; keys: from `round_keys`."""
     y = op.Mul(t, table(op, "philox.step", lambda: np.array([1, 0])[:, None, None]))
     x, y = (op.Unsqueeze(words, [1]) for words in philox(op, x, y, keys))
     words = op.Transpose(op.Concat(x, y, axis=1), perm=[2, 3, 0, 1])  # (B, n, 2, 2)
@@ -71,8 +69,8 @@ def gumbel(op: Op, x: ir.Value, t: ir.Value, keys: Sequence[ir.Value]) -> ir.Val
 
 
 def _product(op: Op, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return the high and the low words of words 2 and 0 times their multipliers; in halves of these, as 64 bits with a
-    sign can't hold the whole."""
+    """High and low words of the products of words 2 and 0 with their multipliers. Multipliers are split into 16-bit
+    halves, since a whole product doesn't fit into a signed 64-bit integer."""
     factors = np.array(MULTIPLIERS[::-1])[:, None, None]
     upper = op.Mul(x, table(op, "philox.upper", lambda: factors // HALF))
     lower = op.Mul(x, table(op, "philox.lower", lambda: factors % HALF))
@@ -81,18 +79,18 @@ def _product(op: Op, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     return op.Div(middle, HALF), low
 
 
-BEYOND = 1 << 62  # any axis ends before it
+BEYOND = 1 << 62  # the end of a Slice up to the last element
 
 
 class Weighed(NamedTuple):
-    """The logits that rules make, and whether there are such rules."""
+    """`condition`: whether rules change the scores by the history; `scores`: computes those scores."""
 
     condition: ir.Value
     scores: Callable[[Op], ir.Value]
 
 
 class Sampling:
-    """Which tokens are candidates: the likeliest, or with `options.sample` a drawn one."""
+    """Chooses candidate tokens: the most likely, or a drawn one if `options.sample`."""
 
     def __init__(self, op: Op, options: OptionInputs, size: ir.Value, vocabulary: Vocabulary):
         """size: B (1,)."""
@@ -114,8 +112,11 @@ class Sampling:
     def or_likeliest(
         self, op: Op, logits: ir.Value, weighed: Weighed, bans: ir.Value, t: ir.Value, count: ir.Value
     ) -> ir.Value:
-        """Return candidates (B, h, c) by logits (B, h, V), or by what rules make of them: the c = `count` likeliest, or
-        the one drawn (c = 1)."""
+        """Candidates (B, h, c) from logits (B, h, V), or from the scores of the rules if there are any.
+
+        The c = `count` most likely; when sampling, the drawn token (c = 1). bans (V,): added before the draw. t: number
+        of the new token.
+        """
 
         def likeliest_of(op: Op, scores: ir.Value) -> list[ir.Value]:
             tokens = self._largest(op, op.Flatten(scores, axis=2), count)
@@ -146,8 +147,8 @@ class Sampling:
         return either(op, self.options["sample"], "candidates", drawn, best, (ir.DataType.INT64,))[0]
 
     def _largest(self, op: Op, scores: ir.Value, count: ir.Value) -> ir.Value:
-        """Return the tokens (R, c) of the largest scores (R, C): all ids are looked through in blocks, a list is
-        short."""
+        """Tokens (R, c) of the largest scores (R, C). The whole vocabulary is searched in blocks; a list of candidates
+        is short."""
 
         def of_list(op: Op) -> list[ir.Value]:
             return [top_k(op, scores, count, None)[1]]
@@ -160,7 +161,7 @@ class Sampling:
         return either(op, self.vocabulary.listed, "largest", of_list, of_all, (ir.DataType.INT64,))[0]
 
     def _draw(self, op: Op, scores: ir.Value, noise: ir.Value) -> ir.Value:
-        """Return a token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
+        """Draw a token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
         missing = self.blocks * BLOCK - self.vocab_size
         scores = op.Pad(scores, [0, 0, 0, missing], BANNED) if missing else scores
         blocks = op.Reshape(scores, [-1, self.blocks, BLOCK])
@@ -170,15 +171,15 @@ class Sampling:
         within = op.GatherND(blocks, block, batch_dims=1)  # (B, BLOCK)
         place = op.ArgMax(op.Add(within, op.Slice(noise, [0], [BLOCK], [1])), axis=1, keepdims=0)
         token = op.Add(op.Mul(op.Squeeze(block, [1]), BLOCK), place)
-        # A place that is filled up wins only where no score is a number.
+        # A place of the padding wins only if all scores are NaN.
         return op.Where(op.Less(token, self.vocab_size), token, 0)
 
 
 def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
-    """Return scores (B, V), BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+    """Scores (B, V) with BANNED outside the `top_k` most likely tokens and the nucleus `top_p`.
 
-    Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
-    border stay in together.
+    Nucleus (Holtzman et al. 2020): the fewest most likely tokens with a total probability of at least top_p. Equal
+    scores at the border all stay.
     """
     every = op.Shape(scores, start=1)
     k = op.Where(op.Greater(options["top_k"], 0), op.Min(options["top_k"], every), every)
@@ -186,7 +187,7 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
     scores = op.Where(op.Less(scores, op.Slice(falling, [-1], [BEYOND], [1])), BANNED, scores)
     p = op.Softmax(falling, axis=-1)
     in_nucleus = op.Less(op.Sub(op.CumSum(p, 1), p), options["top_p"])
-    # With top_p = 1 all stay: the sum's rounding must not cut the tail.
+    # With top_p = 1 all tokens stay: the sum's rounding must not cut the tail.
     in_nucleus = op.Or(in_nucleus, op.GreaterOrEqual(options["top_p"], 1.0))
     last = op.Sub(op.ReduceSum(op.Cast(in_nucleus, to=ir.DataType.INT64), [1], keepdims=1), 1)
     return op.Where(op.Less(scores, op.GatherElements(falling, last, axis=1)), BANNED, scores)

@@ -1,8 +1,9 @@
-"""The loop that every kind of search shares, in standard `Loop`s: run the decoder one step, choose tokens, until all
-sentences are finished; drop the finished ones on the way. `generation/steps.py` is the same on the host.
+"""The loop of every kind of search, in standard `Loop`s. Twin of `decoding/steps.py`.
 
-Shapes: B sentences, b those of a phase, K hypotheses of a sentence, h those before a step (1 before the first, then K),
-V vocabulary, T steps, S source.
+Run the decoder one step, choose tokens, until all sentences are finished; drop finished sentences along the way.
+
+Shapes: B sentences, b sentences of a phase, K hypotheses of a sentence, h hypotheses before a step (1 before the first,
+then K), V vocabulary, T steps, S source.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from export.interface import BATCH
 from export.nn.primitives import Op, scope, size
 
 DROP_BELOW = (3, 4)
-"""Drop finished sentences when at most this share of the phase's is open: what is kept has to be copied."""
+"""A phase ends when at most this share of its sentences is open. Dropping copies the remaining caches, so it has to
+pay."""
 
 
 STEPS = "steps"
-"""Name of the innermost graph, which runs once a token."""
+"""Name of the innermost graph, which runs once per token."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A value that one iteration hands to the next: its value before the first, and axes (a name: may grow or
-    differ)."""
+    """A value passed from iteration to iteration. start: its value before the first; axes: a number is fixed, a name
+    may grow."""
 
     start: ir.Value
     dtype: ir.DataType
@@ -36,73 +38,73 @@ class Carried:
 
 
 State = dict[str, ir.Value]
-"""The carried values within the loop's body, by name."""
+"""Carried values by name, within the loop's body."""
 
 
 class Decoder(Protocol):
-    """A batch in decoding, made of any operators. Its values of the source come from outside the loop."""
+    """A batch being decoded. Its values of the source come from outside the loop."""
 
     read_width: ir.Value | None
-    """S (1,), where a step also says what it read of the source; None: it doesn't."""
+    """S (1,), if steps also return what they read of the source; otherwise None."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
-        """Return the caches before the first token, outside the loop."""
+        """The caches before the first token, outside the loop."""
         ...
 
     def at(self, op: Op, index: ir.Value) -> Decoder:
-        """Return the same decoder for the sentences `index` (b,) of the batch alone."""
+        """The same decoder for the sentences `index` (b,) of the batch."""
         ...
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
-        """Last tokens (b, h), number t (scalar) of them -> logits (b, h, V) of the next ones, the caches after it, and
-        how much was read of each source token (b, h, S), if that is `shown`."""
+        """Run the last tokens (b, h) at position t (scalar). Returns logits (b, h, V), the new caches, and (if
+        `read_width`) the attention to each source token (b, h, S)."""
         ...
 
     def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
-        """Return parents (b, K), each 0 to h - 1: hypothesis k of a sentence goes on from its hypothesis parents[:,
-        k]."""
+        """Reorder the caches: hypothesis k continues from parents[:, k]. parents (b, K), each 0 to h - 1."""
         ...
 
 
 class Strategy(Protocol):
-    """How the next tokens are chosen, and what is known of each sentence."""
+    """Chooses the next tokens, and keeps the state of each sentence."""
 
     steps: ir.Value
     """Most steps (scalar)."""
     size: ir.Value
     """B (1,)."""
     result_names: tuple[str, ...]
-    """Names in the state of the results, (B, K) each: these no longer change once a sentence is finished."""
+    """Names of the results in the state, (B, K) each; they no longer change once a sentence is finished."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
-        """`ids` (B, 1), the start tokens, `open` (B,), true until a sentence is finished, and what else it needs."""
+        """The initial state: `ids` (B, 1), the start tokens; `open` (B,), true until a sentence is finished; and
+        whatever else it needs."""
         ...
 
     def at(self, op: Op, index: ir.Value) -> Strategy:
-        """Return the same strategy for the sentences `index` (b,) of the batch alone."""
+        """The same strategy for the sentences `index` (b,) of the batch."""
         ...
 
     def choose(self, op: Op, logits: ir.Value, state: State, t: ir.Value) -> tuple[State, ir.Value, ir.Value]:
-        """Return logits (b, h, V) of new token number t -> the state with the new `ids` (b, K), parents (b, K), and
-        what to write down for the end (b, K)."""
+        """Choose new token number t by logits (b, h, V). Returns the state with the new `ids` (b, K), parents (b, K),
+        and a record of the step (b, K) for the end."""
         ...
 
 
 WRITTEN, READ = "written", "read"
-"""The records of each step: what the strategy wrote down (T, B, K), and what was read of the source (T, B, K, S)."""
+"""The records of all steps: the strategy's (T, B, K), and the attention to the source (T, B, K, S)."""
 
 
 def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
-    """Decode to the end: the results of the strategy (B, K) by name, and what is kept of each step.
+    """Decode to the end; return the strategy's results (B, K) by name, and the records of each step.
 
-    index (b,), t0, caches, ids, ... --> phase: steps with these b sentences --> results of theirs, at their places
-          ^                                                |                     written down (T, B, K)
-          +-------- those of the open sentences -----------+
+    index (b,), t0, caches, ids, ... --> phase: steps with these b sentences --> their results, at their places
+          ^                                                |                     records (T, B, K)
+          +-------- values of the open sentences ----------+
     """
     strategy_state, caches = strategy.initial(op), decoder.initial(op)
     states: Mapping[str, Carried] = {**strategy_state, **caches}
     count = op.Squeeze(strategy.size, [0])
-    none = op.Reshape(strategy_state[strategy.result_names[0]].start, [0, -1])  # (B, K), whatever is in it
+    none = op.Reshape(strategy_state[strategy.result_names[0]].start, [0, -1])  # (B, K), only its shape matters
     integer = ir.DataType.INT64
     carried = {
         "index": Carried(op.Range(0, count, 1), integer, ("phase",)),
@@ -119,7 +121,7 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
         after, written = _phase(op, *remaining, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
         place = op.Unsqueeze(index, [1])
         results = {f"all.{n}": op.ScatterND(values[f"all.{n}"], place, after[n]) for n in strategy.result_names}
-        # Each sentence's column of what is kept, or for those no longer here a column of zeros behind the last.
+        # Each sentence's column of the records; dropped sentences get a column of zeros after the last.
         b = op.Shape(index)
         column = op.ScatterElements(op.Expand(b, strategy.size), index, op.Range(0, op.Squeeze(b, [0]), 1))
         spread = {name: op.Gather(op.Pad(x, _one_more(nothing[name])), column, axis=1) for name, x in written.items()}
@@ -137,8 +139,7 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
 
 
 def _no_columns(op: Op, none: ir.Value, source: ir.Value | None) -> dict[str, Carried]:
-    """Return what is kept of no step at all. none: any (B, K); source: S (1,), where what was read of it is kept
-    too."""
+    """The empty records before the first step. none: any (B, K); source: S (1,) if attention is recorded."""
     empty, axes = op.Concat([0], op.Shape(none), axis=0), ("steps", BATCH, "beam")
     columns = {WRITTEN: Carried(op.Expand(0, empty), ir.DataType.INT64, axes)}
     if source is not None:
@@ -148,7 +149,7 @@ def _no_columns(op: Op, none: ir.Value, source: ir.Value | None) -> dict[str, Ca
 
 
 def _one_more(column: Carried) -> list[int]:
-    """Pad's widths: one more column on the axis of sentences."""
+    """Pad's widths for one more column on the axis of sentences."""
     rank = len(column.axes)
     return [0] * rank + [0, 1] + [0] * (rank - 2)
 
@@ -163,13 +164,14 @@ def _phase(
     steps: ir.Value,
     count: ir.Value,
 ) -> tuple[State, State]:
-    """Return steps from number t0 on, until some of the b = `count` sentences are worth dropping; what is kept of each
-    step.
+    r"""Run steps from number t0 on, until enough of the b = `count` sentences can be dropped.
 
-    t --------------------------------+-------------+
-    ids, caches --> decoder.step --> logits --> strategy.choose --> ids, parents --> decoder.reorder --> caches
-    scores, ends, open -------------------------^   |   \\--> open: enough sentences left? -> next iteration
-                                                    \\--> written down (b, K): the Loop stacks them (T, b, K)
+    Returns the carried values, and the records of each step.
+
+        t --------------------------------+-------------+
+        ids, caches --> decoder.step --> logits --> strategy.choose --> ids, parents --> decoder.reorder --> caches
+        scores, ends, open -------------------------^   |   \--> open: enough sentences left? -> next iteration
+                                                        \--> record (b, K): the Loop stacks them (T, b, K)
     """
     enough = op.Div(op.Mul(count, DROP_BELOW[0]), DROP_BELOW[1])
 
@@ -182,7 +184,7 @@ def _phase(
         decoded = decoder.reorder(op, decoded, parents)
         open_count = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
         written_by_step = [written]
-        if read is not None:  # the first step has one hypothesis: as many as the others have
+        if read is not None:  # the first step has one hypothesis; repeat it to K as in later steps
             written_by_step.append(op.Expand(read, op.Concat(op.Shape(written), [1], axis=0)))
         return op.Greater(open_count, enough), {**chosen, **decoded}, written_by_step
 
@@ -192,7 +194,8 @@ def _phase(
 
 
 Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]
-"""Carried values by name, and `iteration` -> whether to go on, the values for the next iteration, values to stack."""
+"""From carried values by name, and `iteration`: whether to continue, the values for the next iteration, values to
+stack."""
 
 
 def looped(
@@ -203,7 +206,7 @@ def looped(
     body: Body,
     stacked: Mapping[str, ir.DataType] = MappingProxyType({}),
 ) -> tuple[State, list[ir.Value]]:
-    """Loop at most so many times: the last values of what was carried, and what was stacked, of these types."""
+    """Loop at most `most` times. Returns the last carried values, and the stacked values, whose types are `stacked`."""
 
     def traced(op: Op, iteration: ir.Value, _: ir.Value, *values: ir.Value) -> list[ir.Value]:
         with scope(op, name, "Loop"):

@@ -1,16 +1,15 @@
-"""Text in and out of a search graph: what the tokenizers share, and byte-level BPE.
+"""Text in and out of a search graph: the base class of all tokenizers in graphs, and byte-level BPE.
 
-`BytePairOps` reads the vocabularies that `train` makes: the ids are those of `core/tokenizer.py` for every text, and
-the texts are the same. `ByteLevelOps` reads BART's, whose words are GPT-2's. SentencePiece's vocabularies are read in
-`pieces.py`, BERT's WordPiece in `wordpiece.py`.
+`BytePairOps` reads vocabularies of `train`, with the same ids and texts as `text/tokenizer.py`. `ByteLevelOps` reads
+BART's, which cuts words as GPT-2 does. SentencePiece is in `pieces.py`, BERT's WordPiece in `wordpiece.py`.
 
-Four operators of onnxruntime-extensions (0.15.2) help: HfJsonTokenizer merges bytes, StringRegexSplitWithOffsets and
-StringRegexReplace use RE2, StringJoin puts texts together. Its other ones fail: HfJsonTokenizer can't compile our
-SPLIT_PATTERN, GPT2Tokenizer parts e from U+0301, RobertaTokenizer takes the text `</s>` for the token, and
-BpeDecoder returns `abcd` for the first of two rows `ab` and `cd`, and the byte 0xFF as it is, not as U+FFFD.
+Four operators of onnxruntime-extensions (0.15.2) are used: HfJsonTokenizer merges bytes, StringRegexSplitWithOffsets
+and StringRegexReplace use RE2, StringJoin joins texts. Its other operators fail: HfJsonTokenizer can't compile our
+SPLIT_PATTERN, GPT2Tokenizer separates e from U+0301, and RobertaTokenizer takes the text `</s>` for the token.
+BpeDecoder returns `abcd` for the first of two rows `ab` and `cd`, and the byte 0xFF unchanged instead of U+FFFD.
 
-Shapes: B lines, S longest line in tokens, N tokens of all lines (or bytes of all texts), P and Q ids around a line,
-W words of all lines, n hypotheses, T their tokens.
+Shapes: B lines, S longest line in tokens, N tokens of all lines (or bytes of all texts), P and Q ids around a line, W
+words of all lines, n hypotheses, T their tokens.
 """
 
 from __future__ import annotations
@@ -37,50 +36,50 @@ from mlx_transformer.text.tokenizer import MASK_TOKEN, MIN_VOCAB_SIZE, Tokenizer
 from .metadata import TEXT_DOMAIN
 
 DOMAINS = {"LabelEncoder": ("ai.onnx.ml", 2), "Tokenizer": ("com.microsoft", 1)}
-"""Domains and versions of operators outside of ONNX's main domain; all others are of onnxruntime-extensions."""
+"""Domains and versions of operators outside ONNX's main domain; operators not listed are onnxruntime-extensions'."""
 END = 1 << 60
-"""The end of a Slice that goes up to the last element."""
+"""The end of a Slice up to the last element."""
 SEPARATOR, REPLACEMENT, NOTHING = range(256, 259)
-"""Codes beside the 256 bytes: what stands between two texts, U+FFFD, and a byte that an earlier U+FFFD stands for."""
+"""Codes after the 256 bytes: a separator of texts, U+FFFD, and a byte already covered by a preceding U+FFFD."""
 CODE_TEXTS = [*(bytes([byte]) for byte in range(256)), b"", "\ufffd".encode(), b""]
 """The UTF-8 of each code."""
 
 PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
-"""What `words_pattern` finds, cut to the lengths of SPLIT_PATTERN."""
+"""Cuts the matches of `words_pattern` to the lengths of SPLIT_PATTERN."""
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
-"""Only characters that str.strip() removes: such a line has an empty translation."""
+"""Only characters that str.strip() removes; such a line has an empty translation."""
 FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
 """The tokenizer_config.json that HfJsonTokenizer needs beside a tokenizer.json."""
 
 
 class TextOps(ABC):
-    """A tokenizer as operators. A subclass says how text is cut into tokens, and how tokens are spelled."""
+    """A tokenizer as operators. Subclasses cut text into tokens (`cut`), and spell tokens (`spell`)."""
 
     size: int
-    """Ids of the model. This number itself is one more id here, which ends every text and has no spelling."""
+    """The model's number of ids. `size` itself serves as one more id: it ends every text and has no spelling."""
     positions: int
     pad: int
     before: list[int] | None = None
-    """Ids before each line's own."""
+    """Ids before each line's tokens, e.g. [<s>]."""
     after: list[int] | None = None
 
     @abstractmethod
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Text (B,) to the tokens of all lines (N,), where each line starts (B,), and how many it has (B,)."""
+        """Text (B,) to the tokens of all lines (N,), where each line starts (B,), and its number of tokens (B,)."""
 
     @abstractmethod
     def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
-        """Tokens (R, T) to strings (R, any number), which make one text when joined."""
+        """Tokens (R, T) to strings (R, any number), to be joined into one text per row."""
 
     def encode(
         self, op: Op, text: ir.Value, prefix: ir.Value | None = None, suffix: ir.Value | None = None
     ) -> tuple[ir.Value, ir.Value]:
-        """Text (B,) to ids and mask (B, S), each line between prefix (P,) and suffix (Q,), such as a language's id."""
+        """Text (B,) to ids and mask (B, S). prefix (P,) and suffix (Q,) go around each line, e.g. a language's id."""
         before, after = [prefix, self.before], [self.after, suffix]
         return lines_of(op, *self.cut(op, text), before, after, self.pad, self.positions)
 
     def decode(self, op: Op, sequences: ir.Value, blank: ir.Value) -> ir.Value:
-        """Ids (B, n, T) to texts (B, n), empty where the source is blank (B,)."""
+        """Ids (B, n, T) to texts (B, n), empty where the source line is blank (B,)."""
         shape = op.Shape(sequences, start=0, end=2)  # (2,): B, n
         ends = op.Expand(self.size, op.Concat(shape, [1], axis=0))
         tokens = op.Concat(op.Where(op.Unsqueeze(blank, [1, 2]), self.size, sequences), ends, axis=2)
@@ -93,13 +92,14 @@ class BytePairOps(TextOps):
     """Byte-level BPE as `train` makes it."""
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
-        """tokenizer: text of a tokenizer.json. `UserError` if `train` didn't make it or it doesn't fit the model."""
+        """tokenizer: text of a tokenizer.json. Raises UserError if `train` didn't make it, or if it doesn't fit the
+        model."""
         known = Tokenizer(tokenizer)
         Translator(config, known, list)
         specification = json.loads(tokenizer)
         self.size, self.positions = config.vocab_size, config.max_positions
         self.pad, self.after = known.pad_id, [known.eos_id]
-        # A text that spells a special token is text: "</s>" is four characters.
+        # A text that spells a special token is just text: "</s>" is four characters.
         changed = {"pre_tokenizer": self._words(specification, known), "post_processor": None, "added_tokens": []}
         self.merges = json.dumps({**specification, **changed})
         letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
@@ -110,7 +110,8 @@ class BytePairOps(TextOps):
         self.spelling[self.size, 0] = SEPARATOR
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
-        """The operator's pre-tokenizer. It gets pieces, and without an expression it would cut them as GPT-2 does."""
+        """The operator's pre-tokenizer. Its input is already cut; without an expression that matches everything it
+        would cut it again, as GPT-2 does."""
         trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=known.mask_id is not None).to_json())
         if _behaviour(specification) != _behaviour(trained):
             raise UserError(
@@ -122,7 +123,7 @@ class BytePairOps(TextOps):
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         words, first_words = split(op, text, "words", words_pattern())
-        # One more word, which no line has: the operators don't take an empty list.
+        # An extra word, which belongs to no line: the operators don't take an empty list.
         pieces, first_pieces = split(op, op.Concat(words, strings(op, "text.one", ["."]), axis=0), "pieces", PIECES)
         tokens, counts = self._merged(op, pieces)
         starts = op.Gather(op.CumSum(counts, 0, exclusive=1), op.Gather(first_pieces, first_words))  # (B+1,)
@@ -130,13 +131,13 @@ class BytePairOps(TextOps):
         return tokens, start, op.Sub(op.Slice(starts, [1], [END], [0]), start)
 
     def _merged(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Text (W,) to the tokens of all (N,), and how many each has (W,)."""
+        """Words (W,) to the tokens of all words (N,), and each word's number of tokens (W,)."""
         attributes = dict(tokenizer_config=FAST, tokenizer_vocab=self.merges)
         padded, mask = custom(op, "HfJsonTokenizer", text, **attributes, kinds="II", shape=(None, None))
         return op.GatherND(padded, op.Transpose(op.NonZero(mask), perm=[1, 0])), op.ReduceSum(mask, [1], keepdims=0)
 
     def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
-        """The bytes of all rows become one stream, valid UTF-8, and then rows again."""
+        """Join the bytes of all rows into one stream, make it valid UTF-8, and split it into rows again."""
         spelled = op.Gather(table(op, "text.bytes", lambda: self.spelling), tokens)  # (R, T, longest token)
         is_byte = op.GreaterOrEqual(spelled, 0)
         count = op.ReduceSum(integer(op, is_byte), [1, 2], keepdims=0)  # (R,)
@@ -149,10 +150,10 @@ class BytePairOps(TextOps):
 
 
 class ByteLevelOps(BytePairOps):
-    """Byte-level BPE as BART has it: `<s> text </s>`.
+    """Byte-level BPE as in BART: `<s> text </s>`.
 
-    The ids are those of `families/byte_level.py`, except where a letter younger than Unicode 13 or U+0085 stands
-    beside another letter: the operator takes it for a sign.
+    The ids are those of `families/byte_level.py`, with one exception: the operator takes U+0085, and letters newer than
+    Unicode 13, for punctuation, so ids differ if such a character stands beside a letter.
     """
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
@@ -161,14 +162,14 @@ class ByteLevelOps(BytePairOps):
         return specification["pre_tokenizer"]
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        if self.begins_with_space:  # the operator adds none
+        if self.begins_with_space:  # the operator doesn't add it
             text = replaced(op, text, "space", "(?s)^([^ ])", r" \1")
         tokens, count = self._merged(op, text)
         return tokens, op.CumSum(count, 0, exclusive=1), count
 
 
 def is_byte_level(tokenizer: str) -> bool:
-    """Whether this tokenizer.json makes bytes of GPT-2's words."""
+    """Whether this tokenizer.json is byte-level BPE over GPT-2's words."""
     if side_texts(tokenizer) is not None:
         return False
     splitter = json.loads(tokenizer).get("pre_tokenizer") or {}
@@ -176,7 +177,7 @@ def is_byte_level(tokenizer: str) -> bool:
 
 
 def is_blank(op: Op, text: ir.Value) -> ir.Value:
-    """Whether there is nothing to translate (B,)."""
+    """Whether a line has nothing to translate (B,)."""
     return op.RegexFullMatch(text, pattern=BLANK)
 
 
@@ -190,9 +191,9 @@ def lines_of(
     pad: int,
     positions: int,
 ) -> tuple[ir.Value, ir.Value]:
-    """Ids and mask (B, S): line i is the ids `before` (P,), the `count[i]` tokens from `start[i]` on, and `after` (Q,).
+    """Ids and mask (B, S): line i is `before` (P,), the `count[i]` tokens from `start[i]` on, and `after` (Q,).
 
-    The width is that of `Sources.padded`.
+    The width is the same as in `Sources.padded`.
     """
     none = table(op, "text.no_ids", lambda: np.zeros(0, np.int64))
     front, back = (op.Concat(none, *(x for x in ids if x is not None), axis=0) for ids in (before, after))
@@ -203,7 +204,7 @@ def lines_of(
     column = op.Range(0, op.Max(longest, op.Min(rounded, positions)), 1)  # (S,)
     mask = op.Less(column, total)
     values = op.Concat(front, back, tokens, [pad], axis=0)
-    place = op.Sub(column, op.Size(front))  # in the line's own tokens
+    place = op.Sub(column, op.Size(front))  # index into the line's own tokens
     index = op.Where(op.Less(place, count), op.Add(op.Add(place, start), around), op.Sub(column, count))
     index = op.Where(op.Less(place, 0), column, op.Where(mask, index, -1))
     return op.Gather(values, index), integer(op, mask)
@@ -212,14 +213,14 @@ def lines_of(
 def well_formed(op: Op, stream: ir.Value) -> ir.Value:
     """Bytes and separators (N,) to codes (N,) of valid UTF-8: each ill-formed part becomes one U+FFFD.
 
-    Parts are those of Rust and of the Unicode Standard (chapter 3.9, "U+FFFD Substitution of Maximal Subparts").
+    Parts are cut as in Rust and the Unicode Standard (chapter 3.9, "U+FFFD Substitution of Maximal Subparts").
     """
     names = ("utf8.needs", "utf8.low", "utf8.high")
     tables = (table(op, name, lambda row=row: lead_bytes()[row]) for row, name in enumerate(names))
     needs, low, high = (op.Gather(values, stream) for values in tables)
-    continued: list[ir.Value] = []  # by that many bytes at least
+    continued: list[ir.Value] = []  # k-th entry: at least k bytes follow correctly
     for k in (1, 2, 3):
-        byte = op.Slice(op.Concat(stream, [SEPARATOR] * k, axis=0), [k], [END], [0])  # the k-th behind each
+        byte = op.Slice(op.Concat(stream, [SEPARATOR] * k, axis=0), [k], [END], [0])  # the k-th after each
         fits = op.And(op.And(op.GreaterOrEqual(byte, low), op.LessOrEqual(byte, high)), op.GreaterOrEqual(needs, k))
         continued.append(op.And(continued[-1], fits) if continued else fits)
         low, high = 0x80, 0xBF
@@ -227,7 +228,7 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
     complete = op.Equal(op.Add(op.Add(one, two), three), needs)
     code = op.Where(complete, stream, REPLACEMENT)
     for k, reached in enumerate(continued, start=1):
-        # What an earlier byte makes of this one, the k-th behind it; no byte belongs to two of them.
+        # The lead byte k places earlier decides: 1 keeps this byte, 2 drops it. No byte has two lead bytes.
         kept = op.Where(reached, op.Where(complete, 1, 2), 0)
         kept = op.Slice(op.Concat([0] * k, kept, axis=0), [0], [-k], [0])
         code = op.Where(op.Equal(kept, 0), code, op.Where(op.Equal(kept, 1), stream, NOTHING))
@@ -235,7 +236,8 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
 
 
 def lead_bytes() -> np.ndarray:
-    """(3, 257): how many bytes must follow each byte (-1: it can't begin a character), and the next one's range."""
+    """(3, 257): for each byte how many bytes must follow (-1: it can't begin a character), and the range of the next
+    one."""
     table = np.zeros((3, SEPARATOR + 1), np.int64)
     needs, low, high = table
     needs[0x80:0xC2] = needs[0xF5:0x100] = -1
@@ -246,14 +248,15 @@ def lead_bytes() -> np.ndarray:
 
 
 def _byte_letters() -> str:
-    """The letter by which ByteLevel spells each byte (Radford et al. 2019): itself if visible, else one from U+0100."""
+    """The letters by which ByteLevel spells bytes (Radford et al. 2019): the byte itself if visible, otherwise from
+    U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in visible else next(others)) for byte in range(256))
 
 
 def _behaviour(specification: dict[str, Any]) -> list[Any]:
-    """The settings that decide how text is cut: all but the vocabulary, <mask>'s place in it, and the merges."""
+    """All settings except the vocabulary, <mask>'s id and the merges: equal settings cut text equally."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     added = specification.get("added_tokens") or []
@@ -262,20 +265,21 @@ def _behaviour(specification: dict[str, Any]) -> list[Any]:
 
 
 def words_pattern() -> str:
-    """SPLIT_PATTERN without its limits on lengths, which `PIECES` has: together RE2 would need 80,000 states."""
+    """SPLIT_PATTERN without its limits on lengths, which `PIECES` applies: together RE2 would need 80,000 states."""
     letters, numbers = characters_of(r"\p{L}\p{M}"), characters_of(r"\p{N}")
     return rf"([{numbers}]|\p{{Z}}?[{letters}]+|\p{{Z}}?[^{letters}{numbers}\p{{Z}}]+|\p{{Z}}{{1,32}})"
 
 
 @cache
 def characters_of(members: str) -> str:
-    """All characters of a class of `tokenizers`' expressions, as members of a class of RE2, whose Unicode is older."""
+    r"""The characters of a class of `tokenizers`' expressions, e.g. \p{L}, spelled as ranges for RE2, whose Unicode is
+    older."""
     others = normalizers.Replace(tokenizers.Regex(f"[^{members}]+"), "")
     return ranges(others.normalize_str("".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))))
 
 
 def ranges(characters: Iterable[str]) -> str:
-    r"""Characters as members of a class of RE2: "abcx" is \x{61}-\x{63}\x{78}-\x{78}."""
+    r"""Characters as members of an RE2 class: "abcx" is \x{61}-\x{63}\x{78}-\x{78}."""
     codes = np.array(sorted(map(ord, characters)))
     ends = np.flatnonzero(np.diff(codes) > 1)
     first, last = codes[[0, *(ends + 1)]], codes[[*ends, len(codes) - 1]]
@@ -283,20 +287,21 @@ def ranges(characters: Iterable[str]) -> str:
 
 
 def split(op: Op, text: ir.Value, name: str, pattern: str) -> tuple[ir.Value, ir.Value]:
-    """Cut text (B,) into what an expression finds and what is between: pieces (W,), and the first of each (B+1,)."""
+    """Cut text (B,) at the matches of an expression, and keep matches and gaps: pieces (W,), and each text's first
+    piece (B+1,)."""
     patterns = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
     pieces, _, _, first = custom(op, "StringRegexSplitWithOffsets", text, *patterns, kinds="SIII")
     return pieces, first
 
 
 def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Value:
-    """Text (B,) with what an expression finds replaced."""
+    """Replace all matches of an expression in text (B,)."""
     inputs = strings(op, f"text.{name}", [pattern]), strings(op, f"text.{name}.by", [by])
     return custom(op, "StringRegexReplace", text, *inputs, kinds="S")
 
 
 def strings(op: Op, name: str, values: Sequence[str | bytes]) -> ir.Value:
-    """A constant vector of strings by its name, made at its first use in a graph."""
+    """A constant vector of strings, made at its first use in a graph and found again by its name."""
     data = [value.encode() if isinstance(value, str) else value for value in values]
     return table(op, name, lambda: ir.StringTensor(data, shape=ir.Shape([len(data)]), name=name))
 
@@ -304,7 +309,7 @@ def strings(op: Op, name: str, values: Sequence[str | bytes]) -> ir.Value:
 def custom(
     op: Op, operator: str, *inputs: Any, kinds: str = "I", shape: Sequence[int | None] = (None,), **attributes: Any
 ) -> Any:
-    """Add an operator that isn't of ONNX's main domain. kinds: S strings, I int64, i int32, one for each output."""
+    """Add an operator outside ONNX's main domain. kinds: a letter per output, S strings, I int64, i int32."""
     domain, version = DOMAINS.get(operator, (TEXT_DOMAIN, 1))
     op.builder.root.graph.opset_imports[domain] = version
     outputs = getattr(op, operator)(*inputs, **attributes, _domain=domain, _outputs=len(kinds))
@@ -318,7 +323,7 @@ def custom(
 def value_of(
     op: Op, keys: ir.Value, values: Mapping[str, int] | Mapping[int, int], otherwise: int, rank: int = 1
 ) -> ir.Value:
-    """The value of each key, by a hash table."""
+    """Look up each key in a hash table."""
     kind = "keys_strings" if isinstance(next(iter(values)), str) else "keys_int64s"
     pairs: dict[str, Any] = {kind: list(values), "values_int64s": list(values.values())}
     return custom(op, "LabelEncoder", keys, **pairs, default_int64=otherwise, shape=(None,) * rank)

@@ -1,11 +1,11 @@
 """One file with the search as a model of NVIDIA's Triton Inference Server, for its ONNX Runtime backend.
 
-    OUT/config.pbtxt      inputs, outputs and batching, in protobuf's text form; the model is called as its folder is
-    OUT/1/model.onnx      version 1: what `export_search` writes, weights beyond 2 GB beside it
+    OUT/config.pbtxt      inputs, outputs and batching, in protobuf's text form; the model is named after its folder
+    OUT/1/model.onnx      version 1: a file of `export_search`, weights beyond 2 GB beside it
     OUT/README.md         the model card
 
-The config has those inputs that the file has no default for: the backend counts them, and refuses a config with more.
-So Triton searches as the file does when it is told nothing, which is as the model's generation.json says.
+The config lists only inputs without a default: the backend counts inputs, and refuses a config with more. So Triton
+always searches with the file's defaults, which come from the model's generation.json.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def export_triton(
     watch: Progress = no_progress,
     **changes: Any,
 ) -> Path:
-    """Write a folder of Triton's model repository; returns `out`.
+    """Write a folder for Triton's model repository; returns `out`.
 
-    Arguments and errors are those of `export_search`. text: strings in and out, by onnxruntime-extensions' operators,
-    whose library Triton has to find as libortextensions.so. `out` is new or empty, or with `force` such a folder that
-    is replaced.
+    Arguments and errors are as in `export_search`. text: strings in and out, through onnxruntime-extensions' operators;
+    Triton has to find their library as libortextensions.so. `out` is new or empty, or with `force` an earlier such
+    folder to replace.
     """
     settings = replace(settings, **changes)
     output = claim(out, TRITON, settings.force, resolve(checkpoint), *texts_of(settings))
@@ -78,7 +78,7 @@ TRITON = Kind("Triton model", _holds_triton, folder=True)
 
 
 def config_of(graph: onnx.GraphProto) -> bytes:
-    """Return the config of a file."""
+    """The text of config.pbtxt for this graph."""
     return ("\n".join(_config(graph)) + "\n").encode()
 
 
@@ -97,7 +97,8 @@ def _config(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _tensor(kind: str, value: onnx.ValueInfoProto) -> Iterator[str]:
-    """Yield one input or output, without the batch's dimension; a scalar for each row gets one of 1, as Triton asks."""
+    """Lines for one input or output, without the batch axis. Triton wants dims [1] for a scalar per row, and a
+    reshape."""
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim][1:]
     yield f"{kind} {{"

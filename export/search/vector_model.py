@@ -1,4 +1,4 @@
-"""A file of an encoder in ONNX Runtime: texts in, vectors out, with the same arguments as the other runtimes."""
+"""Run an encoder's single file in ONNX Runtime: texts in, vectors out, with the arguments of the other runtimes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class VectorModel(TextVerbs):
-    """One file written by `export_search` of an encoder, with text; `open_file` opens it.
+    """A file of `export_search`, from an encoder, with text; opened by `open_file`.
 
-    open_file("model.onnx").embed(["a text"])
+    >>> open_file("model.onnx").embed(["a text"]).shape
+    (1, 384)
     """
 
     has_steps = False
@@ -54,7 +55,7 @@ class VectorModel(TextVerbs):
 
 
 class FileEmbedder(Embedder):
-    """The same between a text and its vector, all of it in the file: what stands for a row of ids is the text."""
+    """An `Embedder` whose work is all in the file. A "row" is the text itself, where others have ids."""
 
     def __init__(self, model: VectorModel, **options: Any):
         about = model.config, model.tokenizer, model.text_embedding
@@ -80,7 +81,7 @@ class FileEmbedder(Embedder):
     def vectors(
         self, rows: Any, done: Callable[[float], None] = lambda share: None, of_text: bool = True
     ) -> NDArray[np.float32]:
-        """Return vectors as `Embedder` does, of texts."""
+        """Return vectors as `Embedder.vectors` does; rows are texts."""
         if not all(isinstance(row, str) for row in rows):
             raise UserError(f"{self.where}: takes text, not ids: export a folder")
         vectors = np.zeros((len(rows), self.dimensions), np.float32)

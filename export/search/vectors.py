@@ -1,4 +1,4 @@
-"""The whole of an encoder of texts in one graph: tokenizer, encoder, and what makes a text's vector of its output.
+"""A text encoder as one graph: tokenizer, encoder, pooling.
 
 Shapes: B texts, W numbers of a vector, L tokens of the longest text.
 """
@@ -26,8 +26,8 @@ def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> 
     text (B,) --> tokenizer --> ids (B, L) ------> encoder --> pooling, dense layers, unit length --> sentence_embedding
                            \--> mask (B, L) --------^-------------^                                              (B, W)
 
-    tokenizer: the text of a tokenizer.json. embedding: how a vector is made; its default prompt stands before each
-    text. `UserError` for what the graph can't do as the folder says.
+    tokenizer: the text of a tokenizer.json. embedding: the folder's pooling settings; its default prompt is put before
+    each text. Raises UserError for settings that the graph can't follow, e.g. lower-casing.
     """
     left_out = embedding.prompt() and not embedding.prompt_counts
     if left_out or embedding.lower_case:

@@ -1,14 +1,17 @@
-"""Text to ids in a graph for the WordPiece of published encoders: BertNormalizer, BertPreTokenizer and WordPiece of a
-tokenizer.json, as ONNX's operators and ONNX Runtime's `Tokenizer`, which takes a text apart into characters.
+"""WordPiece in a graph, text to ids, for published encoders such as BERT.
 
-`tokenizers` itself is asked what becomes of each of the 1,112,064 characters (lower-cased, decomposed, removed, set
-apart), so the graph agrees with it in every version of Unicode. The longest piece from every place is found for all
-places at once in a trie (Song et al. 2021, "Fast WordPiece Tokenization", section 3.1); the pieces that follow each
-other from a word's beginning are its tokens.
+It takes a tokenizer.json of BertNormalizer, BertPreTokenizer and WordPiece, and uses ONNX's operators and ONNX
+Runtime's `Tokenizer`, which splits text into characters.
 
-onnxruntime-extensions isn't needed to run such a file, and its operators fail: BertTokenizer keeps the vowel sign of
-the Lao U+0E84 U+0EB5 when accents are removed, and takes two texts at most; WordpieceTokenizer gives `A` and then
-[UNK] for A, U+0302, u where no piece goes on with U+0302, and not [UNK] alone; HfJsonTokenizer knows no WordPiece.
+At export, `tokenizers` itself is asked about each of the 1,112,064 characters: is it lower-cased, decomposed, removed,
+or a word by itself? So the graph agrees with it in every version of Unicode. A trie finds the longest piece from all
+places at once (Song et al. 2021, "Fast WordPiece Tokenization", section 3.1). The pieces that follow each other from a
+word's beginning are its tokens.
+
+onnxruntime-extensions isn't needed to run such a file, and its operators fail. BertTokenizer keeps the vowel sign of
+the Lao U+0E84 U+0EB5 when accents are removed, and takes two texts at most. WordpieceTokenizer tokenizes the three
+letters A, U+0302, u as `A` and [UNK], instead of a single [UNK], if no piece continues with U+0302. HfJsonTokenizer
+doesn't know WordPiece.
 
 Shapes: B texts, C characters of the longest, M symbols of a character, N symbols of all texts, L tokens of the longest.
 """
@@ -35,29 +38,32 @@ from .steps import Carried, State, looped
 from .text import custom, integer, lines_of, ranges, strings, value_of
 
 NOTHING, SPACE, LETTER, SIGN = range(4)
-"""The first symbols: none, a space, and characters of no piece: one that belongs to a word, one that is a word."""
+"""The first symbols: padding, a space, and characters in no piece, within a word (LETTER) or a word by themselves
+(SIGN)."""
 DEAD, BEGIN, CONTINUE = range(3)
-"""The first nodes of the trie: nothing goes on here, and the roots of a word's first piece and of its later ones."""
+"""The first nodes of the trie: a dead end, and the roots for a word's first piece and for its later pieces."""
 BY_RANGE = 1_000
-"""If so many characters become the same symbols they are found by ranges, else one by one."""
+"""Groups of at least this many characters with the same symbols are matched by a regular expression, smaller groups in
+a hash table."""
 APART = "\u16a0"
-"""A letter that stays as it is, and that nothing else becomes."""
+"""A letter unchanged by normalisation, and not the result of any other character."""
 
 
 @dataclass(frozen=True)
 class Characters:
-    """What a tokenizer makes of characters before it looks for pieces."""
+    """The effect of a tokenizer on single characters, before it looks for pieces."""
 
     becomes: dict[str, str]
-    """Characters that don't stay as they are."""
+    """Changed characters, e.g. {"A": "a"}."""
     signs: frozenset[str]
-    """Characters that are words by themselves."""
+    """Characters that are words by themselves, e.g. "!"."""
     spaces: frozenset[str]
 
 
 @cache
 def characters(normalizer: str, pre_tokenizer: str) -> Characters:
-    """Ask these two parts of a tokenizer.json, as JSON. Each character stands between letters that change nothing."""
+    """Find out what these two parts of a tokenizer.json (as JSON) do to each character. It is tested between unchanging
+    letters."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
     parts = {"normalizer": json.loads(normalizer), "pre_tokenizer": json.loads(pre_tokenizer)}
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), **parts}))
@@ -66,7 +72,7 @@ def characters(normalizer: str, pre_tokenizer: str) -> Characters:
     signs: set[str] = set()
     spaces: set[str] = set()
     for some in _every():
-        # Thousands of neighbours are all letters that stay, or all removed: one look is enough.
+        # Most blocks are all unchanged letters, or all removed characters: a single call tells.
         together = "".join(some)
         left = normalized(together)
         if not left or (left == together and words(left) == [(left, (0, len(left)))]):
@@ -83,7 +89,7 @@ def characters(normalizer: str, pre_tokenizer: str) -> Characters:
 
 
 def _every(size: int = 4096) -> Iterator[list[str]]:
-    """All characters except `APART`, in lists of at most this size."""
+    """All characters except `APART`, in lists of at most `size`."""
     for begin in range(0, 0x110000, size):
         codes = (code for code in range(begin, begin + size) if not 0xD800 <= code < 0xE000 and code != ord(APART))
         if some := list(map(chr, codes)):
@@ -94,8 +100,10 @@ class WordPieceOps:
     """The tokenizer of a tokenizer.json in a graph, with the same ids for every text."""
 
     def __init__(self, tokenizer: str, most: int, prompt: str = ""):
-        """most: how many tokens of a text are read. prompt: text before each. `UserError` for another kind of
-        tokenizer."""
+        """most: tokens to read of a text, including the special tokens. prompt: put before each text.
+
+        Raises UserError for a tokenizer of another kind.
+        """
         specification = json.loads(tokenizer)
         _check_kind(specification)
         model = specification["model"]
@@ -110,7 +118,7 @@ class WordPieceOps:
         self._read_characters()
 
     def _read_vocabulary(self) -> None:
-        """Number the symbols, and build the trie of the pieces that a word can have."""
+        """Number the symbols, and build the trie of all pieces possible in a word."""
         signs, spaces, becomes = self.characters.signs, self.characters.spaces, self.characters.becomes
         letters = sorted({letter for token in self.vocabulary for letter in token} - spaces)
         left = {unicodedata.combining(c) for c in letters if c not in becomes} - {0}
@@ -137,10 +145,10 @@ class WordPieceOps:
         """{node * width + symbol: the next node}"""
         self.ids = np.full(1 + CONTINUE + len(nodes), -1, np.int64)
         self.ids[[nodes[piece] for piece in pieces]] = list(pieces.values())
-        """The id of the piece that ends at a node, -1 if none does."""
+        """The id of the piece that ends at a node, otherwise -1."""
 
     def _read_characters(self) -> None:
-        """Number the rows of symbols that characters become, and find each character's row."""
+        """Collect the distinct rows of symbols for characters, and find each character's row."""
         known, signs, spaces = self.symbols, self.characters.signs, self.characters.spaces
 
         def symbol(letter: str) -> int:
@@ -159,17 +167,17 @@ class WordPieceOps:
 
     def encode(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
         """
-        text (B,) --> symbols (N,) --> longest piece from each --> those from a word's start on --> ids, mask (B, L)
+        text (B,) --> symbols (N,) --> longest piece from each --> pieces from word starts on --> ids, mask (B, L)
         """
         symbols, line = self._symbols(op, text)
         space = op.Equal(symbols, SPACE)
         apart = op.Or(space, op.Gather(table(op, "text.signs", lambda: self.is_sign), symbols))
-        # A word begins with a sign, and behind a space or a sign. Each text ends with a space.
+        # A word begins with a sign, and after a space or a sign. Each text ends with a space.
         before = op.Concat([True], op.Slice(apart, [0], [-1], [0]), axis=0)
         begins = op.And(op.Not(space), op.Or(apart, before))
         pieces, lengths = self._longest_pieces(op, symbols, begins)
         reached = self._reached(op, begins, op.Or(begins, space), lengths)
-        # A word is unknown if it has too many characters, or a place from which no piece goes on.
+        # A word is unknown if it has too many characters, or if no piece continues at one of its places.
         lost = op.And(reached, op.Equal(lengths, 0))
         counted = op.Add(integer(op, op.Not(space)), op.Mul(integer(op, lost), self.longest_word))
         word = op.Max(op.Sub(op.CumSum(integer(op, begins), 0), 1), 0)
@@ -185,7 +193,7 @@ class WordPieceOps:
         return lines_of(op, ids, start, count, [[self.first]], [[self.last]], self.pad, self.most)
 
     def _symbols(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Texts (B,) to their symbols (N,), and the number of each symbol's text (N,)."""
+        """Texts (B,) to symbols (N,), and the index of each symbol's text (N,)."""
         text = op.StringConcat(strings(op, "text.prompt", [self.prompt]), text)
         text = op.StringConcat(text, strings(op, "text.end", [" "]))
         apart: dict[str, Any] = dict(mark=0, mincharnum=1, pad_value="", separators=[""])
@@ -205,8 +213,8 @@ class WordPieceOps:
         return op.Gather(symbols, place), op.Div(place, op.Mul(op.Shape(parts, start=1), most))
 
     def _longest_pieces(self, op: Op, symbols: ir.Value, begins: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The longest piece from each place (N,), and its number of symbols, 0 if there is none."""
-        # No node goes on with a space, so no piece with the next word.
+        """The longest piece from each place (N,), and its number of symbols; 0 if there is none."""
+        # No node continues with a space, so no piece runs into the next word.
         ahead = op.Concat(op.Where(begins, SPACE, symbols), [SPACE] * self.longest, axis=0)
         count, ids = op.Shape(symbols), table(op, "text.pieces", lambda: self.ids)
 
@@ -227,14 +235,16 @@ class WordPieceOps:
         return result["piece"], result["length"]
 
     def _reached(self, op: Op, begins: ir.Value, barred: ir.Value, lengths: ir.Value) -> ir.Value:
-        """Whether a piece of a word begins at a place (N,): at the word's own, and behind each piece that does.
+        """Whether a piece of a word begins at a place (N,): at the word's start, and after each piece that begins at
+        such a place.
 
-        By doubling, in as many steps as the longest word's length has binary digits. barred: other words, and spaces.
+        Found by doubling, in as many steps as the longest word's length has binary digits. barred: starts of other
+        words, and spaces.
         """
         count = op.Size(lengths)
         after = op.Add(op.Range(0, count, 1), lengths)
         stops = op.Or(op.Equal(lengths, 0), op.Gather(op.Concat(barred, [True], axis=0), after))
-        # One more place is for those from which nothing goes on.
+        # Dead ends jump to one extra place at the end.
         jump = op.Concat(op.Where(stops, count, after), op.Reshape(count, [1]), axis=0)
         reached = op.Concat(integer(op, begins), [0], axis=0)
         for _ in range(int(self.longest_word).bit_length()):
@@ -244,7 +254,7 @@ class WordPieceOps:
 
 
 def _check_kind(specification: dict[str, Any]) -> None:
-    """Refuse a tokenizer that has other parts."""
+    """Raise UserError for a tokenizer with other parts."""
     kinds = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
     types = {name: (specification.get(name) or {}).get("type") for name in kinds}
     added = [entry["content"] for entry in specification.get("added_tokens") or () if not entry.get("special")]
@@ -257,7 +267,7 @@ def _check_kind(specification: dict[str, Any]) -> None:
 
 
 def _template(tokenizer: str) -> tuple[int, int, int]:
-    """The ids of padding, and of the token before and behind a text."""
+    """Ids of padding, and of the tokens before and after a text."""
     ours = Tokenizer(tokenizer)
     if len(around := ours.encode("")) != 2:
         raise UserError(f"tokenizer.json: a text without words is {len(around)} tokens; a graph takes one at each end")

@@ -1,14 +1,12 @@
-"""Weights where ONNX Runtime packs them, and stored where it frees what it has packed.
+"""Write a checkpoint as one ONNX file: encoder, decoder and search, and the tokenizer if wanted.
 
-It packs a product's weights when it loads a graph, but of a loop within a loop, or a branch in it, only those that are
-constants of that inner graph; products with others take up to twice the time. Initializers of inner graphs, though, it
-copies with the node that holds the graph, once a level, and keeps for as long as the session. So matrices are stored in
-the outermost graph, and the inner graph gets a Transpose or a Reshape of each, which runtimes fold into a constant of
-that graph.
+The file's metadata records the plan of the export (`record`), and `recorded_plan` reads it back.
 
-The record in a file with the search, its metadata: written from a plan, and the plan read back from it.
-
-A checkpoint as one ONNX file that holds encoder, decoder and search, and if wanted the tokenizer.
+Where weights are stored matters for speed and memory (`move_inside`). ONNX Runtime packs a product's weights when it
+loads a graph. For a loop within a loop, or a branch in it, it packs only constants of that inner graph; other products
+take up to twice the time. But it copies an inner graph's initializers with the node that holds the graph, once per
+level, and keeps the copies as long as the session. So matrices are stored in the outermost graph, and the inner graph
+gets a Transpose or a Reshape of each, which runtimes fold into a constant of that graph.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def move_inside(model: ir.Model, name: str) -> None:
-    """Give the graph `name` within this one its own constants, once they all have values."""
+    """Give the inner graph `name` its own constants. All of them must have values by now."""
     (inner,) = (graph for graph in model.graph.subgraphs() if graph.name == name)
     for node in [node for node in model.graph if node.op_type == "Transpose"]:
         if node.inputs[0] in model.graph.initializers.values() and _graphs(node.outputs[0]) == {inner}:
@@ -97,7 +95,7 @@ def move_inside(model: ir.Model, name: str) -> None:
 
 
 def _graphs(value: ir.Value) -> set[ir.Graph | None]:
-    """Return the graphs in which a value is read."""
+    """The graphs that read a value."""
     return {cast(ir.Graph | None, node.graph) for node, _ in value.uses()}
 
 
@@ -116,15 +114,17 @@ def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Nod
 
 
 def settings_beside(plan: Plan, stem: str, text: bool = False) -> tuple[Settings, dict[str, Path]]:
-    """Return how the model generates, as a file of this stem says it, and {name: source} of the file beside it that is
-    named there. text: the file takes text, whose tokens have no shortlist."""
+    """Return the generation settings for a file with this stem, and {name: source} of the shortlist to put beside it.
+
+    text: the file takes text; such a file has no shortlist.
+    """
     settings = {name: value for name, value in plan.generation.items() if name != SHORTLIST}
     named = {} if text else {f"{stem}.{name}": file for name, file in plan.named.items()}
     return (settings | {SHORTLIST: next(iter(named))} if named else settings), named
 
 
 def record(plan: Plan, generation: Settings, text: bool = False) -> dict[str, str]:
-    """Return the metadata. generation: as `settings_beside` gives it."""
+    """The file's metadata. generation: from `settings_beside`."""
     (precision,) = plan.precisions
     layer, scales, embedding = plan.request.attention_layer, plan.int8_scales, plan.embedding
     config, source = json.dumps(plan.config.to_dict()), source_of(plan.checkpoint)
@@ -142,12 +142,13 @@ def record(plan: Plan, generation: Settings, text: bool = False) -> dict[str, st
 
 
 def source_of(opened: Checkpoint) -> str:
-    """Return the digests of the weights that a file is made from."""
+    """Digests of the checkpoint's weights, joined by spaces."""
     return " ".join(digests(opened).values())
 
 
 def recorded_plan(opened: Checkpoint, metadata: Mapping[str, Any], file: Path) -> Plan:
-    """Return the plan by which a checkpoint is exported as this file was. Errors as of a folder's."""
+    """Return the plan by which this file was exported from the checkpoint. Errors as in
+    `package.recorded.recorded_plan`."""
     precision = metadata[PRECISION]
     settings = ExportSettings(
         precision=[precision],
@@ -187,17 +188,21 @@ def export_search(
     watch: Progress = no_progress,
     **changes: Unpack[ExportArguments],
 ) -> Path:
-    """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations; of
-    an encoder of texts, with `text`, one that takes strings and returns their vectors, with ONNX Runtime's operators.
+    """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
-    `settings` and `changes` are as in `export_onnx`, but for what one file can't have: several precisions, a fixed
-    shape, vectors. target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster
-    there. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
-    attention: of each token of the hypotheses returned; not with text, whose tokens nobody sees. external: weights in a
-    second file, OUT_data; always so for weights of more than 2 GB. With `force` an earlier such file is replaced, once
-    the new one is complete. Lower precisions are judged as by `export_onnx`, on a package of
-    the same, and `accept_loss` is as there. Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint,
-    a full disk, too much lost).
+    From a text encoder, with `text`, the file takes strings and returns their vectors, using ONNX Runtime's operators.
+
+    `settings` and `changes` are as in `export_onnx`, but a file can't have several precisions, or vectors as input.
+
+    target: `portable` consists of standard operators; `cpu` uses ONNX Runtime's own where they are faster. text: put
+    the tokenizer inside, with operators of `onnxruntime-extensions`, which the caller has to register. attention:
+    return the attention of each token of the hypotheses; not with text, where callers don't see tokens. external:
+    weights in a second file, OUT_data; always so beyond 2 GB. force: replace an earlier such file, once the new one is
+    complete.
+
+    Lower precisions are judged as in `export_onnx`, on an ONNX folder of the same precision; `accept_loss` is as there.
+    Raises UserError, e.g. for a model that is no encoder-decoder, a missing tokenizer, a damaged checkpoint, a full
+    disk, or too much loss.
     """
     settings = replace(settings, **changes)
     _check_one_file(settings, Path(out))
@@ -226,7 +231,7 @@ def export_search(
             shutil.copyfile(path, temporary / name)
         proto = ir.to_proto(model)
         file.write_bytes(proto.SerializeToString(deterministic=True))
-        if not text:  # the checker knows no operators but ONNX's and ONNX Runtime's
+        if not text:  # the checker knows only ONNX's and ONNX Runtime's operators
             onnx.checker.check_model(file, full_check=True)
         if not external:
             write_inside(proto, temporary, file)
@@ -235,8 +240,10 @@ def export_search(
 
 
 def one_file_graph(plan: Plan, generation: Settings, text: bool) -> ir.Model:
-    """Build the graph with the search inside, or of an encoder from texts to vectors, its weights not filled yet.
-    generation: as `settings_beside` gives it."""
+    """Build the graph, of a search or from text to vectors, without values for its weights.
+
+    generation: from `settings_beside`.
+    """
     (precision,) = plan.precisions
     request, inside = replace(plan.request, text=text), plan.tokenizer if text else None
     if text and not plan.config.has_decoder:
@@ -246,7 +253,7 @@ def one_file_graph(plan: Plan, generation: Settings, text: bool) -> ir.Model:
         digest = None if inside is None else sha256(inside.encode()).digest()
         key = (SEARCH, plan.target.name, precision, digest, repr(request), repr(generation))
         model = built_once(key, lambda: search_model(request, plan.target.name, inside, generation, precision))
-    # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
+    # 16-bit weights only make the file smaller: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, plan.target.lowering._replace(computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update(record(plan, generation, text))
     if PRECISIONS[precision].form == "packed":
@@ -256,7 +263,7 @@ def one_file_graph(plan: Plan, generation: Settings, text: bool) -> ir.Model:
 
 
 def place_constants(model: ir.Model) -> None:
-    """Put constants, once they have values, into the inner graphs that read them."""
+    """Move constants, once they have values, into the inner graphs that read them."""
     names = {graph.name for graph in model.graph.subgraphs()}
     for inner in (ALL_LOGITS, STEPS):
         if inner in names:
@@ -264,7 +271,7 @@ def place_constants(model: ir.Model) -> None:
 
 
 def _check_one_file(settings: ExportSettings, out: Path) -> None:
-    """Raise `UserError` for settings that one file can't have, and for a name of none."""
+    """Raise UserError for settings a single file can't have, or if `out` isn't a file name ending in .onnx."""
     if not target_of(settings.target).search:
         targets = ", ".join(name for name, entry in TARGETS.items() if entry.search)
         raise UserError(f"search in the graph: target {settings.target!r} has none; choose one of {targets}")
@@ -277,7 +284,7 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
 
 
 def _check_text(plan: Plan, out: Path) -> None:
-    """Raise `UserError` unless text can go in and come out."""
+    """Raise UserError unless this model's file can take and return text."""
     folder = plan.checkpoint.folder
     if plan.tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
@@ -293,7 +300,7 @@ def _check_text(plan: Plan, out: Path) -> None:
 
 
 def _holds_search(file: Path) -> bool:
-    """Return whether a file is a model with the search inside, written by this project."""
+    """Whether this project wrote the file as a model with the search inside."""
     return SOURCE in metadata_of(read_model(file))
 
 
@@ -301,7 +308,7 @@ SEARCH_FILE = Kind("model", _holds_search)
 
 
 def _claim_beside(output: Output, name: str, force: bool, *read: Path) -> Output:
-    """Return the right to write a file that belongs to the model: that of an earlier one goes with it."""
+    """Claim a file that belongs to the model's file. A file there is replaced only together with an earlier model."""
     kind = Kind(f"file beside {output.path.name}", lambda _: not output.place.exists() or output.before is not None)
     return claim(output.path.with_name(name), kind, force, *read)
 
@@ -314,7 +321,7 @@ def _judged_scales(
     log: Callable[[str], None],
     watch: Progress,
 ) -> Int8Scales:
-    """Return what int8 is like in a package of this precision. `UserError` if that would be refused."""
+    """The int8 scales of an ONNX folder of the same precision. Raises UserError if the quality gate refuses it."""
     judged = replace(settings, target="portable", attention=False, attention_layer=None, force=False)
     with TemporaryDirectory() as folder:
         package = Path(folder) / "package"
