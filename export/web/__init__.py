@@ -1,6 +1,6 @@
-"""A static page that runs exported models in the browser with onnxruntime-web: `mlx-transformer web ONNX --out SITE`.
+"""A static page for running exported models in the browser with onnxruntime-web: `mlx-transformer web ONNX --out SITE`.
 
-write_site("onnx-folder", out="site")        write one
+write_site("onnx-folder", out="site")        write a page
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The files of onnxruntime-web, from an npm package: one that is there, or the pinned version, installed once.
+"""Find or install onnxruntime-web: an npm package already on this machine, or the pinned version, installed once.
 
-By npm, or without it from the package's file, compared with the pinned digest.
+It is installed by npm, or without npm from the package's .tgz file, after comparing its digest with the pinned one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from mlx_transformer.system.files import default_folder, read_json
 
 PACKAGE = "onnxruntime-web"
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-"""The file of its folder `dist` that runs models on the processor, 14 MB."""
+"""The build in the package's folder `dist` for running models on the processor, 14 MB."""
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
-"""The build that runs them on WebGPU, 27 MB; a browser fetches one of both."""
+"""The build for WebGPU, 27 MB; a browser fetches only one of the two."""
 KEPT = ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU))
 INSTALL = ["install", "--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
 SECONDS = 900
 REGISTRY = ("npm_config_registry", "NPM_CONFIG_REGISTRY")
-"""Where npm too reads the address of the registry that it asks."""
-MAX_PACKAGE_BYTES = 200_000_000  # bytes of the package's file, which has 30 million
+"""Environment variables with the registry's address, read by npm too."""
+MAX_PACKAGE_BYTES = 200_000_000  # the .tgz file has 30 million
 
 
 def find_package(assets: Path | None, log: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself, or what the
-    package's file (.tgz) holds; by default in the node_modules of this folder, else in the user's cache, where the
-    pinned version is put if it isn't there. `UserError` says what is missing."""
+    """Return the folder of onnxruntime-web.
+
+    assets: a node_modules folder, the package itself, or its .tgz file. None: look in the working folder's
+    node_modules, then in the user's cache, and install the pinned version there if it is missing. Raises UserError if
+    the package can't be found or installed.
+    """
     if assets is not None and assets.is_file():
         folder = _package_folder()
         if not _is_package(folder):
@@ -63,7 +66,7 @@ def find_package(assets: Path | None, log: Callable[[str], None] = lambda _: Non
 
 
 def installed_package() -> Path | None:
-    """Return what `find_package` put in the user's cache before; None if it didn't."""
+    """The package in the user's cache, if `find_package` has put it there; otherwise None."""
     try:
         folder = _package_folder()
     except UserError:
@@ -72,17 +75,17 @@ def installed_package() -> Path | None:
 
 
 def pinned_version() -> str:
-    """Return the version in package.json beside this file."""
+    """The version in package.json beside this file."""
     return json.loads(_package_json())["dependencies"][PACKAGE]
 
 
 def pinned_digest() -> str:
-    """Return the same of the package's file: its algorithm and digest, as npm's lock files write them."""
+    """The digest of that version's .tgz file, as in npm's lock files: algorithm, "-", base64."""
     return json.loads(_package_json())["integrity"][PACKAGE]
 
 
 def version_of(package: Path) -> str:
-    """Raise `UserError` for a damaged package."""
+    """The package's version. Raises UserError for a damaged package."""
     values = read_json(package / "package.json")
     if not isinstance(values, dict) or not isinstance(values.get("version"), str):
         raise UserError(f"{package / 'package.json'}: names no version; install {PACKAGE} again")
@@ -102,8 +105,8 @@ def _is_package(folder: Path) -> bool:
 
 
 def _install(folder: Path) -> None:
-    """Install the package by npm, or without it from the registry that the environment names. Only the files that sites
-    need are kept."""
+    """Install the package by npm, or without npm from the registry named in the environment. Keep only the files needed
+    by sites."""
     npm = shutil.which("npm")
     if npm is None:
         registry = next((os.environ[name] for name in REGISTRY if os.environ.get(name)), None)
@@ -145,7 +148,7 @@ def _fetched(address: str) -> bytes:
 
 
 def _unpack(file: bytes, where: str, folder: Path) -> None:
-    """Put what sites need of the package's file in its place, once its digest is the pinned one."""
+    """Check the digest of the .tgz file, and unpack the files needed by sites."""
     algorithm, _, digest = pinned_digest().partition("-")
     if base64.b64encode(hashlib.new(algorithm, file).digest()).decode() != digest:
         needed = f"the file of {PACKAGE} {pinned_version()}"
@@ -154,5 +157,5 @@ def _unpack(file: bytes, where: str, folder: Path) -> None:
         (place / "dist").mkdir()
         for name in KEPT:
             member = archive.extractfile(f"package/{name}")
-            assert member is not None  # that file's digest says so
+            assert member is not None  # the digest guarantees it
             (place / name).write_bytes(member.read())

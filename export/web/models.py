@@ -1,4 +1,4 @@
-"""The models of a site: which graphs and data files of an exported folder, or of one file with the search, it takes."""
+"""Read the models of a site: the graphs and data files of an exported folder, or of one file with the search."""
 
 from __future__ import annotations
 
@@ -38,35 +38,38 @@ from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
-"""The page's names for the graphs of a model whose search is its own."""
+"""The page's names for a model's graphs, if the page does the search."""
 GRAPHS = {**STEPS, "search": SEARCH}
 GIVEN = {
     *("beam", "n_best", "early_stopping", "length_penalty", "penalty_offset", "max_new_tokens", "min_new_tokens"),
     *("sample", "seed", "temperature", "top_k", "top_p"),
     *("prefix", "candidates", "forced_first", "start_id", "rows"),
 }
-"""The settings of a search that the page gives (`page/search.js`)."""
+"""Search options set by the page (`page/search.js`)."""
 CONFIG_FIELDS = ("vocab_size", "max_positions", "pad_id", "bos_id", "eos_id")
-"""The facts about the network that a search needs."""
+"""Fields of TransformerConfig needed by a search."""
 GENERATION_FIELDS = (
     *("beam", "length_penalty", "penalty_offset", "max_new_tokens", "max_length_factor", "min_new_tokens"),
     *("early_stopping", "heuristic_stop", "repetition_penalty", "no_repeat_ngram", "forced_end"),
     *("forced_first", "suppressed", "suppressed_first", "end_ids", "banned_sequences"),
 )
-"""The fields of `Options` that the page heeds."""
+"""Fields of `Options` that the page supports."""
 WASM_ALONE = ("int8", "bfloat16")
-"""Precisions that WebGPU lacks: it has no MatMulInteger, and no bfloat16."""
+"""Precisions that WebGPU can't run: it has no MatMulInteger, and no bfloat16."""
 BEFORE = [
     {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False},
     {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
 ]
-"""The steps of page/tokenizer.js before it merges."""
+"""The pre-tokenizer implemented by page/tokenizer.js."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """`data`: its external data files by the names that it has for them. `inputs`, `outputs`: their names. `contents`:
-    its bytes, if they aren't the file's."""
+    """A graph file of a model.
+
+    data: its external data files, by their names in the graph. inputs, outputs: their names. contents: the graph's
+    bytes, if they differ from the file's.
+    """
 
     file: Path
     data: Mapping[str, Path]
@@ -77,9 +80,11 @@ class Graph:
 
 @dataclass(frozen=True)
 class SiteModel:
-    """One entry of the page's list. `kind`: "steps" for encoder and decoder, whose search is the page's, "search" for
-    one file that holds it. `request`: what its graphs take and return. `source`: SHA-256 of the weights that
-    it was made from, if it says."""
+    """A model in the page's list.
+
+    kind: "steps" for encoder and decoder with the search in the page, "search" for one file with the search inside.
+    request: describes the graphs' inputs and outputs. source: SHA-256 of the checkpoint's weights, if recorded.
+    """
 
     name: str
     kind: Literal["steps", "search"]
@@ -88,12 +93,12 @@ class SiteModel:
     source: str | None
     graphs: dict[str, Graph]
     settings: Settings
-    """How it generates unless told otherwise."""
+    """Its default generation settings."""
     webgpu: bool
     place: Path
-    """The folder in which the files lie that its settings name."""
+    """The folder with the files named in its settings."""
     float16: bool = False
-    """On WebGPU it needs one that computes in float16."""
+    """On WebGPU it needs a device with float16."""
 
     @property
     def config(self) -> TransformerConfig:
@@ -101,7 +106,7 @@ class SiteModel:
 
     @property
     def attention(self) -> bool:
-        """Whether it says how much of each source token was read."""
+        """Whether it returns cross-attention."""
         return self.request.attention_layer is not None
 
     @property
@@ -115,7 +120,7 @@ class SiteModel:
 
 
 def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
-    """Return what the page's tokenizer and search have to know of a model (`config` in site.json)."""
+    """What the page's tokenizer and search need to know about a model: `config` in site.json."""
     _, options = chosen_options(settings, {})
     optional = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
     optional |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
@@ -129,7 +134,7 @@ def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
-    """Return those of a folder, one for each of its precisions, or of a file. `UserError` for what a page can't run."""
+    """Read a folder's models, one per precision, or a file's model. Raises UserError if a page can't run them."""
     models = [_of_file(path, verify)] if path.is_file() else _of_folder(path, verify)
     for model in models:
         if model.config.architecture != "encoder-decoder":
@@ -143,7 +148,7 @@ def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
 def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
     models = []
     for precision in precisions(path) or [None]:
-        opened = open_folder(path, precision)  # says what is wrong with a folder without graphs
+        opened = open_folder(path, precision)  # raises UserError for a folder without graphs
         if opened.request.inputs_embeds:
             raise UserError(f"{path}: its encoder reads vectors, inputs_embeds, and a page translates text")
         if opened.tokenizer_path is None:
@@ -167,8 +172,10 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
 
 
 def _of_file(file: Path, verify: bool) -> SiteModel:
-    """Return the file with the settings that the page gives as inputs that have to be given, for onnxruntime-web takes
-    no others; the rest stay as the file has them."""
+    """Read a file, and turn the options set by the page into required inputs.
+
+    onnxruntime-web accepts no inputs with defaults; the other options stay fixed at their defaults.
+    """
     if verify:
         verify_file(file)
     model = read_model(file)
@@ -230,7 +237,7 @@ def _source(folder: Path) -> str | None:
 
 
 def _check_tokenizer(path: Path, text: str) -> None:
-    """Raise `UserError` unless the page's tokenizer computes what this one does."""
+    """Raise UserError unless the page's tokenizer gives the same ids as this tokenizer."""
     Tokenizer(text, f"{path}: tokenizer")
     for part in (side_texts(text) or {"": text}).values():
         values = parse_json(part, f"{path}: damaged tokenizer", "export it again")
@@ -241,7 +248,7 @@ def _check_tokenizer(path: Path, text: str) -> None:
 
 
 def _is_ours(values: Mapping[str, Any]) -> bool:
-    """Return whether it is byte-level BPE as `train` makes it."""
+    """Whether it is byte-level BPE as `train` makes it."""
     model, before = values["model"], (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
     parts = [{key: value for key, value in part.items() if key != "trim_offsets"} for part in before]
     return (
@@ -252,7 +259,6 @@ def _is_ours(values: Mapping[str, Any]) -> bool:
 
 
 def _has_known_pieces(values: dict[str, Any]) -> bool:
-    """Return whether it is SentencePiece's, without pieces that users defined, which the page doesn't look for in a
-    text."""
+    """Whether it is SentencePiece's, without user-defined pieces, which the page doesn't look for."""
     defined = [each for each in values.get("added_tokens") or [] if not each["special"]]
     return is_sentencepiece(values) and (not defined or bool(roles_of(values).get("prefixes")))

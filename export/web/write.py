@@ -1,6 +1,6 @@
-"""The facts that a written site states about itself, for whoever writes or serves one.
+"""Write a site, and read one's list of files back.
 
-A site: the page, onnxruntime-web, the models and their tokenizer in one folder, which any server can host.
+A site is one folder with the page, onnxruntime-web, the models and their tokenizer. Any web server can host it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from .assets import WASM, WEBGPU, find_package, version_of
 from .models import Graph, SiteModel, facts_of, read_models
 
 SITE = "site.json"
-"""Its models, its files with their digests, and versions."""
+"""Lists the models, the files with their digests, and versions."""
 FORMAT = 1
 SERVICE_WORKER = "service_worker.js"
 UNLISTED = (SITE, SERVICE_WORKER)
-"""Files of a site that its list doesn't have: the list itself, and what holds a digest of it."""
+"""Files missing from that list: the list itself, and the service worker, which contains its digest."""
 
 
 def is_site(folder: Path) -> bool:
-    """Return whether a folder holds what `write_site` writes, of any version."""
+    """Whether `write_site` of any version wrote this folder."""
     return all((folder / name).is_file() for name in UNLISTED)
 
 
 def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
-    """Return {path below the folder: SHA-256} of a site's listed files. `UserError` for what is no site and, with
-    `verify`, if one is missing or damaged."""
+    """Return {path below the folder: SHA-256} of a site's listed files.
+
+    Raises UserError if the folder is no site or, with `verify`, if a file is missing or damaged.
+    """
     if not is_site(folder):
         write = CommandLine("web", f"ONNX --out {quote(str(folder))}")
         raise UserError("{}: is no site; write one: {}", folder, write)
@@ -65,9 +67,9 @@ def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
 
 SITE_FOLDER = Kind("site", is_site, folder=True)
 DIGITS = 16
-"""Digits of a digest in the address of a file: enough that no cache confuses two."""
+"""Digits of a file's digest in its address, enough for caches to tell versions apart."""
 LARGE = ("models/", "ort/")
-"""Where what a page fetches when it needs it lies; the rest is kept by its service worker at once."""
+"""Folders of files fetched when they are needed; the service worker caches all others at once."""
 TOKENIZER = "tokenizer.json"
 INSIDE = "inside.html"
 SHORTLIST = "models/shortlist.bin"
@@ -75,8 +77,11 @@ SHORTLIST = "models/shortlist.bin"
 
 @dataclass(frozen=True)
 class Inside:
-    """A page that looks into a model's graphs, that model with their inner values as outputs, and the outputs' names:
-    {graph: {point: output}}."""
+    """A page on the inner values of a model's graphs.
+
+    model: the model with inner values as outputs. taps: {graph: {point: output name}}, e.g. the point
+    decoder.layers.0.self_attention.weights.
+    """
 
     page: str
     model: SiteModel
@@ -92,13 +97,14 @@ def write_site(
     inside: Callable[[Sequence[SiteModel], str], Inside] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write `out`, the folder of a static page that runs these models.
+    """Write `out`, the folder of a static page for running these models.
 
-    models: folders that `export_onnx` wrote for `web` or `portable`, each of their precisions a model of the page, and
-    files of `export_search` without text. All are of the same weights. `settings`, and by their names in `changes`
-    those that differ, are as `export.settings.WebSettings` says; without `assets` see `assets.find_package`. `inside`:
-    makes the page that looks into the graphs, of the models and the heading: `export.explain.inside.inside`.
-    `UserError` for what a page can't run, for files in the way and a full disk.
+    models: folders of `export_onnx` for `web` or `portable`, and files of `export_search` without text. Each precision
+    of a folder is one model of the page. All must come from the same weights. Options are fields of
+    `export.settings.WebSettings`, as `settings` or by name in `changes`; without `assets` see `assets.find_package`.
+    inside: makes the page on inner values from the models and the heading, e.g. `export.explain.inside.inside`.
+
+    Raises UserError for models a page can't run, for other files in `out`, and for a full disk.
     """
     settings = replace(settings, **changes)
     paths = [Path(models)] if isinstance(models, str | Path) else [Path(path) for path in models]
@@ -106,7 +112,7 @@ def write_site(
         raise UserError("a site needs a model: an exported folder, or one file with the search")
     listed_file = None if settings.shortlist is None else Path(settings.shortlist)
     assets = None if settings.assets is None else Path(settings.assets)
-    copied = assets if assets is None or assets.is_file() else find_package(assets)  # the site may lie beside it
+    copied = assets if assets is None or assets.is_file() else find_package(assets)  # `out` may be beside it
     output = claim(out, SITE_FOLDER, settings.force, *paths, listed_file, copied)
     site_models = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(site_models)
@@ -153,8 +159,8 @@ def _check_alike(models: Sequence[SiteModel]) -> None:
 
 
 def _shortlist(model: SiteModel, chosen: Path | str | None) -> Path | None:
-    """Return the file of a site's shortlist: the one that is given, or that its settings name. `UserError` for a
-    damaged one, and one of another model."""
+    """The site's shortlist file: `chosen`, or the one in the model's settings. Raises UserError if it is damaged, or of
+    another model."""
     named = named_files(model.settings, model.place).values()
     file = next(iter(named), None) if chosen is None else None if str(chosen) == NO_SHORTLIST else Path(chosen)
     if file is not None:
@@ -174,7 +180,7 @@ def _copy_page(folder: Path) -> None:
 
 
 def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
-    """Return its entry in site.json."""
+    """Copy a model's files; return its entry in site.json."""
     place = f"models/{model.name.replace(', ', '-').replace(' ', '-')}"
     (folder / place).mkdir(parents=True, exist_ok=True)
     graphs = {name: _copy_graph(graph, folder, place) for name, graph in model.graphs.items()}
@@ -186,7 +192,7 @@ def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
 
 
 def _copy_inside(inside: Inside, folder: Path) -> dict[str, Any]:
-    """Write the page that looks into the graphs; its entry in site.json."""
+    """Write the page on inner values; return its entry in site.json."""
     (folder / INSIDE).write_text(inside.page, encoding="utf-8")
     entry = _copy_model(inside.model, folder)
     for name, points in inside.taps.items():
@@ -207,7 +213,7 @@ def _copy_graph(graph: Graph, folder: Path, place: str) -> dict[str, Any]:
 
 
 def _listed(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and digest of all files but the service worker, by their paths."""
+    """Size and digest of all files except the service worker, by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SERVICE_WORKER)
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths

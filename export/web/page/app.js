@@ -1,13 +1,13 @@
-// The page: what is typed is translated, as soon as nobody types for a moment.
+// The page: translates the typed text after a short pause in typing.
 
 import { Client } from './client.js';
 import { controlled, keep, missing } from './offline.js';
 import { deviceFor, fillGeneration, fillModels, LANGUAGES, languages, options, showMethod, threads } from './settings.js';
 import { find, megabytes, rounded, showChoices, showFacts, showRows, showShares, showWords } from './view.js';
 
-const PAUSE = 250; // milliseconds without a key
+const PAUSE = 250; // milliseconds without a key press
 const CHOICES = 8;
-const MOST_WORDS = 60; // of a text whose attention is shown
+const MOST_WORDS = 60; // longest text with its attention shown
 const READ = 'Of 100 parts of the attention, one layer’s heads together, so many went to each word of the text while the word on the left was written.';
 
 const client = new Client();
@@ -31,14 +31,14 @@ async function begin() {
   await offerOffline();
 }
 
-/** The link to the page that looks into the graphs, with what is typed. */
+/** The link to inside.html, with the typed text. */
 function showInside(inside) {
   find('inside').hidden = !inside;
   const link = find('inside').querySelector('a');
   link.addEventListener('click', () => { if (source()) link.hash = new URLSearchParams({ text: source() }); });
 }
 
-/** While a model is loaded nothing is translated, and no translation of another one stands there. */
+/** While a model loads, nothing is translated, and the previous model's translation is removed. */
 function close() {
   stop();
   [opened, ids] = [null, []];
@@ -50,7 +50,7 @@ function close() {
   for (const id of ['others', 'attention', 'forced']) find(id).hidden = true;
 }
 
-/** Opens model number `number`; what was typed is translated again. */
+/** Open model number `number`, and translate the typed text again. */
 async function open(number) {
   close();
   const model = site.models[number];
@@ -68,7 +68,7 @@ async function open(number) {
   await translate();
 }
 
-/** Asks for a model on the best device; one that WebGPU doesn't run after all runs on wasm. */
+/** Load a model on the best device; if WebGPU fails, on wasm. */
 async function opening(number, heard) {
   const device = deviceFor(site.models[number], about);
   const request = { model: number, threads: threads(about.isolated) };
@@ -93,7 +93,7 @@ function stop() {
   running = null;
 }
 
-/** Translates what is in the field, the tokens of `prefix` first. */
+/** Translate the text in the field; the output starts with the tokens of `prefix`. */
 async function translate() {
   stop();
   closeAlternatives();
@@ -119,14 +119,14 @@ async function translate() {
   await showAttention();
 }
 
-/** What each word of the translation read, where the model says it. */
+/** Show each output word's attention to the source, if the model returns it. */
 async function showAttention() {
   const [text, mine] = [find('translation').dataset.source, ids];
   find('attention').hidden = !opened?.model.attention || !text || !mine.length;
   if (find('attention').hidden || !find('attention-shown').open) return;
   delete find('shares').dataset.ids;
   const { source: from, output, shares } = await client.ask('attention', { text, languages: languages(), ids: mine });
-  if (mine !== ids) return; // another translation has begun
+  if (mine !== ids) return; // a newer translation has begun
   const tooMany = Math.max(from.length, output.length) > MOST_WORDS;
   find('attention-told').textContent = tooMany ? `Shown for texts of up to ${MOST_WORDS} words.` : READ;
   const none = { columns: [], rows: [], shares: [] };
@@ -175,7 +175,7 @@ function closeAlternatives() {
   for (const button of document.querySelectorAll('.translation [aria-expanded="true"]')) button.setAttribute('aria-expanded', 'false');
 }
 
-/** The text with every model, one after another. */
+/** Translate the text with every model, one after another. */
 async function compare() {
   const [text, chosen, rows] = [source() || find('text').placeholder, find('model').value, []];
   close();
@@ -221,7 +221,7 @@ async function keepAll(left) {
 const say = (text) => { find('state').textContent = text; };
 const announce = (text) => { find('status').textContent = text; };
 
-/** Says what went wrong, in one line, until something goes right again. */
+/** Show an error in one line, until something succeeds. */
 async function attempt(work) {
   find('error').hidden = true;
   try {

@@ -1,11 +1,11 @@
-// What attention read, told in words in the place of tokens.
+// Attention between words instead of tokens.
 
-/** Where each of `words` [{text, at}] ends, the last at `length`. */
+/** The end index of each of `words` [{text, at}]; the last ends at `length`. */
 const ends = (words, length) => words.map((_, i) => words[i + 1]?.at ?? length);
 
-/** Shares of the source's words, the last being its end (the last `tail` tokens), for each word of the output. weights:
- * an array of S shares for each token. A word of the source has the sum of its tokens' shares, one of the output their
- * mean. */
+/** For each output word, its attention to each source word; the last share is the source's end (the last `tail`
+ * tokens). weights: an array of S shares per output token. Shares of a source word's tokens are added, rows of an
+ * output word's tokens averaged. */
 export function byWords(weights, source, output, tail = 1) {
   const S = weights[0].length;
   const columns = [...ends(source, S - tail), S];

@@ -1,16 +1,16 @@
-// Beam search with a length penalty (Wu et al. 2016). As mlx_transformer/decoding/beam.py, for one sentence.
+// Beam search with a length penalty (Wu et al. 2016). The same as mlx_transformer/decoding/beam.py, for one sentence.
 
 import { lengthLimit, penalty } from './limits.js';
 import { Rules, startOf } from './rules.js';
 import { DEAD, logSumExp } from './sampling.js';
 
-/** The n largest scores of `entries`, falling, the first on ties. */
+/** The n largest scores of `entries`, best first; the earlier of equals. */
 function top(entries, n) {
   return entries.map((entry, i) => [entry, i]).sort((a, b) => b[0].score - a[0].score || a[1] - b[1])
     .slice(0, n).map(([entry]) => entry);
 }
 
-/** The C best extensions of each hypothesis, and the C best of them all: [{score, parent, token}]. */
+/** The C best extensions of all hypotheses: [{score, parent, token}], best first. */
 function extensions(logits, live, C, rules) {
   const found = [];
   for (let parent = 0; parent < live.length; parent++) {
@@ -20,7 +20,7 @@ function extensions(logits, live, C, rules) {
       : rules.weakened(logits[parent].map((logit) => logit - normaliser), ids);
     const base = rules.repetition_penalty === 1 ? before - normaliser : before;
     const row = rules.allowed(weakened, ids);
-    const kept = []; // falling
+    const kept = []; // best first
     for (let token = 0; token < row.length; token++) {
       const score = row[token] + base;
       if (score <= DEAD || (kept.length === C && score <= kept.at(-1).score)) continue;
@@ -34,9 +34,9 @@ function extensions(logits, live, C, rules) {
   return top(found, C);
 }
 
-/** The K best hypotheses: [{ids, score}], ids without the end. `heard` is called with the likeliest ids so far, `seen`
- * with what each step weighs: {t, candidates, ending, going}, each [{score, parent, token}], parent a place in the last
- * `going`. */
+/** The K best hypotheses: [{ids, score}], without the end token. `heard` is called with the most likely ids so far;
+ * `seen` with each step's candidates: {t, candidates, ending, going}, each [{score, parent, token}]. parent is an
+ * index into the previous step's `going`. */
 export async function beamSearch(model, source, options) {
   const { beam: K, lengthPenalty: alpha, prefix = [], forced = [], stopped, heard, seen = () => {} } = options;
   const { config } = model;
@@ -76,10 +76,10 @@ export async function beamSearch(model, source, options) {
   }
 }
 
-/** Whether K are finished, and no live hypothesis, of which the best has this score, can do better. */
+/** Whether K hypotheses are finished, and no live one can score higher. best: the best live log p. */
 function decided(finished, K, best, length, { early_stopping: early, heuristic_stop: heuristic, limit, alpha, weigh }) {
   if (finished.length < K) return false;
-  // log p only falls: nothing that is live can reach more than its own over the largest penalty.
+  // log p only falls, so a live hypothesis can reach at most its own log p over the largest penalty.
   const ahead = heuristic ? length : alpha >= 0 ? limit : length + 1;
   return early || finished.at(-1).score >= best / weigh(ahead);
 }

@@ -1,12 +1,12 @@
-// Byte-level BPE (Radford et al. 2019): text to ids and back. Words are those that this project trains, or GPT-2's.
+// Byte-level BPE (Radford et al. 2019): text to ids and back. Words are cut as `train` does, or as GPT-2 does.
 
 import { merger } from './merges.js';
 
 const SPACE = String.raw`\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000`; // Unicode's White_Space
 const GPT_2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^${SPACE}\\p{L}\\p{N}]+|[${SPACE}]+(?![^${SPACE}])|[${SPACE}]+`;
-const MOST_WORDS = 20_000; // that are remembered
+const MOST_WORDS = 20_000; // most words to remember
 
-/** The letter that stands for each byte in the vocabulary: itself, if it can be printed. */
+/** The letter for each byte in the vocabulary: the byte itself if it is printable. */
 function letters() {
   const printed = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
   let next = 256;
@@ -14,7 +14,7 @@ function letters() {
 }
 
 export class ByteLevel {
-  /** specification: a parsed tokenizer.json. special: its ids that stand for no text. */
+  /** specification: a parsed tokenizer.json. special: ids without text. */
   constructor({ model, pre_tokenizer: before }, special) {
     const ids = new Map(Object.entries(model.vocab));
     this.special = special;
@@ -22,9 +22,9 @@ export class ByteLevel {
     this.word = new RegExp(before.pretokenizers?.[0].pattern.Regex ?? GPT_2, 'gu');
     this.merged = merger(ids, model.merges);
     this.letters = letters();
-    this.known = new Map(); // words seen before, with their ids
+    this.known = new Map(); // words seen before -> their ids
     const bytes = new Map(this.letters.map((letter, byte) => [letter, byte]));
-    this.bytes = []; // of each id
+    this.bytes = []; // by id
     for (const [token, id] of ids) {
       if (!special.has(id)) this.bytes[id] = Uint8Array.from(token, (letter) => bytes.get(letter));
     }
@@ -35,7 +35,7 @@ export class ByteLevel {
     return given.match(this.word)?.flatMap((word) => this.#ids(word)) ?? [];
   }
 
-  /** The text of ids, special ones left out; bytes that are no UTF-8 become U+FFFD. */
+  /** The text of ids without special ones; invalid UTF-8 becomes U+FFFD. */
   text(ids) {
     const parts = ids.map((id) => this.bytes[id] ?? new Uint8Array(0));
     const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
@@ -47,7 +47,7 @@ export class ByteLevel {
     return new TextDecoder('utf-8', { ignoreBOM: true }).decode(all);
   }
 
-  /** The text of the first ids of an output, as far as later ones can't change it. */
+  /** The text of an output's first ids, as far as later ids can't change it. */
   settled(ids) {
     return this.text(ids).replace(/\ufffd+$/u, '');
   }

@@ -1,10 +1,10 @@
-// SentencePiece's table of replacements: at each place its longest string. As mlx_transformer/text/charsmap.py.
+// SentencePiece's table of replacements; at each place the longest match counts. As mlx_transformer/text/charsmap.py.
 
-const LETTER = 0x800000ff; // of a unit; bit 31: a value
+const LETTER = 0x800000ff; // a unit's letter; bit 31 marks a value
 const offset = (unit) => (unit >>> 10) << ((unit & 0x200) >>> 6);
 
 export class Charsmap {
-  /** table: in base64, four bytes with the size of a trie, the trie, and the replacements, each ended by NUL. */
+  /** table: base64 of a trie's size (four bytes), the trie, and the replacements, each ended by NUL. */
   constructor(table) {
     const bytes = Uint8Array.from(atob(table), (letter) => letter.charCodeAt(0));
     const view = new DataView(bytes.buffer);
@@ -27,7 +27,7 @@ export class Charsmap {
     return new TextDecoder('utf-8', { ignoreBOM: true }).decode(Uint8Array.from(found));
   }
 
-  /** [bytes of the longest string that begins there, the place of its replacement]; [0, 0]: none. */
+  /** [bytes of the longest match from there, offset of its replacement]; [0, 0] without a match. */
   #longest(bytes, at) {
     const { units } = this;
     let [place, best] = [0, [0, 0]];

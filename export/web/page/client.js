@@ -19,7 +19,8 @@ export class Client {
     };
   }
 
-  /** The answer to a request; `heard` is called with parts of it. Its `stop` ends it early: null before it began. */
+  /** Send a request and return its answer; `heard` is called with parts of it. The promise's `stop` ends it early,
+   * with null if it had not begun. */
   ask(kind, given = {}, heard = () => {}) {
     const id = this.#next++;
     const answer = new Promise((resolve, reject) => this.#waiting.set(id, { heard, resolve, reject }));

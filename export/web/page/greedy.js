@@ -1,11 +1,11 @@
-// Greedy search and sampling, token by token. As mlx_transformer/decoding/greedy.py, for one sentence.
+// Greedy search and sampling, token by token. The same as mlx_transformer/decoding/greedy.py, for one sentence.
 
 import { lengthLimit } from './limits.js';
 import { Rules, startOf } from './rules.js';
 import { argmax, DEAD, draw, likeliest, logSumExp } from './sampling.js';
 
-/** Yields {id, logProbability} of each new token, those of `prefix` first; the last may be the end. forced: what every
- * output begins with, the prefix too. `stopped` is asked before each step. */
+/** Yields {id, logProbability} of each new token, those of `prefix` first; the last may be the end token. forced: the
+ * first tokens of every output, including the prefix. `stopped` is called before each step. */
 export async function* tokens(model, source, { prefix = [], forced = [], stopped = () => false, ...options }) {
   const { config } = model;
   const rules = new Rules(config, forced);
@@ -33,7 +33,7 @@ export async function* tokens(model, source, { prefix = [], forced = [], stopped
 
 const scoreOf = (logits, id, free) => (free ? 0 : logits[id] - logSumExp(logits));
 
-/** The likeliest next tokens after a prefix: [{id, probability}]. */
+/** The most likely next tokens after a prefix: [{id, probability}]. */
 export async function alternatives(model, source, prefix, forced, count) {
   const { config } = model;
   const rules = new Rules(config, forced);

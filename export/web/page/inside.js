@@ -1,4 +1,4 @@
-// One word through the exported graphs: what inside.html asks, answered by onnxruntime-web in the page itself.
+// Answers inside.html: runs one word through the exported graphs with onnxruntime-web, in the page itself.
 
 import { tokens } from './greedy.js';
 import { openModel } from './models.js';
@@ -15,7 +15,7 @@ async function begin() {
   return { site, tokenizer, model };
 }
 
-/** The text of an id as it is shown: a space at the front is a mark, and bytes are never seen. textOf: of a vocabulary. */
+/** An id's text for display: a leading space becomes a mark, and bytes are never shown. */
 function named(id, { config }, textOf) {
   const special = { [config.bos_id]: 'start', [config.eos_id]: 'end', [config.pad_id]: 'padding' };
   if (id in special) return special[id];
@@ -24,11 +24,11 @@ function named(id, { config }, textOf) {
   return text.replace(/^ +/, (spaces) => '·'.repeat(spaces.length)).replace(/[\0-\x1f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0))) || `#${id}`;
 }
 
-/** Values of the graphs by the names of points, without the batch's axis. */
+/** The graphs' values by the names of points, without the batch axis. */
 const pointsOf = (taps, found) => Object.fromEntries(Object.entries(taps).filter(([, name]) => name in found).map(([point, name]) => (
   [point, { data: Float64Array.from(found[name].data), shape: found[name].dims.slice(1) }])));
 
-/** One pass over a text and what the model makes of it: {points, tokens, pieces, output, given, texts}. */
+/** Run a text through the whole model: {points, tokens, pieces, output, given, texts}. */
 export async function read(text) {
   opened ??= begin();
   const { site, tokenizer, model } = await opened;

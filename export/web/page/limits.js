@@ -1,8 +1,8 @@
-// How long a translation may become, and how a length is weighed: as in mlx_transformer/decoding/options.py.
+// Length limits and the length penalty, as in mlx_transformer/decoding/options.py.
 
 const EXTRA_TOKENS = 50;
 
-/** Most new tokens, the end counted. Throws a line for a text that is too long for the model. */
+/** Most new tokens, with the end token. Throws if the text is too long for the model. */
 export function lengthLimit(source, { max_positions: most, generation }) {
   if (source.length > most) {
     throw new RangeError(`The text has ${source.length} tokens; the model takes at most ${most}: shorten it.`);
@@ -13,5 +13,5 @@ export function lengthLimit(source, { max_positions: most, generation }) {
   return Math.max(Math.min(usual, most), least);
 }
 
-/** What log p of so many tokens is divided by: ((k + n) / (k + 1)) ** alpha, k = 5 in Wu et al. 2016. */
+/** The length penalty for a number of tokens: ((k + n) / (k + 1)) ** alpha, k = 5 in Wu et al. 2016. */
 export const penalty = (length, alpha, { penalty_offset: k }) => ((k + length) / (k + 1)) ** alpha;

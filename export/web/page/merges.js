@@ -1,12 +1,12 @@
-// Byte-pair encoding (Sennrich et al. 2016): letters to tokens by pairs that were learned.
+// Byte-pair encoding (Sennrich et al. 2016): merge letters into tokens by learned pairs.
 
-/** A function from letters to ids. ids: a Map of tokens. merges: pairs of tokens, the first learned one first. A letter
- * without an id stays apart and is given as it is. */
+/** Returns a function from letters to ids. ids: a Map of tokens. merges: pairs of tokens, first learned first. A
+ * letter without an id isn't merged and is returned itself. */
 export function merger(ids, merges) {
   const ranks = new Map(merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(' ') : pair, rank]));
   return (letters) => {
     const parts = [...letters];
-    for (;;) { // the merge that was learned first, again and again, the leftmost of equal ones
+    for (;;) { // repeat the earliest learned merge; of equals, the leftmost
       let [best, at] = [Infinity, -1];
       for (let i = 0; i + 1 < parts.length; i++) {
         const rank = ranks.get(`${parts[i]} ${parts[i + 1]}`);

@@ -5,7 +5,7 @@ import { StepModel, isKept } from './steps.js';
 
 const memories = [];
 
-/** Remembers every WebAssembly memory made after this call: what a model takes can be read from their lengths. */
+/** Record every WebAssembly memory made after this call: their sizes tell a model's memory. */
 export function watchMemory() {
   const { Memory } = WebAssembly;
   WebAssembly.Memory = new Proxy(Memory, {
@@ -21,15 +21,15 @@ export function watchMemory() {
 export const memoryInUse = () => memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
 
 async function isDigest(bytes, expected) {
-  if (!globalThis.crypto?.subtle) return true; // a page without https can't compute any
+  if (!globalThis.crypto?.subtle) return true; // without https browsers have no digests
   const found = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
   return Array.from(found, (byte) => byte.toString(16).padStart(2, '0')).join('') === expected;
 }
 
-/** A file of the site, whole; `heard` is called with the bytes of each part that arrives. */
+/** Fetch a whole file of the site; `heard` is called with each part's bytes. */
 export async function fetched(site, path, heard = () => {}) {
   const { bytes: size, sha256 } = site.files[path];
-  // The digest in the address: no cache on the way confuses two versions of a file.
+  // The digest in the address keeps caches from mixing up versions of a file.
   const response = await fetch(new URL(`${path}?${sha256.slice(0, 16)}`, site.base));
   if (!response.ok) throw new Error(`${path}: the server answers ${response.status}.`);
   const bytes = new Uint8Array(size);
@@ -56,13 +56,13 @@ async function runtime(site, device, threads) {
   return ort;
 }
 
-/** Opens one of the site's models: a StepModel or a SearchModel. heard(share): of its files, 0 to 1. */
+/** Open one of the site's models: a StepModel or a SearchModel. heard(share): share of its files loaded, 0 to 1. */
 export async function openModel(site, model, device, threads, heard) {
   const total = model.bytes;
   let arrived = 0;
   const more = (bytes) => heard((arrived += bytes) / total);
   const ort = await runtime(site, device, threads);
-  const files = new Map(); // graphs may share one
+  const files = new Map(); // graphs may share a data file
   const once = (path) => files.get(path) ?? files.set(path, fetched(site, path, more)).get(path);
   const sessions = {};
   for (const [name, { graph, data }] of Object.entries(model.graphs)) {
@@ -77,7 +77,7 @@ export async function openModel(site, model, device, threads, heard) {
   return { model: new kind(ort, sessions, site.config, model.names), sessions: Object.values(sessions), threads: ort.env.wasm.numThreads };
 }
 
-/** Keys and values stay where they are computed. */
+/** Keep keys and values on the device. */
 function cachesOnDevice(name, model) {
   if (name !== 'decoder') return {};
   const outputs = Object.entries(model.names.decoder.outputs);

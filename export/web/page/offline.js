@@ -1,15 +1,15 @@
-// The service worker's registration, and which files it keeps.
+// Registers the service worker, and tells which files it has cached.
 
 const PATIENCE = 5000; // milliseconds
 
-/** Resolves once files pass through the service worker, or when there is none. */
+/** Resolves once the service worker handles requests, or if there is none. */
 export async function controlled() {
   const workers = navigator.serviceWorker;
   if (!workers) return;
   try {
     await workers.register(new URL('service_worker.js', document.baseURI));
   } catch {
-    return; // a private window, or a browser that was told so
+    return; // a private window, or service workers are switched off
   }
   if (workers.controller) return;
   await Promise.race([
@@ -18,7 +18,7 @@ export async function controlled() {
   ]);
 }
 
-/** Files of the site that are not kept yet: [path]. All, if none can be. */
+/** The site's files not yet cached: [path]; all of them without a cache. */
 export async function missing(files) {
   const paths = Object.keys(files);
   if (!navigator.serviceWorker?.controller) return paths;
@@ -26,7 +26,7 @@ export async function missing(files) {
   return paths.filter((_, i) => !kept[i]);
 }
 
-/** Fetches files, so that the service worker keeps them. heard(bytes): after each. */
+/** Fetch files to have them cached. heard(bytes): called after each. */
 export async function keep(files, paths, heard) {
   for (const path of paths) {
     const response = await fetch(addressed(path, files[path]));
@@ -37,7 +37,7 @@ export async function keep(files, paths, heard) {
   }
 }
 
-/** Waits until the service worker has written a file, which takes longer than to pass it on. */
+/** Wait until the service worker has stored a file, which takes longer than passing it on. */
 async function stored(address) {
   for (const begun = performance.now(); performance.now() - begun < 12 * PATIENCE; ) {
     if (await caches.match(address)) return;

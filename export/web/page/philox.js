@@ -1,5 +1,5 @@
-// The noise of mlx_transformer/decoding/greedy.py: Philox4x32-10 (Salmon et al. 2011), so that a seed draws the same
-// tokens here as everywhere else.
+// The noise of mlx_transformer/decoding/greedy.py: Philox4x32-10 (Salmon et al. 2011). The same seed draws the same
+// tokens here and in Python.
 
 const ROUNDS = 10;
 const MULTIPLIERS = [0xd2511f53n, 0xcd9e8d57n];
@@ -21,7 +21,7 @@ function philox([x0, y0, x1, y1], seed) {
   return [x0, y0, x1, y1];
 }
 
-/** Gumbel noise for new token number t of a sentence that is alone: `count` numbers. seed: a BigInt below 2^64. */
+/** Gumbel noise for new token number t of a single sentence: `count` numbers. seed: a BigInt below 2^64. */
 export function gumbel(seed, t, count) {
   const noise = new Float32Array(Math.ceil(count / 4) * 4);
   for (let counter = 0; counter * 4 < count; counter++) {

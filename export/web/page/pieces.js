@@ -1,16 +1,16 @@
-// SentencePiece's pieces, unigram (Kudo 2018) or BPE, from the tokenizer.json of an imported model: text to ids and back.
-// As mlx_transformer/text/sentencepiece_tokenizer.py and published_ids.py.
+// SentencePiece, unigram (Kudo 2018) or BPE, from an imported model's tokenizer.json: text to ids and back. As
+// mlx_transformer/text/sentencepiece_tokenizer.py and published_ids.py.
 
 import { Charsmap } from './charsmap.js';
 import { merger } from './merges.js';
 
 const MARK = '\u2581'; // a space in a piece
-const UNKNOWN_BELOW = 10; // the score of an unknown letter, below the lowest
+const UNKNOWN_BELOW = 10; // an unknown letter scores this much below the lowest piece
 const WORDS = new RegExp(`${MARK}[^${MARK}]*|[^${MARK}]+`, 'gu');
 const byteToken = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, '0')}>`;
 
 export class Pieces {
-  /** specification: a parsed tokenizer.json. special: its ids that stand for no text. */
+  /** specification: a parsed tokenizer.json. special: ids without text. */
   constructor(specification, special) {
     const { model, normalizer, pre_tokenizer: before, decoder, added_tokens: added, post_processor: template } = specification;
     const roles = template.mlx_transformer ?? {};
@@ -31,7 +31,7 @@ export class Pieces {
     this.byteIds = Array.from({ length: 256 }, (_, byte) => texts.indexOf(byteToken(byte)));
     this.surfaces = 'lookup' in roles ? new Map(texts.flatMap((text, id) => (text.startsWith(' ') ? [[text.slice(1), id]] : []))) : new Map();
     this.prefixes = roles.prefixes ? new Map(added.filter((each) => !each.special).map(({ content, id }) => [content, id])) : null;
-    // No text spells a control piece.
+    // Control pieces never match in a text.
     const control = new Set(added.map(({ content }) => content));
     if (unigram) this.#readUnigram(model.vocab, control, roles.missing ?? []);
     else this.#readBpe(texts, control, model.merges);
@@ -47,7 +47,7 @@ export class Pieces {
     const all = [...vocabulary.map(([text, score]) => [control.has(text) ? `${text} ` : text, score]), ...missing];
     this.scores = Float64Array.from(all, ([, score]) => score);
     this.ids = new Map(all.map(([text], id) => [text, id]));
-    this.longest = new Map(); // letters of the longest piece by its first one
+    this.longest = new Map(); // first letter -> length of the longest piece
     for (const [text] of all) {
       const letters = Array.from(text);
       this.longest.set(letters[0], Math.max(letters.length, this.longest.get(letters[0]) ?? 0));
@@ -72,7 +72,7 @@ export class Pieces {
     return [...first, ...words.flatMap((word) => this.#known(this.pieces(Array.from(word))))];
   }
 
-  /** The text of ids, special ones left out. */
+  /** The text of ids without special ones. */
   text(ids) {
     const parts = [];
     let bytes = [];
@@ -93,19 +93,19 @@ export class Pieces {
     return parts.map((part, i) => part.replaceAll(MARK, i ? ' ' : dropped)).join('');
   }
 
-  /** The text of the first ids of an output, as far as later ones can't change it: bytes are text together. */
+  /** The text of an output's first ids, as far as later ids can't change it: bytes may still join. */
   settled(ids) {
     const last = ids.findLastIndex((id) => !this.special.has(id) && !this.isByte.has(id));
     return this.text(ids.slice(0, last + 1));
   }
 
-  /** [ids of the token such as >>deu<< that a text begins with, the rest]. */
+  /** [ids of a token such as >>deu<< at the beginning of a text, the rest]. */
   #withoutPrefix(text) {
     const end = this.prefixes && text.startsWith('>>') ? text.indexOf('<<') + 2 : 0;
     return end < 2 ? [[], text] : [[this.prefixes.get(text.slice(0, end)) ?? this.unknown], text.slice(end)];
   }
 
-  /** Ids of pieces, which are ids or the letters of something unknown, one after another. */
+  /** Turn pieces, which are ids or unknown letters, into ids. */
   #known(pieces) {
     const found = [];
     for (let i = 0; i < pieces.length;) {
@@ -122,10 +122,10 @@ export class Pieces {
     return found;
   }
 
-  /** Viterbi: the pieces with the highest sum of scores; an unknown letter is given as it is. */
+  /** Viterbi: the pieces with the highest total score; an unknown letter is returned itself. */
   #likeliest(letters) {
     const n = letters.length;
-    const best = Array.from({ length: n + 1 }, () => null); // of what ends there: {score, from, id}
+    const best = Array.from({ length: n + 1 }, () => null); // best piece ending here: {score, from, id}
     best[0] = { score: 0 };
     for (let from = 0; from < n; from++) {
       const { score } = best[from];
@@ -149,7 +149,7 @@ export class Pieces {
   }
 }
 
-/** The text of bytes that follow each other, in one part; U+FFFD for each of them if they are no UTF-8. */
+/** The text of consecutive bytes; if they are no valid UTF-8, U+FFFD for each. */
 function decoded(bytes) {
   try {
     return [new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(bytes))];

@@ -1,21 +1,21 @@
-// Which tokens are allowed, and which must be: `Rules` of mlx_transformer/decoding/steps.py, for one sentence.
+// Allowed and forced tokens: `Rules` of mlx_transformer/decoding/steps.py, for one sentence.
 
 import { BANNED } from './sampling.js';
 
-/** What the decoder begins with: a language, in mBART, or the model's own start. */
+/** The decoder's start token: a language's in mBART, otherwise the model's own. */
 export const startOf = (config) => config.start_id ?? config.bos_id;
 
 export class Rules {
-  /** config: of the site, with what the model says of generation. forced: the first tokens of every output. */
+  /** config: from site.json. forced: the first tokens of every output. */
   constructor(config, forced) {
     const { pad_id: pad, bos_id: bos, eos_id: end, generation } = config;
     Object.assign(this, { forced, start: startOf(config), end, ...generation });
     this.ends = new Set([end, ...generation.end_ids]);
-    // BART's decoder starts with the end, which may be written.
+    // BART's decoder starts with the end token, which must stay allowed.
     this.never = [...[pad, bos].filter((id) => id !== end), ...generation.suppressed];
   }
 
-  /** Scores that `allowed` may be given: logits, or in beam search log p, those of what was written weakened. */
+  /** Scores with the repetition penalty on tokens already written: logits, or log p in beam search. */
   weakened(scores, written) {
     const factor = this.repetition_penalty;
     if (factor === 1) return scores;
@@ -24,7 +24,7 @@ export class Rules {
     return found;
   }
 
-  /** The scores of the token after `written`, BANNED on each that may not be it. */
+  /** The scores of the token after `written`, with BANNED on forbidden ones. */
   allowed(scores, written) {
     const found = Float32Array.from(scores);
     const t = written.length;
@@ -35,12 +35,12 @@ export class Rules {
     return found;
   }
 
-  /** The token number t that is given, and not scored; undefined: none. */
+  /** The forced token number t; undefined if it is free. */
   given(t, limit) {
     return this.forced[t] ?? (this.forced_end && t + 1 === limit ? this.end : undefined);
   }
 
-  /** What would be the same n tokens once more. */
+  /** Tokens that would repeat the last n-gram. */
   #repeated(written) {
     const [n, all] = [this.no_repeat_ngram, [this.start, ...written]];
     if (!n || all.length < n) return [];

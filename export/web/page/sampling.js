@@ -1,4 +1,4 @@
-// Temperature, top-k, nucleus and a draw. The same as mlx_transformer/decoding/greedy.py, for one sentence.
+// Temperature, top-k, nucleus and a draw. The same as in mlx_transformer/decoding/greedy.py, for one sentence.
 
 import { gumbel } from './philox.js';
 
@@ -21,7 +21,7 @@ export function argmax(values, begin = 0, end = values.length) {
   return best;
 }
 
-/** Scores at the temperature, BANNED outside the topK likeliest (0: all) and the nucleus topP. */
+/** Scores at the temperature, BANNED outside the topK most likely (0: all) and the nucleus topP. */
 export function likeliest(logits, { temperature, topK, topP }) {
   const scores = logits.map((logit) => logit / temperature);
   const few = topK > 0 && topK < scores.length;
@@ -40,7 +40,7 @@ export function likeliest(logits, { temperature, topK, topP }) {
   return scores.map((score) => (score < floor ? BANNED : score));
 }
 
-/** A token drawn from softmax(scores): a block of the vocabulary by Gumbel's trick, then a token in it. */
+/** Draw a token from softmax(scores) with Gumbel noise: first a block of the vocabulary, then a token in it. */
 export function draw(scores, seed, t) {
   const blocks = Math.ceil(scores.length / BLOCK);
   const noise = gumbel(seed, t, BLOCK + blocks);

@@ -1,4 +1,4 @@
-// One file with the search inside: ids in, the best translations out, in one call.
+// A single file with the search inside: ids in, the best translations out, in one call.
 
 import { rowsOf } from './attention.js';
 import { lengthLimit } from './limits.js';
@@ -6,7 +6,7 @@ import { startOf } from './rules.js';
 import { named } from './steps.js';
 
 export class SearchModel {
-  /** As StepModel has them. */
+  /** As in StepModel. */
   candidates = null;
 
   /** names: {search: {inputs, outputs}}, each {value: the graph's name}. */
@@ -14,7 +14,7 @@ export class SearchModel {
     Object.assign(this, { ort, session: search, config, names: names.search });
   }
 
-  /** The n best: [{ids, score}]. options: as for greedy search, sampling and beams. */
+  /** The n best: [{ids, score}]. options: as in greedy search, sampling and beam search. */
   async search(source, { method, beam, lengthPenalty, temperature, topK, topP, seed, forced = [] }) {
     const { min_new_tokens: least, penalty_offset: offset, early_stopping: early } = this.config.generation;
     const sample = method === 'sample';
@@ -45,21 +45,21 @@ export class SearchModel {
       forced_first: int64(forced, [forced.length]),
     });
     const T = sequences.dims[2];
-    this.read = read && rowsOf(read, Number(lengths.data[0])); // of the best one
+    this.read = read && rowsOf(read, Number(lengths.data[0])); // of the best output
     return Array.from(lengths.data, (length, i) => ({
       ids: Array.from(sequences.data.subarray(i * T, i * T + Number(length)), Number),
       score: scores.data[i],
     })).filter(({ score }) => score > -5e8);
   }
 
-  /** The outputs by value, of inputs by value. */
+  /** Run the graph: {value: tensor} in and out. */
   async #run(values) {
     const { inputs, outputs } = this.names;
     const found = await this.session.run(named(values, inputs));
     return Object.fromEntries(Object.entries(outputs).map(([value, name]) => [value, found[name]]));
   }
 
-  /** What was read in the last search, which found `ids`: as StepModel has it. */
+  /** The attention of the last search, whose best output is `ids`; as in StepModel. */
   async attention() {
     return this.read;
   }

@@ -1,9 +1,9 @@
-// Keeps the site's files, so that it works without a network. FILES, {path: digest}, and SHELL, the paths of the page
-// itself, stand above this line: other files of a new version make another service worker.
+// Keeps the site's files, so it works without a network. Above this line stand FILES, {path: digest}, and SHELL, the
+// paths of the page itself. A new version has other digests, so browsers install it as a new service worker.
 
 const CACHE = `mlx-transformer ${self.registration.scope}`;
 const SCOPE = new URL(self.registration.scope).pathname;
-// Where the server doesn't send these, threads work from the second visit on.
+// If the server doesn't send these headers, threads work from the second visit on.
 const ISOLATION = {
   'Cross-Origin-Opener-Policy': 'same-origin',
   'Cross-Origin-Embedder-Policy': 'require-corp',

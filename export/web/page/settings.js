@@ -1,8 +1,8 @@
-// What is chosen on the page.
+// The settings chosen on the page.
 
 import { find, made, megabytes } from './view.js';
 
-export const LANGUAGES = ['sourceLanguage', 'targetLanguage']; // fields of a model of several
+export const LANGUAGES = ['sourceLanguage', 'targetLanguage']; // form fields of a multilingual model
 
 export function fillModels(site) {
   find('model').replaceChildren(...site.models.map((model, i) => (
@@ -10,7 +10,7 @@ export function fillModels(site) {
   )));
 }
 
-/** The languages of a model of several; its shortlist, and how it generates unless told otherwise. */
+/** Fill in the model's languages, its shortlist, and its default generation settings. */
 export function fillGeneration({ config, shortlist }) {
   const { languages = {}, beam, length_penalty: alpha } = config.generation;
   find('shortlist').hidden = !shortlist;
@@ -31,7 +31,7 @@ export function showMethod() {
   for (const each of document.querySelectorAll('.of')) each.hidden = each.dataset.of !== find('method').value;
 }
 
-/** A field's number, within its bounds; its default where there is none. */
+/** A field's number, within its bounds; its default if empty. */
 function number(id) {
   const field = find(id);
   const value = field.value === '' || Number.isNaN(field.valueAsNumber) ? Number(field.defaultValue) : field.valueAsNumber;
@@ -46,7 +46,7 @@ export function options() {
   return { method, beam, lengthPenalty, temperature, topK, topP, seed: BigInt(number('seed')), ...more };
 }
 
-/** Where a model is to run: on WebGPU where there is one that can, unless wasm is chosen. about: what the browser has. */
+/** The device for a model: WebGPU if it can run the model, unless wasm is chosen. about: the browser's abilities. */
 export function deviceFor(model, about) {
   const able = about.webgpu && model.webgpu && (about.float16 || !model.float16);
   return able && find('device').value !== 'wasm' ? 'webgpu' : 'wasm';

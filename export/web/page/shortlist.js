@@ -1,10 +1,10 @@
-// Marian's shortlists: which tokens the translation of a sentence is made of. As mlx_transformer/core/shortlist.py.
+// Marian's shortlists: the tokens allowed in a sentence's translation. As mlx_transformer/core/shortlist.py.
 
 const HEADER = 48; // bytes
 const MULTIPLE = 8;
 
 export class Shortlist {
-  /** bytes: of the file. shared: whether a source token is a target token too. */
+  /** bytes: the file's contents. shared: whether source ids are target ids too. */
   constructor(bytes, shared) {
     const view = new DataView(bytes.buffer, bytes.byteOffset);
     const number = (at) => Number(view.getBigUint64(at, true));
@@ -15,7 +15,7 @@ export class Shortlist {
     this.ids = Uint32Array.from({ length: entries }, (_, i) => view.getUint32(ids + 4 * i, true));
   }
 
-  /** The candidates of a source's ids, ascending, of `size` tokens. */
+  /** The candidates for a source's ids, ascending; `size`: the vocabulary's size. */
   candidates(source, size) {
     const chosen = new Uint8Array(size).fill(1, 0, this.first);
     for (const id of source) {

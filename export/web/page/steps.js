@@ -1,26 +1,26 @@
-// The encoder and the decoder with its cache, a step at a time: what greedy search, sampling and beams are made of.
+// The encoder and the cached decoder, one step at a time: the model for greedy search, sampling and beam search.
 
 import { rowsOf } from './attention.js';
 import { startOf } from './rules.js';
 import { BANNED } from './sampling.js';
 
-/** rows of a tensor's data, each `size` numbers, in another order or several times. */
+/** Rows of a tensor's data (`size` numbers each) by index, in any order or several times. */
 function gathered(data, size, rows) {
   const found = new Float32Array(rows.length * size);
   rows.forEach((row, i) => found.set(data.subarray(row * size, (row + 1) * size), i * size));
   return found;
 }
 
-/** Keys and values, or states, which go from one step to the next. */
+/** Keys and values, or SSRU states, are passed from step to step. */
 export const isKept = (value) => value.startsWith('cache.') || value.startsWith('cross.');
 
-/** What a graph takes of {value: tensor}, under its own names: {value: name}. */
+/** A graph's inputs out of {value: tensor}, under the graph's own names: {value: name}. */
 export function named(values, names) {
   return Object.fromEntries(Object.entries(names).map(([value, name]) => [name, values[value]]));
 }
 
 export class StepModel {
-  /** The ids that an output may be made of, beside what it needs anyway; null: all. */
+  /** The ids allowed in an output, in addition to ends and forced ids; null: all. */
   candidates = null;
 
   /** sessions: {encoder, decoder} of ONNX Runtime. names: {encoder, decoder}, each {inputs, outputs} as {value: name}. */
@@ -36,7 +36,7 @@ export class StepModel {
     return new Decoder(this, found[outputs.memory], mask);
   }
 
-  /** How much of each source token was read when each of `ids` was chosen: an array for each of them. */
+  /** Attention to each source token when each of `ids` was chosen: an array per id. */
   async attention(source, ids) {
     const decoder = await this.start(source);
     try {
@@ -60,14 +60,14 @@ class Decoder {
     const shapes = Object.fromEntries(model.decoder.inputMetadata.map(({ name, shape }) => [name, shape]));
     const zeros = (D) => new model.ort.Tensor('float32', new Float32Array(D), [1, D]);
     const none = (K, d) => new model.ort.Tensor('float32', [], [1, K, 0, d]);
-    const empty = ([, K, , d]) => (d === undefined ? zeros(K) : none(K, d)); // of a state, or of keys and values
+    const empty = ([, K, , d]) => (d === undefined ? zeros(K) : none(K, d)); // an SSRU state, or keys and values
     this.past = Object.fromEntries(Object.keys(inputs).filter(isKept).map((value) => [value, empty(shapes[inputs[value]])]));
-    // Keys and values of the source are computed in the first step, and don't change.
+    // The source's keys and values are computed in the first step, and don't change.
     const needed = Object.keys(outputs).filter((value) => value === 'logits' || isKept(value));
     this.fetched = [needed, needed.filter((value) => !value.startsWith('cross.'))];
   }
 
-  /** One run on these tokens: {value: tensor} of the outputs that are asked for by value. */
+  /** One run on these tokens: {value: tensor} of the requested outputs. */
   async run(ids, wanted) {
     const { model, rows, begun, length } = this;
     const { inputs, outputs } = model.names.decoder;
@@ -84,7 +84,7 @@ class Decoder {
     return Object.fromEntries(wanted.map((value) => [value, found[outputs[value]]]));
   }
 
-  /** The next tokens of each row, each an array of equal length -> logits, an array for each of them, row by row. */
+  /** Run the next tokens of each row, arrays of equal length; returns logits, an array per token, row by row. */
   async step(ids) {
     const { logits, ...kept } = await this.run(ids, this.fetched[Number(this.begun)]);
     for (const [value, tensor] of Object.entries(kept)) this.#keep(value, tensor);
@@ -98,7 +98,7 @@ class Decoder {
     return bans ? found.map((row) => row.map((logit, id) => logit + bans[id])) : found;
   }
 
-  /** Row i goes on from row rows[i]; there may be more of them than before. */
+  /** Reorder the caches: row i continues from row rows[i]; the number of rows may grow. */
   async reorder(rows) {
     if (rows.length === this.rows && rows.every((row, i) => row === i)) return;
     const more = rows.length !== this.rows;
@@ -110,7 +110,7 @@ class Decoder {
     this.rows = rows.length;
   }
 
-  /** Gives back what a graphics card holds. */
+  /** Free memory on the graphics card. */
   dispose() {
     for (const tensor of Object.values(this.past)) tensor.dispose();
   }

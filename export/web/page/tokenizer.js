@@ -1,10 +1,10 @@
-// Text to ids and back by a tokenizer.json that this project trained or imported, as the Python package has it; or by
-// two, {source, target}, one for each language.
+// Text to ids and back by a tokenizer.json of this project, trained or imported, as in the Python package; or by two of
+// them, {source, target}, one per language.
 
 import { ByteLevel } from './bytes.js';
 import { Pieces } from './pieces.js';
 
-/** What cuts text, and what stands before and after it. */
+/** The tokenizer of the specification's kind, and the ids before and after a text. */
 class Side {
   constructor(specification) {
     const { pre_tokenizer: before, post_processor: template, added_tokens: added } = specification;
@@ -26,23 +26,23 @@ export class Tokenizer {
     this.#source = specification.source ? new Side(specification.source) : this.#target;
   }
 
-  /** Ids of a text, with its end. What is typed is text: "</s>" in it is four characters. */
+  /** Ids of a text, with the end token. Special tokens in the text are plain text: "</s>" is four characters. */
   encode(text) {
     const { first, kind, last } = this.#source;
     return [...first, ...kind.cut(text.toWellFormed()), ...last];
   }
 
-  /** The text of ids, special ones left out; bytes that are no UTF-8 become U+FFFD. */
+  /** The text of ids without special ones; invalid UTF-8 becomes U+FFFD. */
   decode(ids) {
     return this.#target.kind.text(ids);
   }
 
-  /** The words of a source: as `words`. */
+  /** The words of a source, as in `words`. */
   sourceWords(ids) {
     return wordsOf(ids, this.#source);
   }
 
-  /** The words of an output: [{text, at}], `at` being the index of the token with which a word begins. */
+  /** The words of an output: [{text, at}], `at` being the index of the word's first token. */
   words(ids) {
     return wordsOf(ids, this.#target);
   }
@@ -54,7 +54,7 @@ function wordsOf(ids, { kind, special }) {
   for (let i = 0; i < ids.length; i++) {
     const text = kind.settled(ids.slice(0, i + 1));
     if (text.length === before.length) {
-      if (begun < 0 && !special.has(ids[i])) begun = i; // a part of a character, with which a word may begin
+      if (begun < 0 && !special.has(ids[i])) begun = i; // part of a character, which may begin a word
       continue;
     }
     const starts = [...text.matchAll(kind.word)].some(({ index }) => index === before.length);
@@ -63,7 +63,7 @@ function wordsOf(ids, { kind, special }) {
     [before, begun] = [text, -1];
   }
   const rest = kind.text(ids).slice(before.length);
-  if (rest && begun < 0 && words.length) words.at(-1).text += rest; // of the last token, which began before it
+  if (rest && begun < 0 && words.length) words.at(-1).text += rest; // part of the last token, which began earlier
   else if (rest) words.push({ text: rest, at: Math.max(begun, 0) });
   return words;
 }

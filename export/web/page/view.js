@@ -1,4 +1,4 @@
-// What is shown: words of an output, choices, tables, facts.
+// Draws output words, choices, tables and facts.
 
 const SEPARATORS = /^\p{Z}+/u;
 
@@ -10,8 +10,8 @@ export function made(name, properties = {}, ...children) {
   return element;
 }
 
-/** The words [{text, at}] of an output. Those that were there before stay the same elements, so that a focus stays.
- * forced: tokens that were given. chosen(word, button): called on a click; without it words are plain text. */
+/** The words [{text, at}] of an output. Unchanged words keep their elements, and so the focus. forced: number of
+ * given tokens. chosen(word, button): called on a click; without it words are plain text. */
 export function showWords(box, words, forced, chosen) {
   const shown = Array.from(box.children);
   words.forEach((word, i) => {
@@ -36,7 +36,7 @@ export function showWords(box, words, forced, chosen) {
   for (const extra of shown.slice(words.length)) extra.remove();
 }
 
-/** Buttons for the likeliest tokens [{text, probability}] in a word's place. */
+/** Buttons for the most likely tokens [{text, probability}] at a word's place. */
 export function showChoices(list, found, chosen) {
   list.replaceChildren(...found.map((each) => {
     const share = made('small', { textContent: `${(100 * each.probability).toPrecision(2)} %` });
@@ -59,7 +59,7 @@ export function showRows(body, rows) {
   )))));
 }
 
-/** A table of shares, darker where more: rows and columns have the names given. */
+/** A table of shares, darker for larger ones, with labelled rows and columns. */
 export function showShares(table, { columns, rows, shares }) {
   const head = columns.map((name) => made('th', { scope: 'col', textContent: name }));
   const body = rows.map((name, i) => made('tr', {}, made('th', { scope: 'row', textContent: name }), ...shares[i].map((share) => {

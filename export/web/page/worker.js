@@ -1,5 +1,5 @@
-// Runs models beside the page. Requests are answered one after another, each by messages {id, ...}: parts of an answer
-// {part}, then {answer} or {error}. A request {stop: id} ends the one with that id at its next step.
+// Runs models in a worker. Requests are answered one after another, in messages {id, ...}: first parts {part}, then
+// {answer} or {error}. A request {stop: id} ends that request at its next step.
 
 import { byWords } from './attention.js';
 import { beamSearch } from './beam.js';
@@ -11,7 +11,7 @@ import { Tokenizer } from './tokenizer.js';
 watchMemory();
 
 const stopped = new Set();
-const FIRST = { method: 'greedy', lengthPenalty: 0.6 }; // what is set up then, no translation waits for
+const FIRST = { method: 'greedy', lengthPenalty: 0.6 }; // a first run, so nobody waits for the setup
 let [site, tokenizer, opened, shortlist] = [null, null, null, null];
 
 const KINDS = {
@@ -22,7 +22,7 @@ const KINDS = {
     return { isolated: globalThis.crossOriginIsolated, ...await graphics() };
   },
 
-  /** Opens the site's model number `model`, in the place of the one before. */
+  /** Open the site's model number `model`, in place of the previous one. */
   async open({ model, device, threads, say }) {
     const began = performance.now();
     for (const session of opened?.sessions ?? []) await session.release();
@@ -35,15 +35,15 @@ const KINDS = {
 
   translate: translated,
 
-  /** The likeliest tokens in the place of number `at` of an output. */
+  /** The most likely tokens at place `at` of an output. */
   async alternatives({ text, prefix, count, ...options }) {
     const { source, forced } = read(text, options, prefix);
     const found = await alternatives(opened.model, source, prefix, forced, count);
     return found.map(({ id, probability }) => ({ id, probability, text: tokenizer.decode([id]) }));
   },
 
-  /** What each word of the last translation read: {source, output, shares}, words and a row of shares for each of the
-   * output's, the last share being that of the source's end. */
+  /** Attention by word for the last translation: {source, output, shares}. shares has a row for each output word,
+   * with a share for each source word; the last share is the source's end. */
   async attention({ text, languages, ids }) {
     const { source, tail } = read(text, { languages });
     const [from, to] = [tokenizer.sourceWords(source.slice(0, -tail)), tokenizer.words(ids)];
@@ -55,15 +55,15 @@ const KINDS = {
   decode: ({ rows }) => rows.map((ids) => tokenizer.decode(ids)),
 };
 
-/** Whether there is WebGPU, and whether it computes in float16. */
+/** Whether there is WebGPU, and whether it has float16. */
 async function graphics() {
   const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
   return { webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')) };
 }
 
-/** The ids of a text with its language's, how many of them are its end, and those that its translation begins with; the
- * model is told what it starts with and is made of. languages: codes, {source, target}, of a model of several. listed:
- * whether outputs are made of the shortlist's candidates; prefix: what of one is given. */
+/** Tokenise a text, with its language ids. Returns the source ids, how many of them are its end, and the output's
+ * forced first ids; tells the model its start token and candidates. languages: codes {source, target} in a
+ * multilingual model. listed: whether to use the shortlist. prefix: first tokens chosen by the user. */
 function read(text, { languages = {}, listed = true }, prefix = []) {
   const { config } = site;
   const { languages: known = {}, forced_first: usual, target_in_source: inSource, task_prefix: task, end_ids: ends } = config.generation;
@@ -80,7 +80,7 @@ function read(text, { languages = {}, listed = true }, prefix = []) {
   return { source, tail: last ? 1 + around.length : 1, forced };
 }
 
-/** {ids, words, tokensPerSecond, ...}; on the way parts of the same form. */
+/** {ids, words, tokensPerSecond, ...}; parts sent on the way have the same form. */
 async function translated({ text, options, say, stopped: given }) {
   const began = performance.now();
   const { source, forced } = read(text, options, options.prefix);
@@ -100,7 +100,7 @@ async function translated({ text, options, say, stopped: given }) {
   };
 }
 
-/** The outputs, best first, and how many tokens the best one took, its end counted. */
+/** The outputs, best first, and the best one's number of tokens, with its end. */
 async function searched(source, options) {
   const { model } = opened;
   if (model.search) {
