@@ -11,7 +11,7 @@ const follow = () => {
   threads.setAttribute("aria-hidden", "true");
   let active = null;
 
-  // [side that is looked at, its weights, what that means, the pieces that name its tokens] for a token of a side.
+  // For a token of a side: [the other side, its weights, their meaning, the pieces that label its tokens].
   const looks = (side, at) => {
     const { model, layer, head } = FOLLOW;
     const found = [];

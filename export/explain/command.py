@@ -41,9 +41,11 @@ def explain(
     search: Options = Options(),
     **changes: Any,
 ) -> str:
-    """Write the page `settings.out` about one sentence, and the same figures into the folder `figures`; without a model
-    about the three that ship. The text that was written, in a line. changes: by their names, fields of `settings` and
-    options of the search. `UserError` for what can't be explained."""
+    """Write the page `settings.out` about one sentence, and the same figures into the folder `settings.figures`.
+
+    Without a model the page shows the three models in this package. changes: fields of `settings` and options of the
+    search, by name. Returns a line such as "explain.html: 1.20 MB". Raises UserError for inputs it can't explain.
+    """
     s, options = changed(settings, changes)
     plain = Options()
     chosen = {each.name: getattr(search, each.name) for each in fields(plain)}
@@ -100,7 +102,11 @@ def explain(
 
 
 def open_other(text: str, first: Opened, threads: int | None, verify: bool) -> Opened:
-    """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
+    """Open the model to show beside the first one.
+
+    text: another folder, or another runtime for the same folder, e.g. "onnxruntime". Raises UserError if the two can't
+    be compared.
+    """
     is_runtime = full_name(text).partition(":")[0] in RUNTIMES and not Path(text).exists()
     folder, runtime = (first.folder, text) if is_runtime else (Path(text), None)
     onnx = Place.of(folder).onnx

@@ -1,12 +1,12 @@
-"""Everything that a page shows, as JSON: one sentence in one model, or in two beside each other. Arrays are text, in
-base64, of as many bits as the page has room for.
+"""Everything that a page shows about one sentence, as JSON, for one model or two side by side. Arrays are base64 text,
+with as many bits per number as fit into the page.
 
-pieces      text of each token by position: of the source, of what is written, and of what has been read then
-sides       {"source" and "target": tokens that a stack reads, by position}
-maps        attention weights of each kind, each layer and each head; of two models also their difference
-steps       for each position the likeliest tokens there, and the one that follows
-lens        for each layer and position the tokens that the classifier would choose there
-norms       of the vector at each point of the network and each position
+pieces      texts of tokens by position: of the source, of the written tokens, and of the tokens read by the decoder
+sides       {"source" and "target": token numbers read by a stack, by position}
+maps        attention weights of each kind, layer and head; for two models also their difference
+steps       for each position the most likely tokens, and the token actually next
+lens        for each layer and position the classifier's most likely tokens there
+norms       norms of the vectors at each point of the network and each position
 beam        the tree of a beam search
 """
 
@@ -30,29 +30,29 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .sentence import ExplainedSentence, Trace, gives_words, most_likely, norms, probabilities, written_by
 
 FINE, COARSE = 16, 8
-"""Bits of a weight: four decimals, or two."""
+"""Bits per attention weight: four decimals, or two."""
 
 ROOM = {FINE: 700_000, COARSE: 2_400_000}
-"""Characters of all maps together, in so many bits: the page stays under 3 MB."""
+"""Most characters of all maps together, by bits per weight: the page stays under 3 MB."""
 LENS_TOP = 3
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
-"""The sides of each kind of attention: whose positions ask, and whose are attended to."""
+"""For each kind of attention, the sides of its queries and of its keys."""
 NAMED = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross": ("target", "source")}
-"""The `pieces` that name the rows and the columns of its maps: a query of the decoder is named by the token that is
-written from it, a key by the token that has been read."""
+"""The `pieces` that label a map's rows and columns. A query of the decoder is labelled by the token written from it, a
+key by the token read."""
 
 
 @dataclass
 class Texts:
-    """The text of each token that occurs, by number: its id, or of a source's own vocabulary that and the number of the
-    target's tokens."""
+    """The text of each token, by number: its id, or, in a separate source vocabulary, the size of the target's plus its
+    id."""
 
     tokenizer: Tokenizer
     by_number: dict[int, str] = field(default_factory=dict)
 
     def add(self, ids: Iterable[int], side: str = "target") -> list[int]:
-        """Return the numbers of these ids."""
+        """Add ids, and return their numbers."""
         own = side == "source" and self.tokenizer.separate
         tokenizer, first = (self.tokenizer.source, self.tokenizer.vocab_size) if own else (self.tokenizer, 0)
         listed = [int(id) for id in ids]
@@ -66,13 +66,13 @@ class Texts:
 
 
 SIGNS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
-"""The signs that stand for control characters; the page has signs of its own for a line's end and a tab."""
+"""Visible signs for control characters; the page has its own signs for line ends and tabs."""
 SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown", "<mask>": "▢"}
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """Return a token as people read it: never bytes. Published models have rows that no token of theirs reads: their
-    number."""
+    """A token as people read it, never raw bytes. An id beyond the tokenizer's, as published models may have, is
+    "#id"."""
     if id >= tokenizer.vocab_size:
         return f"#{id}"
     if id in tokenizer.special_ids:
@@ -85,7 +85,7 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text of each of these tokens; a part of a character is what it is a part of, with its share: "’
+    """Texts of these tokens. Tokens that only together make a character show it with their share of its bytes, e.g. "’
     1/3"."""
     texts: list[str] = []
     while len(texts) < len(ids):
@@ -105,14 +105,14 @@ def _whole(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
 
 
 def _bytes(token: str) -> int:
-    """Return how many bytes of text a token holds, of which a part makes no character: a letter each, or <0xE2>."""
+    """Bytes in a token holding part of a character: one per letter, or one for <0xE2>."""
     return 1 if token.startswith("<0x") else len(token)
 
 
 def content(
     models: Sequence[Opened], sentence: ExplainedSentence, traces: Sequence[Trace], top_k: int
 ) -> dict[str, Any]:
-    """Return what the page shows. `UserError` for a sentence that makes too large a page."""
+    """Return everything for the page. Raises UserError if the page would be too large."""
     first = models[0]
     config, texts = first.config, Texts(first.tokenizer)
     stack = written_by(config)
@@ -157,7 +157,7 @@ def _facts(config: TransformerConfig) -> str:
 
 
 def _labels(models: Sequence[Opened]) -> list[str]:
-    """Say what runs each; with its folder's name where that tells two apart."""
+    """What runs each model, with folder names if those differ."""
     labels = [model.label for model in models]
     names = [model.folder.resolve().name for model in models]
     return [f"{name}: {label}" for name, label in zip(names, labels, strict=True)] if len(set(names)) > 1 else labels
@@ -184,8 +184,8 @@ def _maps(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def _steps(trace: Trace, sentence: ExplainedSentence, texts: Texts, top_k: int) -> list[dict[str, Any]]:
-    """List for each position the likeliest ids and their probabilities; probability and rank (from 1) of the one that
-    follows."""
+    """For each position the most likely ids and their probabilities, and the probability and rank (from 1) of the token
+    that follows."""
     p = probabilities(trace.logits)
     best = most_likely(p, top_k)
     rows = []
@@ -197,7 +197,7 @@ def _steps(trace: Trace, sentence: ExplainedSentence, texts: Texts, top_k: int) 
 
 
 def _lens(trace: Trace, texts: Texts) -> list[dict[str, Any]]:
-    """List for each layer its name, and for each position the likeliest ids with their probabilities."""
+    """For each layer its name, and for each position the most likely ids with their probabilities."""
     layers = []
     for name, logits in trace.lens.items():
         p = probabilities(logits)
@@ -214,14 +214,16 @@ def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
         "parent": [node.parent for node in tree],
         "token": texts.add(node.token for node in tree),
         "log_p": rounded(np.array([node.log_p for node in tree])),
-        "fate": "".join(node.fate[0] for node in tree),  # kept, finished, dropped
+        "fate": "".join(node.fate[0] for node in tree),  # k: kept, f: finished, d: dropped
         "score": [None if node.score is None else rounded([node.score])[0] for node in tree],
     }
 
 
 def bits_for(cells: int, models: int, tokens: int) -> int:
-    """Choose the bits of each of so many weights, of this many models, on one page; `UserError` where not even the
-    fewest fit."""
+    """Choose the bits per weight for `cells` weights of each model on one page.
+
+    tokens: for the message. Raises UserError if even the fewest bits don't fit.
+    """
     for bits, room in ROOM.items():
         if _characters(cells, models, bits) <= room:
             return bits
@@ -232,16 +234,17 @@ def bits_for(cells: int, models: int, tokens: int) -> int:
 
 
 def packed(weights: NDArray[np.float32], bits: int) -> str:
-    """Write weights from 0 to 1 as whole numbers of so many bits, little-endian."""
+    """Weights between 0 and 1 as integers of `bits` bits, little-endian, in base64."""
     steps = np.rint(np.clip(weights.astype(np.float64), 0, 1) * (2**bits - 1))
     return in_base64(steps.astype("<u2" if bits == FINE else "u1").tobytes())
 
 
 def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, Any]:
-    """Return {"largest": of each map (layers, H), "values": second - first of each map in parts of its largest, signed
-    bytes}.
+    """Pack second - first of two models' weights (layers, H, L, S).
 
-    first, second: (layers, H, L, S)."""
+    Returns {"largest": the largest magnitude per map (layers, H), "values": each map relative to its largest magnitude,
+    as signed bytes in base64}.
+    """
     difference = second.astype(np.float64) - first
     largest = np.abs(difference).max(axis=(2, 3))
     parts = np.rint(difference / np.where(largest, largest, 1)[:, :, None, None] * 127).astype(np.int8)

@@ -1,5 +1,5 @@
-// What the views are made of: text as it is shown, colours, and matrices that can be pointed at. All scripts here stand in
-// a function of the data, which is called again when another text is looked at; `signal` ends what an earlier call hears.
+// Building blocks of the views: displayed text, colours, and matrices to point at. All these scripts are in one
+// function of the data, which runs again for another text; `signal` removes an earlier run's listeners.
 
 const make = (tag, properties = {}, ...children) => {
   const element = document.createElement(tag);
@@ -18,10 +18,10 @@ const weights = (text) => {
   const raw = bytes(text);
   return data.maps.bits === 16 ? new Uint16Array(raw.buffer) : raw;
 };
-const FULL = data.maps.bits ? 2 ** data.maps.bits - 1 : 1; // numbers that the page computed are not packed
+const FULL = data.maps.bits ? 2 ** data.maps.bits - 1 : 1; // numbers computed by the page aren't packed
 const DIGITS = data.maps.bits === 8 ? 2 : 4;
 
-// One kind of attention: the weight of query row and key column in a head of a layer, of model 0 or 1.
+// One kind of attention: a weight by model (0 or 1), layer, head, query row and key column.
 const kinds = Object.entries(data.maps.kinds).map(([id, kind]) => {
   const [layers, heads, rows, columns] = kind.shape;
   const values = kind.values.map(weights);
@@ -30,7 +30,7 @@ const kinds = Object.entries(data.maps.kinds).map(([id, kind]) => {
   const weight = (model, layer, head, row, column) => values[model][place(layer, head, row, column)] / FULL;
   const largest = (layer, head) => kind.difference.largest[layer][head];
   const difference = (layer, head, row, column) => (parts[place(layer, head, row, column)] / 127) * largest(layer, head);
-  // layer or head -1: the mean of all.
+  // layer or head -1: the mean over all
   const mean = (model, layer, head, row, column) => {
     const chosen = (n, count) => (n < 0 ? [...Array(count).keys()] : [n]);
     let sum = 0;
@@ -44,13 +44,13 @@ const kindOf = (id) => kinds.find((kind) => kind.id === id);
 const textOf = (id) => data.texts[id];
 const marked = (text) => text.replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 const plain = (id) => marked(textOf(id));
-// Text as nodes: the spaces that it begins with are shown, softly.
+// Text as nodes, with leading spaces softly visible.
 const shown = (text) => {
   const spaces = text.match(/^·*/)[0];
   return [spaces ? make("span", { className: "space" }, spaces) : null, text.slice(spaces.length) || (spaces ? "" : "∅")];
 };
 const quoted = (id) => `‹${plain(id)}›`;
-// A decoder's row is named by the token that is written from it; what it has read last is said beside it.
+// A decoder's row is labelled by the token written from it, with the token read last beside it.
 const idsOf = (side) => (side === "target" ? data.written : data.sides[side].ids);
 const labels = (side) => data.pieces[side].map(marked);
 const quotedAt = (side, at) => `‹${labels(side)[at]}›`;
@@ -59,7 +59,7 @@ const number = (value, digits = 4) =>
   value === 0 ? "0" : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(digits))) : value.toExponential(1);
 const share = (value) => (value >= 0.9995 ? "100%" : value >= 0.001 ? `${(100 * value).toPrecision(3)}%` : value.toExponential(1));
 
-// Colours are those of the style sheet, in light and in dark.
+// Colours from the style sheet, in light and in dark.
 const palette = {};
 const readPalette = () => {
   const style = getComputedStyle(document.documentElement);
@@ -73,7 +73,7 @@ const mixed = (from, to, part) => from.map((value, i) => Math.round(value + (to[
 const sequential = (value) => mixed(palette.low, palette.high, Math.min(1, Math.max(0, value)) ** 0.75);
 const diverging = (value) => mixed(palette.low, value > 0 ? palette.more : palette.less, Math.min(1, Math.abs(value)));
 
-const painted = new Set(); // what is drawn again when the colours change
+const painted = new Set(); // redrawn when the colours change
 const repaint = () => painted.forEach((draw) => draw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener(
   "change",
@@ -84,7 +84,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener(
   { signal },
 );
 
-// One pixel a cell; the style sheet makes them larger.
+// One pixel per cell; the style sheet enlarges them.
 const paint = (canvas, rows, columns, colour) => {
   canvas.width = columns;
   canvas.height = rows;
@@ -97,7 +97,7 @@ const paint = (canvas, rows, columns, colour) => {
   context.putImageData(image, 0, 0);
 };
 
-// A large matrix with its labels: {rows, columns: labels, value(r, c), colour(r, c), say(r, c), name}.
+// A large matrix with labels: {rows, columns: labels, value(r, c), colour(r, c), say(r, c), name}.
 const matrix = (place, { rows, columns, value, colour, say, name, cell }) => {
   place.replaceChildren();
   const room = Math.min(1000, innerWidth - 60) - 130;

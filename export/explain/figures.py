@@ -1,4 +1,4 @@
-"""The page's figures as files, PNG and SVG, with matplotlib: heads, alignment, predictions, beams, lens, norms."""
+"""Draw the page's figures as PNG and SVG files with matplotlib: heads, alignment, predictions, beams, lens, norms."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .sentence import ExplainedSentence, Trace, norms, probabilities
 FORMATS = ("png", "svg")
 HIGH, GOOD, SOFT = "#14508f", "#2f7d4f", "#5c6470"
 STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a token may be a dollar sign
+    "text.parse_math": False,  # a token may be "$"
     "svg.fonttype": "none",
-    "svg.hashsalt": "explain",  # the same names inside a file in every run
+    "svg.hashsalt": "explain",  # makes SVG ids equal in every run
     "font.size": 9,
 }
-CELL, TITLE = 0.24, 0.45  # inches: of a large matrix's cell, of what stands above
+CELL, TITLE = 0.24, 0.45  # inches: a cell of a large matrix, the room for a title
 
 Draw = Callable[[], Any]
 """Makes a matplotlib Figure."""
 
 
 def claim_figures(folder: Target, force: bool, *read: Path) -> Output:
-    """Return the right to write figures into `folder`; `UserError` as of `claim`, and without matplotlib."""
+    """Claim a folder for figures. Raises UserError as `claim` does, and without matplotlib."""
     if find_spec("matplotlib") is None:
         raise UserError(f"--figures needs matplotlib, which is not installed: {needs('plots')}")
     return claim(folder, Kind("set of figures", _holds_figures, folder=True), force, *read)
@@ -47,15 +47,15 @@ def _holds_figures(folder: Path) -> bool:
 
 
 def write_figures(folder: Output, sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
-    """Write all figures, NAME.png and NAME.svg each, and return how many there are.
+    """Write all figures as NAME.png and NAME.svg; return their number.
 
-    data: what the page shows. If there are two models, the first is drawn, and the difference of the heads.
+    data: from `content.content`. With two models, the first is drawn, and the difference of the heads.
     """
     import matplotlib
 
     figures = dict(_figures(sentence, traces, data))
     with replace_folder(folder) as place, matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks: a box is drawn
+        warnings.filterwarnings("ignore", message="Glyph")  # the font lacks it: a box is drawn
         for name, draw in figures.items():
             figure = draw()
             for kind in FORMATS:
@@ -107,8 +107,10 @@ def _marked(text: str) -> str:
 def _panels(
     down: int, across: int, size: tuple[float, float], gap: tuple[float, float], rows: float, columns: float
 ) -> tuple[Any, list[Any]]:
-    """Make a figure with a grid of axes, each of a size (width, height) in inches with gaps between them; `rows` and
-    `columns`: inches for labels at the left and below. Matplotlib's own layouts take seconds for many labels."""
+    """Make a figure with a grid of axes, each of `size` (width, height) in inches, with gaps between them.
+
+    rows, columns: inches for labels on the left and below. Matplotlib's own layouts take seconds with many labels.
+    """
     from matplotlib.figure import Figure
 
     width = across * size[0] + (across - 1) * gap[0] + rows + 0.2
@@ -123,12 +125,12 @@ def _panels(
 
 
 def _room(labels: Sequence[str], points: float) -> float:
-    """Return the inches for the longest of these labels."""
+    """Inches for the longest label."""
     return 0.15 + 0.0095 * points * max(map(len, labels), default=0)
 
 
 def _heads(weights: NDArray, title: str, rows: Sequence[str], columns: Sequence[str], difference: bool = False) -> Any:
-    """Draw every head (layers, H, L, S), a row of maps for each layer; differences in parts of each one's largest."""
+    """Draw every head (layers, H, L, S), a row of maps per layer; differences relative to each map's largest."""
     layers, heads = weights.shape[:2]
     size = max(1.3, 0.09 * max(len(rows), len(columns)))
     below = _room(columns, 5)
@@ -161,7 +163,7 @@ def _matrix(values: NDArray, title: str, rows: Sequence[str], columns: Sequence[
 
 
 def _predictions(data: Mapping[str, Any]) -> Any:
-    """Draw bars of the likeliest tokens, a panel for each position."""
+    """Draw bars of the most likely tokens, a panel per position."""
     steps = data["steps"]["of"][0]
     read = data["sides"][data["steps"]["positions"]]["ids"]
     across = min(6, len(steps))
@@ -186,7 +188,7 @@ def _predictions(data: Mapping[str, Any]) -> Any:
 
 
 def _beam(data: Mapping[str, Any]) -> Any:
-    """Draw kept and finished candidates, a column for each step; the output's path is thick."""
+    """Draw kept and finished candidates, a column per step, with a thick line for the output's path."""
     beam = data["beam"]
     count = len(beam["step"])
     drawn = [i for i in range(count) if beam["fate"][i] != "d"]
@@ -221,7 +223,8 @@ def _beam(data: Mapping[str, Any]) -> Any:
 
 
 def _lens(trace: Trace, data: Mapping[str, Any], labels: Sequence[str], sentence: ExplainedSentence) -> Any:
-    """Draw the likeliest token after each layer, over the shade of its probability; green where it is what follows."""
+    """Draw the most likely token after each layer over a shade of its probability, green if it is the token that
+    follows."""
     layers = data["lens"]["of"][0]
     values = np.array([probabilities(logits).max(axis=-1) for logits in trace.lens.values()])
     names = [point_name(layer["name"]) for layer in layers]
@@ -250,7 +253,7 @@ def _norms(values: Mapping[str, NDArray], stack: str, columns: Sequence[str]) ->
 
 
 def point_name(name: str) -> str:
-    """Name a point for people: encoder.layers.0.self_attention -> layer 1: self-attention."""
+    """A readable name for a point: encoder.layers.0.self_attention -> layer 1: self-attention."""
     _, _, rest = name.partition(".layers.")
     if not rest:
         ends = {"embedding": "embedding", "embedding_norm": "embedding: norm"}

@@ -1,4 +1,4 @@
-// The views of the page's own sentence; and, when the walk computes another one, of that.
+// Draws the views of the page's own sentence, and of another one once the walk computes it.
 import { moreOf } from './walk/more.js';
 
 const own = JSON.parse(document.getElementById("data").textContent);

@@ -1,7 +1,7 @@
-"""The three small models of sentences that ship, and where one looks in them at first.
+"""Two kinds of pages: with the three small models in this package, and `inside.html` of a site.
 
-`inside.html` of a site: one word through the exported graphs, all of whose inner values are outputs there. No node
-and no weight is added, so that what is shown is what the graphs compute.
+`inside.html` follows one word through the exported graphs, with all their inner values as outputs. No node and no
+weight is added, so the page shows the graphs' own numbers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ TIRED = "The animal didn't cross the street because it was too tired"
 
 
 def _example(text: str, layer: int, head: int, **find: str) -> dict[str, Any]:
-    """Return a text and where one looks in it at first: a layer and a head, counted from 1, that look at something that
-    tells, from the last places of these words."""
+    """A text, and where the page looks first: a telling layer and head (from 1), at the last place of these words."""
     return {"text": text, "at": {"layer": layer - 1, "head": head - 1}, "find": find}
 
 
@@ -72,11 +71,11 @@ MODELS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         ],
     ),
 }
-"""For each folder what it does, what is said of it, and what may be typed: where one looks then, and by which words."""
+"""By folder: the model's task, its description, and example texts with the place to look first."""
 
 
 def shipped() -> list[dict[str, Any]]:
-    """Return all of them as the page takes them. `UserError` for a folder that isn't there or is damaged."""
+    """The models in this package, for `page`. Raises UserError if a folder is missing or damaged."""
     return [_opened(FOLDER / name, *entry) for name, entry in MODELS.items()]
 
 
@@ -95,19 +94,22 @@ POLICY = (
 )
 SAID = "The graphs of this site: their inner values, computed here by onnxruntime-web. Type, and everything moves."
 FIRST = ("Hello, how are you?", TIRED, "May 3, 2024")
-"""What the page may open with: of any text, of the models of sentences, of the quickstart's."""
+"""Texts to open the page with: for any model, for the models of sentences, for the quickstart's."""
 UNIT = re.compile(r"\d|[^\W\d]+|[^\w\s]")
-"""A word, a digit or a sign, each a token in a vocabulary that knows it."""
+"""A word, a digit or a sign: each a single token in a suitable vocabulary."""
 
 
 def known_text(tokenizer: Tokenizer) -> str:
-    """Return the one of `FIRST` that a vocabulary cuts least."""
+    """The text of `FIRST` with the fewest tokens per word."""
     return min(FIRST, key=lambda text: len(tokenizer.source.encode(text)) / len(UNIT.findall(text)))
 
 
 def inside(models: Sequence[SiteModel], title: str) -> Inside:
-    """Return the page, and the first model that is searched step by step with every point of its graphs as an output
-    under another file name. `UserError` if there is none."""
+    """Return the page on inner values, for the first model of kind "steps".
+
+    Its graphs are copied under other file names, with every point as an output. Raises UserError if there is no such
+    model.
+    """
     model = next((model for model in models if model.kind == "steps"), None)
     if model is None:
         raise UserError(
@@ -125,8 +127,10 @@ def inside(models: Sequence[SiteModel], title: str) -> Inside:
 
 
 def _weights(model: SiteModel) -> dict[str, NDArray] | None:
-    """Return the parameters that the graphs hold in float32, for the page's own engine, whose numbers are shown beside
-    theirs. None for models that it doesn't know, and for lower precisions."""
+    """The parameters in the graphs, for the page's own engine, whose numbers are shown beside the graphs'.
+
+    None for models the engine doesn't support, and for lower precisions.
+    """
     shapes = parameter_shapes(model.config)
     if not computed_live(model.config, sum(int(np.prod(shape)) for shape in shapes.values())):
         return None
@@ -136,7 +140,7 @@ def _weights(model: SiteModel) -> dict[str, NDArray] | None:
 
 
 def _page(model: SiteModel, title: str) -> str:
-    """Return the page, which runs `inside.js` beside it."""
+    """The page, which runs `inside.js` beside it."""
     values: dict[str, Any] = {
         "title": title,
         "said": SAID,

@@ -1,5 +1,5 @@
-"""The page: one self-contained HTML file, drawn by its own scripts from the numbers in it. Works without a network, and
-asks for none: its policy forbids requests, and that text is run as code."""
+"""Make the page: one HTML file with its scripts and numbers inside. It works offline: its policy forbids requests, and
+running text as code."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ def page(
     policy: str = POLICY,
     links: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a self-contained HTML page: the walk through models, as `payload` gives them; and more views of one
-    sentence in the first, of what `content.content` returns. `policy`: what the page may ask for. `links`: addresses of
-    files of the repository, as `links_from` gives them; what has none is named in words."""
+    """Return a self-contained HTML page.
+
+    models: for the walk through a model, from `payload` or `inside`. data: from `content.content`, for more views of
+    one sentence in the first model. policy: the page's Content-Security-Policy. links: {repository file: address}, from
+    `links_from`; a file without an address is only named.
+    """
     walk = kit.neighbour_texts(__file__, "walk/shell.html")
     shown = {"models": models, "words": words(), "links": links or {}}
     body = f'<div id="walk">{walk}</div>{_json("walk-data", shown)}'
@@ -49,12 +52,12 @@ def page(
 
 
 def words() -> dict[str, Any]:
-    """Return what the walk says, words.toml."""
+    """The walk's texts, from words.toml."""
     return tomllib.loads(kit.neighbour_texts(__file__, "walk/words.toml"))
 
 
 def files_named() -> set[str]:
-    """Return the files of the repository that the walk names."""
+    """The repository's files named in the walk, e.g. docs/claims/README.md."""
     stations = [said for kind in words().values() if isinstance(kind, dict) for said in kind.values()]
     said = [each for each in stations if isinstance(each, dict)]
     guide = {each["guide"] for each in said if "guide" in each} | {page for _, _, page in words()["glossary"].values()}
@@ -63,7 +66,7 @@ def files_named() -> set[str]:
 
 
 def links_from(folder: Path) -> dict[str, str]:
-    """Return {file: address} for a page in a folder of a clone. Elsewhere nothing: the page may be sent to others."""
+    """{file: address} for a page in a folder of a clone. Empty elsewhere, since such a page may be sent to others."""
     root, place = HERE.parents[1], folder.resolve()
     if not place.is_relative_to(root) or not (root / "docs/guide").is_dir():
         return {}

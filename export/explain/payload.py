@@ -1,5 +1,5 @@
-"""The data that the walk through a model is drawn from, as JSON: a model that the page computes itself, its weights and
-tokenizer in the page, or the points of one pass that was recorded."""
+"""The data for the walk through a model, as JSON: weights and tokenizer, with which the page computes the model itself,
+or the recorded points of one pass."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from .sentence import ExplainedSentence
 T = TypeVar("T")
 
 MOST_PARAMETERS = 1_500_000
-"""The most that a page computes: 4 MB of weights in float16."""
+"""Most parameters for which the page computes the model: 4 MB of weights in float16."""
 ROOM = 2_800_000
-"""Characters of the numbers of a page, which stays under 3 MB, unless it holds a model."""
+"""Most characters of a page's numbers, unless it holds a model; so the page stays under 3 MB."""
 COMPUTED = {
     "positions": (*SINUSOIDS, "learned", "none"),
     "query_key_norm": (False,),
     "decoder_self_attention": ("attention",),
 }
 UNKNOWN = ("window", "token_types", "head", "decoder", "layer_pattern")
-"""The fields that live/twin.js doesn't compute with, unless it is as it is by default."""
+"""Fields supported by live/twin.js only at their defaults."""
 OF_HEAD = ("head.head_proj", "head", "logits")
 WHOLE = ("pooled", "classes", "spans")
-"""Heads of whole rows, and those of which all positions are read together."""
+"""Heads with one output per row, and heads that read all positions together."""
 LIKELIEST = 50
-"""Tokens of each position whose texts a recorded pass holds."""
+"""Most likely tokens of each position whose texts a recorded pass includes."""
 LEFT_OUT = (".query_proj", ".key_proj", ".value_proj", ".gate_proj", ".query_norm", ".key_norm")
-"""Points that a recorded pass does without: the same numbers by heads, or steps to them."""
+"""Points left out of a recorded pass: they repeat other points by heads, or lead up to them."""
 
 
 def computed_live(config: TransformerConfig, parameters: int) -> bool:
-    """Return whether the page's own engine, live/twin.js, computes such a model."""
+    """Whether the page's own engine, live/twin.js, can compute such a model."""
     defaults = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     known = all(getattr(config, name) in values for name, values in COMPUTED.items())
     plain = all(getattr(config, name) == defaults[name] for name in UNKNOWN)
@@ -62,7 +62,7 @@ def computed_live(config: TransformerConfig, parameters: int) -> bool:
 
 
 def page_tokenizer(text: str) -> dict[str, Any] | None:
-    """Return what the page's tokenizer reads of a tokenizer.json; None if it is none that this project trains."""
+    """The parts of a tokenizer.json for the page's tokenizer; None for a tokenizer that `train` doesn't make."""
     values = json.loads(text)
     if not isinstance(values.get("model"), dict):
         return None
@@ -77,14 +77,17 @@ def page_tokenizer(text: str) -> dict[str, Any] | None:
 
 
 def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, Any]:
-    """Return the model as the page computes it, where it can and the sentence's output is the model's own; else this
-    pass of it, in so many characters. `UserError` where it doesn't fit."""
+    """Return a model for the page.
+
+    The page computes the model if it can and the output is the model's own; otherwise this pass is recorded in at most
+    `room` characters. Raises UserError if it doesn't fit.
+    """
     config = model.config
     weights = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters()}
     whole = {name: array.shape for name, array in weights.items()} == parameter_shapes(config)
     tokenizer = None if model.tokenizer.separate else page_tokenizer(model.tokenizer.own_json())
     own = sentence.prompted < len(sentence.written) or config.architecture == "encoder"
-    own = own and model.embedding is None and not sentence.types  # the page fills gaps of one text
+    own = own and model.embedding is None and not sentence.types  # the page fills gaps in single texts only
     count = sum(array.size for array in weights.values())
     at, name = _chosen(config, sentence), model.folder.resolve().name
     if whole and own and tokenizer and computed_live(config, count):
@@ -102,7 +105,7 @@ def live(
     about: str,
     examples: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return a model that the page runs. `examples`: {"text": what is typed, "at": where one looks then}."""
+    """A model for the page to run. examples: {"text": the text typed, "at": the place to look first}."""
     return {
         "title": title,
         "said": about,
@@ -116,13 +119,15 @@ def live(
 
 
 def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """Return one pass of a model as it was computed: all positions where they fit, else those `at` which one looks.
-    `UserError` where not even that fits."""
+    """Record one pass of a model: all positions if they fit, otherwise only the positions in `at`.
+
+    Raises UserError if those don't fit either.
+    """
     config = model.config
     names = [name for name in inner_names(config) if not name.endswith(LEFT_OUT)]
     points = model.engine.points(sentence.case(config), names)
     values = {name: np.asarray(points[name], np.float32)[0] for name in names if name in points}
-    if config.head.per_row:  # of the row, as if it had one position
+    if config.head.per_row:  # one output per row: shown as a single position
         values = {name: value[None] if name in OF_HEAD else value for name, value in values.items()}
     values |= _points_inside(model, sentence, values)
     values |= _text_vector(model, values)
@@ -158,8 +163,10 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
 
 
 def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return what fused operators keep to themselves: rows of the table, scores, of the queries and keys that were
-    computed, and the output of a layer, which is that of its last norm or sum."""
+    """Compute inner values hidden by fused operators, from values they show.
+
+    These are rows of the embedding table, scores from queries and keys, and the outputs of layers.
+    """
     config, arrays = model.config, {}
     tables = {"encoder": (source_embedding_name(config), sentence.source)} if config.has_encoder else {}
     tables |= {"decoder": (target_embedding_name(config), sentence.target)} if config.has_decoder else {}
@@ -178,13 +185,13 @@ def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[s
 
 
 def layer_outputs(config: TransformerConfig, values: Mapping[str, T]) -> dict[str, T]:
-    """Return the outputs of layers, which are those of their last norms or sums."""
+    """{layer: output}. A layer's output is the output of its last norm or residual sum."""
     last = ".feed_forward_norm" if config.norm_placement == "post" else ".feed_forward.residual"
     return {name.removesuffix(last): value for name, value in values.items() if name.endswith(last)}
 
 
 def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return how a text's vector is made of the last layer: pooled, through each dense layer, of unit length; a row
+    """The steps from the last layer to a text's vector: pooled, through each dense layer, of unit length; one row
     each."""
     embedding, config = model.embedding, model.config
     if embedding is None:
@@ -200,13 +207,13 @@ def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDAr
 
 
 def _embedding_facts(embedding: TextEmbedding) -> dict[str, Any]:
-    """Return what the page says of its steps."""
+    """The pooling settings, for the page's description."""
     dense = [layer.activation for layer in embedding.dense]
     return {"pooling": list(embedding.pooling), "dense": dense, "normalize": embedding.normalize}
 
 
 def _biases(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return {attention.bias: (H, L, S)}, what relative positions add to each score."""
+    """{attention.bias: (H, L, S)}: the bias that relative positions add to each score."""
     biases = {}
     for name, scores in values.items():
         attention, _, point = name.rpartition(".")
@@ -216,7 +223,7 @@ def _biases(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
 
 
 def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str, Any]:
-    """Return where one looks at first: the last word but the end of what is read, the first that the model chose."""
+    """The place to look first: the last word before the end of the input, and the first step chosen by the model."""
     word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.prompted, len(sentence.written) - 1))
     return {"word": word, "step": step, "stack": "encoder" if config.has_encoder else "decoder"}
 
@@ -224,9 +231,12 @@ def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str,
 def _points(
     config: TransformerConfig, values: Mapping[str, NDArray], at: Mapping[str, Any], room: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays in as many bits and positions as fit, and names that are others': {name: [other, shape]}."""
+    """Pack the arrays in as many bits and positions as fit.
+
+    Returns the arrays, and {name: [other, shape]} for arrays equal to another.
+    """
     equal = {}
-    if config.positions == "relative":  # one table a stack
+    if config.positions == "relative":  # one table per stack
         first = {
             name: f"{name.split('.')[0]}.layers.0.self_attention.bias" for name in values if name.endswith(".bias")
         }
@@ -266,8 +276,10 @@ def _array(value: NDArray, bits: int) -> dict[str, Any]:
 
 
 def packed_weights(weights: Mapping[str, NDArray], exact: bool = False) -> str:
-    """Return a model's parameters as the page reads them, base64 of safetensors: in float16 where nothing is lost, or
-    all else is too large and needn't be exact; else in float32. exact: nothing is rounded."""
+    """A model's parameters for the page, as base64 of safetensors.
+
+    float16 if nothing is lost, or if float32 would be too large and `exact` is false; otherwise float32.
+    """
     lossless = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
     small = lossless or (not exact and sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2)
     dtype = np.float16 if small else np.float32

@@ -1,4 +1,4 @@
-// What is predicted, how a beam search went, what each layer would say, and how long its vectors are.
+// Predictions, the tree of a beam search, each layer's classifier, and norms.
 const chosen = (card, draw) => {
   if (data.runtimes.length > 1) {
     card.append(make("div", { className: "controls" }, radios(`${card.id} of`, runtimeOptions(false), 0, draw)));

@@ -1,11 +1,12 @@
-"""The sentence that a model reads, and the one that it writes: the tokens of one sentence, and how the output was
-found: a beam search as it went, every candidate of every step, what became of it, and where it came from.
+"""Run one sentence through a model: find its output, and record attention weights, predictions, norms and the logit
+lens.
 
-encoder-decoder   source -> its translation, or the target that is given
-decoder           prompt -> its continuation, or the one that is given
+encoder-decoder   source -> its translation, or a given target
+decoder           prompt -> its continuation, or a given target
 encoder           the text, with or without <mask>
 
-One pass over a sentence, and what is read off it: weights of every head, predictions, norms, the logit lens.
+`read_sentence` finds the tokens, and records a beam search: every candidate of every step, its parent and its fate.
+`trace` runs one pass over the result.
 
 Shapes: L positions of a stack, S source, T target, D model, H heads, V vocabulary.
 """
@@ -37,17 +38,20 @@ from mlx_transformer.generation.settings import Around
 from mlx_transformer.system.errors import UserError
 
 CONTINUATION = 20
-"""New tokens of a decoder alone, unless another number is asked for."""
+"""New tokens of a decoder-only model by default."""
 
 NOTHING = Around([], [])
 KEPT, FINISHED, DROPPED = "kept", "finished", "dropped"
-"""The fate of a candidate."""
+"""The fates of a candidate."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A token that was considered. parent: its place in the tree, -1 at the start. log_p: of all tokens to here.
-    score: log p / lp(length), of a finished one."""
+    """A candidate token of a beam search.
+
+    parent: its index in the tree, -1 at the start. log_p: of all tokens up to here. score: log p / lp(length), for a
+    finished candidate.
+    """
 
     step: int
     parent: int
@@ -59,11 +63,12 @@ class Node:
 
 @dataclass(frozen=True)
 class ExplainedSentence:
-    """Ids of one input. `source`: what the encoder reads; `target`: what the decoder reads; empty where there is none.
+    """The ids of one input and its output.
 
-    `written`: the token that follows each position of the target (or, of an encoder alone, that stands at each of the
-    source); `given`: how many of them, from the first on, were no choice of the model. `tree`: of the beam search that
-    found the output; `score`: its log p / lp(length).
+    source: ids read by the encoder; target: ids read by the decoder; empty if there is no such stack. written: the
+    token that follows each target position (in an encoder-only model, the token at each source position); prompted: how
+    many of these, from the first on, were not chosen by the model. tree: of the beam search that found the output;
+    score: its log p / lp(length).
     """
 
     text: str
@@ -75,11 +80,10 @@ class ExplainedSentence:
     tree: tuple[Node, ...] = ()
     score: float | None = None
     types: tuple[int, ...] = ()
-    """The kind of each token, in an encoder that tells them apart: 1 in the second of two texts."""
+    """Token types, if the encoder has them: 1 in the second of two texts."""
 
     def case(self, config: TransformerConfig) -> Case:
-        """Return the sentence as the engines of a model take it: one row, no padding; the tokens of one text are of the
-        first kind."""
+        """The sentence as input for the engines: one row without padding. Tokens of a single text have type 0."""
         source, target = (np.array([ids], np.int64) for ids in (self.source, self.target))
         if not self.source:
             return Case("sentence", target, None, None, 1)
@@ -96,11 +100,11 @@ def read_sentence(
     around: Around = NOTHING,
     prefix: str = "",
 ) -> ExplainedSentence:
-    """Tokenise, and let the model find its output unless `target` gives one. The text that an encoder-decoder reads
-    stands behind `prefix`, and with tokens `around` it. texts: one; of an encoder also two, read as a pair.
+    """Tokenise the texts, and let the model find its output unless `target` gives it.
 
-    `UserError` for an empty text, one that is too long for the model, a target that an encoder can't have, and a second
-    text that others can't.
+    texts: one; two for an encoder-only model, read as a pair. prefix: put before an encoder-decoder's text; around:
+    tokens before and after it, e.g. a language's id. Raises UserError for an empty text, a text too long for the model,
+    a target for an encoder-only model, and a second text for other models.
     """
     if not all(text.strip() for text in texts):
         raise UserError("the sentence is empty: give one with words in it")
@@ -125,7 +129,7 @@ def _filled(model: Opened, text: str, target: str | None) -> ExplainedSentence:
     embedding = model.embedding
     if embedding is None:
         ids = tuple(ids_with_masks(model.tokenizer, text))
-    else:  # as `embed` reads it
+    else:  # as in `embed`
         read = prepared(embedding.prompt() + text, embedding)
         ids = tuple(model.tokenizer.encode(read))
         most = embedding.max_length or len(ids)
@@ -172,8 +176,8 @@ def _continued(model: Opened, text: str, target: str | None, options: Options) -
 
 
 def _searched(model: Opened, ids: list[int], options: Options) -> tuple[list[int], tuple[Node, ...], float]:
-    """Return the best output, with eos unless it was cut at its limit; the tree of a beam search, none of greedy
-    search; the score."""
+    """The best output, with eos unless it was cut at its limit; the tree of a beam search (empty for greedy search);
+    the score."""
     with model.engine.searching() as searchable:
         sources, forced, limits = checked(searchable, {"ids": [ids]}, None, options)
         batch = Batch(np.arange(1), sources, forced, limits, np.arange(1))
@@ -194,12 +198,12 @@ def _check_length(model: Opened, ids: Sequence[int], what: str) -> None:
 
 
 class RecordedBeam(Beam):
-    """The beam search of one sentence, which remembers what it chose among."""
+    """A beam search of one sentence, with a record of its candidates."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config)
         self.nodes: list[Node] = []
-        self.slots = [-1]  # the node of each live hypothesis
+        self.slots = [-1]  # node of each live hypothesis
 
     def advance(self, values: Any, parent: Any, token: Any, t: int) -> tuple[Any, Any]:
         log_p, slot, id = (np.asarray(self.xp.numpy(x))[0] for x in (values, parent, token))
@@ -235,14 +239,17 @@ KINDS = {
     "decoder": ("decoder", "self_attention"),
     "cross": ("decoder", "cross_attention"),
 }
-"""The place of each kind of attention: its stack, and the sub-layer in each layer."""
+"""Where each kind of attention is: its stack, and the sub-layer in each layer."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """`points`: {tap: (L, D)}, without those that the runtime doesn't show. `weights`: {kind: (layers, H, L, S)}.
-    `logits` (L, V): of the decoder, or of an encoder alone. `lens`: {tap: logits (L, V)} of each layer, read as if it
-    were the last one. An encoder whose head gives no words gives something else in place of logits, and has no lens."""
+    """The values of one pass.
+
+    points: {point: (L, D)}, as far as the runtime shows them. weights: {kind: (layers, H, L, S)}. logits (L, V): the
+    decoder's, or an encoder-only model's. lens: {point: logits (L, V)} of each layer, classified as if it were the
+    last. An encoder whose head predicts no words has other outputs in `logits`, and no lens.
+    """
 
     points: Mapping[str, Array]
     weights: Mapping[str, Array]
@@ -251,7 +258,7 @@ class Trace:
 
 
 def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
-    """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
+    """Run the model once. Raises UserError if its graphs don't name their inner values, or if a number isn't finite."""
     config = model.config
     names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]
     points_of = model.engine.points(sentence.case(config), names)
@@ -275,33 +282,32 @@ def layers_of(config: TransformerConfig, stack: str) -> int:
 
 
 def gives_words(config: TransformerConfig) -> bool:
-    """Return whether its logits are of the vocabulary."""
+    """Whether the logits are over the vocabulary."""
     return config.head.kind == "vocabulary"
 
 
 def written_by(config: TransformerConfig) -> str:
-    """Return the stack whose output the classifier reads."""
+    """The stack whose output is classified."""
     return "decoder" if config.has_decoder else "encoder"
 
 
 def probabilities(logits: Array) -> NDArray[np.float64]:
-    """Return the softmax over the vocabulary, in float64."""
+    """Softmax over the vocabulary in float64."""
     return softmax(logits.astype(np.float64))
 
 
 def most_likely(probability: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Return the ids (L, count) of the likeliest tokens, falling; on ties the lowest id."""
+    """The ids (L, count) of the most likely tokens, best first; of equals the lowest id."""
     return np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
 
 def norms(points: Mapping[str, Array]) -> dict[str, Array]:
-    """Return {tap: (L,) Euclidean norm of the vector at each position}."""
+    """{point: (L,)}, the Euclidean norm of the vector at each position."""
     return {name: np.linalg.norm(value, axis=-1) for name, value in points.items()}
 
 
 def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
-    """Read every layer's output with the norm after the stack, where there is one, the head and the classifier
-    (nostalgebraist 2020)."""
+    """Classify every layer's output, after the stack's final norm (if any) and the head (nostalgebraist 2020)."""
     config, stack = model.config, written_by(model.config)
     first = "embedding_norm" if config.embedding_norm else "embedding"
     names = [f"{stack}.{first}", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]

@@ -1,4 +1,4 @@
-// What twin.js is made of: functions of float64 arrays alone. A matrix is its rows one after another.
+// Layers for twin.js: pure functions of float64 arrays. A matrix is its rows, one after another.
 
 /** x W^T + b: x (L, n), W (m, n), b (m) or none -> (L, m). */
 export function linear(x, W, b, n) {
@@ -17,7 +17,7 @@ export function linear(x, W, b, n) {
 
 export const sum = (x, y) => x.map((value, i) => value + y[i]);
 
-/** LayerNorm, or without centring RMSNorm, of rows of n numbers. */
+/** LayerNorm, or RMSNorm if not centring, over rows of n numbers. */
 export function norm(x, gamma, beta, epsilon, centred) {
   const n = gamma.length;
   const y = new Float64Array(x.length);
@@ -31,7 +31,7 @@ export function norm(x, gamma, beta, epsilon, centred) {
   return y;
 }
 
-/** The softmax of each row of n scores, shifted by its largest so that nothing overflows. */
+/** Softmax of each row of n scores, shifted by the largest to avoid overflow. */
 export function softmax(scores, n) {
   const weights = new Float64Array(scores.length);
   for (let from = 0; from < scores.length; from += n) {
@@ -59,10 +59,10 @@ export function split(x, heads, d) {
 
 /** (H, L, d) -> (L, H d) */
 export function merge(x, heads, d) {
-  return split(x, x.length / (heads * d), d); // the same exchange of two axes
+  return split(x, x.length / (heads * d), d); // the same swap of two axes
 }
 
-/** Rows of n numbers of the first and then of the second, for each of `heads`: (H, P, n), (H, L, n) -> (H, P + L, n). */
+/** For each of `heads`, the rows of both: (H, P, n), (H, L, n) -> (H, P + L, n). */
 export function append(past, recent, heads) {
   if (!past.length) return recent;
   const [old, added] = [past.length / heads, recent.length / heads];
@@ -74,7 +74,8 @@ export function append(past, recent, heads) {
   return y;
 }
 
-/** erf(x) = 2/sqrt(pi) exp(-x^2) sum 2^n x^(2n+1) / (2n+1)!!, of positive terms alone; beyond 6 it is 1 in float64. */
+/** erf(x) = 2/sqrt(pi) exp(-x^2) sum 2^n x^(2n+1) / (2n+1)!!, whose terms are all positive; beyond 6 it is 1 in
+ * float64. */
 function erf(x) {
   const size = Math.abs(x);
   if (size > 6) return Math.sign(x);
@@ -88,7 +89,7 @@ function erf(x) {
 
 const tanhGelu = (x) => x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))) / 2;
 
-/** By the config's names. */
+/** Activations by the config's names. */
 export const ACTIVATIONS = {
   relu: (x) => Math.max(x, 0),
   gelu: (x) => x * (1 + erf(x / Math.SQRT2)) / 2,
@@ -96,7 +97,7 @@ export const ACTIVATIONS = {
   silu: (x) => x / (1 + Math.exp(-x)),
 };
 
-/** Section 3.5: the wave of each column at a position, (d), in float32 as models hold it. */
+/** Section 3.5: each column's wave at a position, (d), in float32 as in models. */
 export function sinusoid(position, d, layout) {
   const half = d / 2;
   const PE = new Float64Array(d);

@@ -1,9 +1,9 @@
-// A file of tensors (https://github.com/huggingface/safetensors): eight bytes, the length of a JSON header, the header,
-// then the numbers, little endian.
+// Reads safetensors files (https://github.com/huggingface/safetensors): eight bytes with the length of a JSON header,
+// the header, the numbers in little endian.
 
 const INFINITE = 31; // the exponent of float16's infinities
 
-/** The float16 number with these 16 bits. */
+/** The float16 number of these 16 bits. */
 function half(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 31;

@@ -1,6 +1,6 @@
-// The Transformer once more, in float64 and plain JavaScript: what the page runs, so that every number is there and every
-// part can be switched off. The points are those of the NumPy reference (export/validate/reference), without its batch.
-// Equation and section numbers are those of "Attention Is All You Need" (Vaswani et al., 2017).
+// The Transformer once more, in float64 and plain JavaScript: the page runs it to show every number, and to switch
+// parts off. Points are those of the NumPy reference (export/validate/reference) without its batch axis. Equation and
+// section numbers are those of "Attention Is All You Need" (Vaswani et al., 2017).
 //
 // S source, T target, L new tokens, P past, D model, H heads, K key/value heads, d_k and d_v one head's widths.
 
@@ -8,11 +8,11 @@ import { ACTIVATIONS, append, linear, merge, norm, sinusoid, softmax, split, sum
 
 const SINUSOIDS = ['sinusoidal', 'sinusoidal_halves', 'sinusoidal_concat'];
 
-/** What may be off: {positions, mask, scale, residual, norm}, each true where it is off; heads [[stack, layer, kind,
- * head]] and sublayers [[stack, layer, kind]], kind as in the names of points. */
+/** Parts to switch off: {positions, mask, scale, residual, norm}, true for off; heads [[stack, layer, kind, head]]
+ * and sublayers [[stack, layer, kind]], kind as in the names of points. */
 export const NOTHING_OFF = { heads: [], sublayers: [] };
 
-/** The values of fields that are known; of other fields of a config none may differ from its default. */
+/** Supported values of fields; all other fields of a config must be at their defaults. */
 const KNOWN = {
   norm_placement: ['post', 'pre'],
   norm: ['layernorm', 'rmsnorm'],
@@ -29,7 +29,7 @@ const ANY = [
   'dropout', 'attention_dropout', 'activation_dropout', 'pad_id', 'bos_id', 'eos_id',
 ];
 
-/** Why a config (the object in config.json) can't be run here, in a sentence; null where it can. */
+/** Why this config can't run here, in a sentence; null if it can. */
 export function refusal(config) {
   for (const [name, value] of Object.entries(config)) {
     if (ANY.includes(name) || KNOWN[name]?.includes(value) || value === null) continue;
@@ -38,8 +38,8 @@ export function refusal(config) {
   return null;
 }
 
-/** The ids that name the rows of a stack: an encoder's rows by what is read there, a decoder's by what is written from
- * them, one after what is read last. ids: with the start token. */
+/** The ids that label a stack's rows: in an encoder the token read, in a decoder the token written from the row. ids:
+ * with the start token. */
 export const rowIds = (stack, ids) => (stack === 'decoder' ? ids.slice(1) : ids);
 
 export class Twin {
@@ -52,12 +52,12 @@ export class Twin {
     this.hasEncoder = config.architecture !== 'decoder';
   }
 
-  /** The same model with other parts off: for the searches, which hand no switches on. */
+  /** The same model with parts off, for the searches, which pass no switches on. */
   with(switches) {
     return Object.assign(Object.create(Twin.prototype), this, { switches });
   }
 
-  /** {memory (S, D), logits}: what the encoder makes of ids; logits are of an encoder alone, an array for each token.
+  /** {memory (S, D), logits} of an encoder's ids; logits only in an encoder-only model, an array per token.
    * watch(name, array, shape) is called at every point. */
   encode(ids, { switches = this.switches, watch } = {}) {
     const pass = new Pass(this, switches, watch);
@@ -65,20 +65,20 @@ export class Twin {
     return { memory, logits: this.config.architecture === 'encoder' ? pass.classify(memory) : null };
   }
 
-  /** The logits after each of `ids`, an array for each; memory: null for a decoder alone. */
+  /** The logits after each of `ids`, an array each; memory: null for a decoder-only model. */
   decode(ids, memory, { switches = this.switches, watch } = {}) {
     const pass = new Pass(this, switches, watch);
     return pass.step(ids, pass.begin(memory));
   }
 
-  /** The logits that the classifier makes of rows of a stack, as if its last layer had written them. */
+  /** The classifier's logits on rows of a stack, as if its last layer had written them. */
   read(stack, rows) {
     const pass = new Pass(this, this.switches);
     return pass.classify(pass.finalNorm(stack, rows));
   }
 
-  /** As StepModel of the web page has it: what greedy search, sampling and beams are made of. memory: what `encode` made
-   * of the source, where that is known. */
+  /** The model for greedy search, sampling and beam search, as StepModel in the web page. memory: from `encode`, if
+   * known. */
   async start(source, { memory = this.hasEncoder ? this.encode(source).memory : null, watch } = {}) {
     return new Decoder(this, memory, watch);
   }
@@ -90,12 +90,12 @@ class Decoder {
     this.rows = [this.pass.begin(memory)];
   }
 
-  /** The next tokens of each row, each an array -> logits, an array for each of them, row by row. */
+  /** Run the next tokens of each row; returns logits, an array per token, row by row. */
   async step(ids) {
     return this.rows.flatMap((past, row) => this.pass.step(ids[row], past));
   }
 
-  /** Row i goes on from row rows[i]; there may be more of them than before. */
+  /** Reorder the caches: row i continues from row rows[i]; the number of rows may grow. */
   async reorder(rows) {
     this.rows = rows.map((row) => ({ ...this.rows[row], own: [...this.rows[row].own] }));
   }
@@ -103,7 +103,7 @@ class Decoder {
   dispose() {}
 }
 
-/** One run of the network: its points are shown to `watch`, if there is one. */
+/** One run of the network; `watch`, if given, sees its points. */
 class Pass {
   constructor({ config, weights, hasEncoder }, switches, watch) {
     Object.assign(this, { config, weights, hasEncoder, watch, off: { ...NOTHING_OFF, ...switches } });
@@ -135,7 +135,7 @@ class Pass {
     return this.finalNorm('encoder', x);
   }
 
-  /** What decoding remembers: keys and values of the memory, and in `own` those of its own tokens. */
+  /** The decoding cache: the memory's keys and values, and in `own` those of its own tokens. */
   begin(memory) {
     const layers = Array.from({ length: this.config.decoder_layers }, (_, i) => `decoder.layers.${i}.cross_attention`);
     const none = { keys: new Float64Array(0), values: new Float64Array(0) };
@@ -143,7 +143,7 @@ class Pass {
     return { length: 0, own: layers.map(() => none), cross };
   }
 
-  /** The logits after each of `ids`; `past` then remembers them. */
+  /** The logits after each of `ids`, which are added to `past`. */
   step(ids, past) {
     const { d_model: D, key_value_heads: K } = this.config;
     let x = this.embed('decoder', ids, past.length);
@@ -184,7 +184,7 @@ class Pass {
     return this.see(`${stack}.embedding_norm`, this.norm(`${stack}.embedding_norm`, x), D);
   }
 
-  /** What is added for the positions from `first` on, (L, D). */
+  /** The positional encoding to add from position `first` on, (L, D). */
   positions(stack, L, first) {
     const { config: c, weights: w } = this;
     const D = c.d_model;
@@ -199,7 +199,7 @@ class Pass {
     return PE;
   }
 
-  /** Section 3.1: LayerNorm(x + Sublayer(x)), or, with the norm in front, x + Sublayer(LayerNorm(x)). */
+  /** Section 3.1: LayerNorm(x + Sublayer(x)), or with norm_placement pre: x + Sublayer(LayerNorm(x)). */
   sublayer(name, x, compute) {
     const { config: c, off } = this;
     const D = c.d_model;
@@ -232,7 +232,7 @@ class Pass {
     return linear(x, this.weights[`${name}.weight`], this.weights[`${name}.bias`], width);
   }
 
-  /** (K, S, d_k) and (K, S, d_v) of rows (S, D). */
+  /** Keys (K, S, d_k) and values (K, S, d_v) of rows (S, D). */
   keysValues(name, x) {
     const { d_model: D, key_value_heads: K, d_k, d_v } = this.config;
     const keys = this.see(`${name}.key_proj`, this.linear(`${name}.key_proj`, x, D), K * d_k);
@@ -247,8 +247,8 @@ class Pass {
     return kv;
   }
 
-  /** Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O; `causal`: each of the L last positions sees
-   * itself and those before it. */
+  /** Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. causal: each of the last L positions sees
+   * itself and earlier ones. */
   attend(name, x, { keys, values }, causal) {
     const { d_model: D, heads: H, key_value_heads: K, d_k, d_v, attention_scale: given } = this.config;
     const L = x.length / D;
@@ -258,7 +258,7 @@ class Pass {
     const scale = this.off.scale ? 1 : given ?? 1 / Math.sqrt(d_k);
     const scores = new Float64Array(H * L * S);
     const heads = new Float64Array(H * L * d_v);
-    const of = (h) => Math.floor(h / (H / K)); // query head h reads this key/value head
+    const of = (h) => Math.floor(h / (H / K)); // key/value head of query head h
     for (let h = 0; h < H; h++) {
       for (let i = 0; i < L; i++) {
         for (let j = 0; j < S; j++) {

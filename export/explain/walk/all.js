@@ -1,4 +1,4 @@
-// The page of models of which one at least was recorded.
+// The script of a page with at least one recorded model.
 
 import { Recorded } from './recorded.js';
 import { modelOf } from './walk.js';

@@ -4,10 +4,10 @@ import { bar, derived, escaped, fold, largest, map, mapKey, number, products, sh
 import { bits, dot, mostOf, softmax } from './pass.js';
 import { words } from './words.js';
 
-const column = (matrix, width, c) => matrix.subarray(c * width, (c + 1) * width); // of x W^T: row c of W
+const column = (matrix, width, c) => matrix.subarray(c * width, (c + 1) * width); // for x W^T: row c of W
 
-/** Where one attention stands: names of its points, its rows and columns, what is asked and what is looked at. A query of
- * the decoder is named by the token that is written from it; keys and values hold what has been read, and are named by it. */
+/** One attention: its points' names, its rows and columns, the tokens of queries and keys. A query of the decoder is
+ * labelled by the token written from it; keys and values are labelled by the token read. */
 export function attentionOf(v, part) {
   const name = `${v.shape.layer(v.l)}.${part}`;
   const cross = part === 'cross_attention';
@@ -19,20 +19,20 @@ export function attentionOf(v, part) {
     row: (point, ...index) => v.pass.row(`${name}.${point}`, ...index),
     cross,
     shape: v.shape,
-    kv: Math.floor(v.h / group), // the head of keys and values that this head of queries reads
+    kv: Math.floor(v.h / group), // key/value head of this query head
     looked,
     allowed: (j) => cross || (v.stack === 'encoder' ? Math.abs(v.i - j) <= (v.shape.window(v.l) ?? Infinity) : v.off.mask || j <= v.i),
   };
 }
 
-/** The sentence of a row of weights, as HTML. */
+/** A sentence about a row of weights, as HTML. */
 export function looksAt(v, a) {
   const weights = a.row('weights', v.h, v.i);
   const most = mostOf(weights);
   return `${escaped(`${v.who} looks most at ‹${a.looked[most]}›`)}, ${number(weights[most], a.of('weights'), `${v.h},${v.i},${most}`)}`;
 }
 
-/** The chosen key of a row, or the one that is looked at most. */
+/** The chosen key of a row, or the key with the largest weight. */
 const keyOf = (v, a) => {
   const n = v.pass.shape(a.of('weights')).at(-1);
   return v.key !== null && v.key < n ? v.key : mostOf(a.row('weights', v.h, v.i));
@@ -69,7 +69,7 @@ export const qkv = {
   body: (v) => qkvBody(v, 'self_attention'),
 };
 
-/** The notes' two words: 112 and 96. */
+/** A worked example with two words, whose scores are 112 and 96. */
 function thinkingMachines() {
   const [a, b] = [112, 96].map((score) => score / 8);
   const [p, q] = softmax([a, b]);
@@ -87,7 +87,7 @@ export function cellBody(v, part) {
   const scale = v.off.scale ? 1 : v.pass.config.attention_scale ?? 1 / Math.sqrt(v.shape.dk);
   const product = q.map((x, c) => x * k[c]);
   const most = Math.max(...weights);
-  // exp(s - max) is w / max w: where a relative position was added to the score, that is in it.
+  // exp(s - max) equals w / max w, which includes a relative position's bias.
   const e = Array.from(weights, (w) => w / most);
   const total = e.reduce((x, y) => x + y, 0);
   const place = (c) => `${v.h},${v.i},${c}`;

@@ -1,12 +1,12 @@
-// The stack on top, drawn from the config: every sub-layer of every layer, the one that is shown lit.
+// The stack at the top, drawn from the config: every sub-layer of every layer, with the current one lit.
 
 import { escaped } from '../../../mlx_transformer/page/kit.js';
 
 const NAMES = { self_attention: 'attention', cross_attention: 'cross', feed_forward: 'feed-forward' };
-/** The box that stands for each station. */
+/** The box for each station. */
 const BOX = { token: 'token', row: 'token', position: 'position', qkv: 'self_attention', cell: 'self_attention', mixed: 'self_attention', heads: 'self_attention', norm: 'self_attention', 'feed-forward': 'feed_forward', next: 'next', cross: 'cross_attention', logits: 'logits', search: 'logits' };
 const STATION = { token: 'token', position: 'position', self_attention: 'cell', cross_attention: 'cross', feed_forward: 'feed-forward', logits: 'logits' };
-const MOST = 3; // layers that are drawn whole; of more of them the chosen one
+const MOST = 3; // stacks of more layers show only the chosen one in full
 
 export function lanes(v, station) {
   const { config } = v.pass;

@@ -1,11 +1,11 @@
-// Break it: parts that can be off, and what is seen then. All numbers are computed here.
+// Break it: switch parts off and see the effect. All numbers are computed here.
 
 import { derived, escaped, table } from '../../../mlx_transformer/page/kit.js';
 import { bits } from './pass.js';
 
 const KINDS = { self_attention: 'self-attention', cross_attention: 'cross-attention', feed_forward: 'feed-forward' };
 
-/** All parts that may be off by themselves: [[stack, layer, kind, head]], head undefined for a sub-layer. */
+/** All parts that can be switched off one by one: [[stack, layer, kind, head]]; head is undefined for a sub-layer. */
 export function partsOf(config) {
   const found = [];
   for (const stack of ['encoder', 'decoder']) {
@@ -23,7 +23,7 @@ export function partsOf(config) {
 
 export const partName = ([stack, layer, kind, head]) => `${stack}, layer ${layer + 1}, ${KINDS[kind]}${head === undefined ? ', all of it' : `, head ${head + 1}`}`;
 
-/** As the engine takes it. off: {positions: true, ..., parts: [[...]]}. */
+/** Switches for the engine. off: {positions: true, ..., parts: [[...]]}. */
 export const switchesOf = ({ parts = [], ...whole }) => ({
   ...whole, heads: parts.filter((part) => part.length === 4), sublayers: parts.filter((part) => part.length === 3),
 });
@@ -37,7 +37,7 @@ export function controls(v) {
     + '<button type="button" id="all-on">all on again</button> <button type="button" id="try-all">each part off in turn</button>';
 }
 
-/** Mean spread in bits of the rows of each kind of attention. */
+/** Mean entropy in bits of the rows, for each kind of attention. */
 function spreads(pass) {
   const found = {};
   for (const [name, { data, shape }] of Object.entries(pass.points)) {
@@ -51,7 +51,7 @@ function spreads(pass) {
 
 const apart = (a, b) => a.reduce((most, x, n) => Math.max(most, Math.abs(x - b[n])), 0);
 
-/** How far a word's memory moves when the others stand in another order: the source is turned round, but for its end. */
+/** How far a word's memory moves when the other words change places: the source is reversed, except its end. */
 function moved(model, pass, switches) {
   const { source, written } = pass.tokens;
   const turned = [...source.slice(0, -1).reverse(), source.at(-1)];
@@ -60,21 +60,21 @@ function moved(model, pass, switches) {
   return apart(a.row(name, 0), b.row(name, source.length - 2));
 }
 
-/** How far earlier logits move with another last word. */
+/** How far earlier logits move when the last word changes. */
 function looksAhead(model, pass, switches) {
   const { source, written } = pass.tokens;
   if (written.length < 3) return null;
   const other = [...written.slice(0, -2), written[0], written.at(-1)];
   const [a, b] = [written, other].map((ids) => model.pass({ source, written: ids }, switches, {}));
   const V = a.shape('logits').at(-1);
-  const end = (written.length - 2) * V; // rows that have not read the exchanged word
+  const end = (written.length - 2) * V; // rows before the changed word
   return apart(a.points.logits.data.subarray(0, end), b.points.logits.data.subarray(0, end));
 }
 
-const seenNumber = (value, name) => derived(value, name, 2); // two digits: what changes is larger
+const seenNumber = (value, name) => derived(value, name, 2); // two digits: the effects are larger
 
-/** What is seen: the output, log p of the right one, spread of heads, what moves; each whole and with the switches. surer:
- * what is said where another output has a higher log p. */
+/** Table of effects: the output, log p of the right output, entropy of heads, movements, each with and without the
+ * switches. surer: text if another output gets a higher log p. */
 export async function seen(model, whole, off, surer) {
   const switches = switchesOf(off);
   const encoderAlone = model.config.architecture === 'encoder';
@@ -98,7 +98,7 @@ export async function seen(model, whole, off, surer) {
   return table(['', 'whole', 'with this off'], rows, { label: 'what is seen' }) + note;
 }
 
-/** Each part off by itself: how far log p of the right output falls, worst first. */
+/** Switch each part off on its own: the fall of the right output's log p, worst first. */
 export function eachInTurn(model, whole) {
   const right = model.logP(whole, {});
   const found = partsOf(model.config).map((part) => [part, model.logP(whole, switchesOf({ parts: [part] })) - right]);

@@ -1,10 +1,10 @@
-// From text to the vectors that the first layer reads: token, row of the table, position.
+// From text to the first layer's input: token, embedding row, position.
 
 import { derived, escaped, fold, number, short, strip, table } from '../../../mlx_transformer/page/kit.js';
 
 export const SINUSOIDS = ['sinusoidal', 'sinusoidal_halves', 'sinusoidal_concat'];
 
-/** How much column j of the paper's positions turns at each position, and whether it is a cosine. */
+/** The angle per position in column j of the sinusoids, and whether it is a cosine. */
 export function wave(config, j) {
   const d = config.d_model;
   const half = Math.floor(d / 2);
@@ -44,7 +44,7 @@ export const row = {
   },
 };
 
-/** The curve of one column with the words on it. */
+/** The curve of one column, with the words on it. */
 function curve(v, j) {
   const { at, speed, cosine } = wave(v.pass.config, j);
   const first = v.pass.config.first_position ?? 0;
@@ -59,7 +59,7 @@ function curve(v, j) {
     + `<figcaption>column ${j}: ${cosine ? 'cos' : 'sin'}(pos × ${derived(speed, `speed ${j}`)}), a turn every ${derived((2 * Math.PI) / speed, `turn ${j}`)} positions; ‹${escaped(v.read[v.i])}› at ${v.i}: ${derived(at(v.i + first), `wave ${j}`)}</figcaption></figure>`;
 }
 
-/** The notes' d = 4: positions 0 to 3. */
+/** A worked example with d = 4: positions 0 to 3. */
 function four() {
   const rows = [0, 1, 2, 3].map((p) => [String(p), ...[0, 1, 2, 3].map((j) => short(wave({ d_model: 4, positions: 'sinusoidal' }, j).at(p), 4))]);
   return table(['position', 'sin(p)', 'cos(p)', 'sin(p / 100)', 'cos(p / 100)'], rows, { label: 'positions with d = 4' });

@@ -1,10 +1,10 @@
-// What an encoder's head makes of the last layer: its dense layer; classes, the begin and end of an answer, or a vector.
+// An encoder's head on the last layer: its dense layer; classes, the begin and end of an answer, or a vector.
 
 import { bar, derived, escaped, number, strip, table } from '../../../mlx_transformer/page/kit.js';
 import { softmax } from './pass.js';
 
 export const headOf = (config) => ({ kind: 'vocabulary', pooling: 'first', labels: [], ...config.head });
-/** Whether it gives one thing for the whole text. */
+/** Whether it has one output for the whole text. */
 const perText = ({ kind }) => kind === 'pooled' || kind === 'classes';
 
 export const FORMULAS = {
@@ -15,7 +15,7 @@ export const FORMULAS = {
   spans: 'start and end: h · W + b of each token, a softmax over the tokens',
 };
 
-/** The vector that the head reads, its dense layer, and the index of what it gives. */
+/** The head's input, its dense layer, and the index of its output. */
 function read(v) {
   const head = headOf(v.pass.config);
   const last = v.out.shape.last();
@@ -28,7 +28,7 @@ function read(v) {
   return { head, i: 0, html: strip(`h, the mean of ${rows} last vectors`, each[0].map((_, c) => each.reduce((sum, row) => sum + row[c], 0) / rows), { lit: v.c }) };
 }
 
-/** From the last layer to what the classifier reads. */
+/** From the last layer to the classifier's input. */
 export function dense(v) {
   const { head, i, html } = read(v);
   if (!head.activation || !v.pass.has('head')) return { head, i, html };
@@ -38,7 +38,7 @@ export function dense(v) {
   return { head, i, html: `${html}${before}${strip(name, v.pass.row('head', i), place('head'))}` };
 }
 
-/** Classes with their shares: of one another, or each by itself; or with scores. */
+/** Classes with their shares (softmax or sigmoid), or with scores. */
 function classes(v, head, i) {
   const row = v.pass.row('logits', i);
   if (head.scores) return table(['the text', 'score'], head.labels.map((label, n) => [escaped(label), number(row[n], 'logits', `${i},${n}`)]), { label: 'scores' });
@@ -49,7 +49,7 @@ function classes(v, head, i) {
     + table(['class', 'logit', 'share'], order.map((n) => [escaped(head.labels[n]), number(row[n], 'logits', `${i},${n}`), `${derived(shares[n], `share ${n}`)} ${bar(shares[n])}`]), { label: 'classes and their shares' });
 }
 
-/** Where an answer begins and ends, by token. */
+/** Begin and end of an answer, by token. */
 function spans(v) {
   const all = v.outRead.map((_, n) => v.pass.row('logits', n));
   const [start, end] = [0, 1].map((side) => softmax(all.map((row) => row[side])));
@@ -61,7 +61,7 @@ function spans(v) {
     + table(['token', 'start', 'share', 'end', 'share'], rows, { lit: v.out.i, label: 'begin and end of an answer' });
 }
 
-/** A vector, its length, and in the last layer the other words that lie nearest. */
+/** A vector and its length, and in the last layer its nearest other words. */
 function vector(v, head, i) {
   const row = v.pass.row('logits', i);
   const length = (values) => Math.hypot(...values);
@@ -75,7 +75,7 @@ function vector(v, head, i) {
 
 const POOLED = { cls: 'the first of', last: 'the last of', max: 'the largest of each column of', mean: 'the mean of', mean_sqrt_len: 'the sum, by the root of their number, of', weighted_mean: 'the mean, weighted 1, 2, 3, …, of' };
 
-/** How the vector of the text is made of the last vectors: pooled, dense layers, its length. */
+/** From the last vectors to the text's vector: pooled, dense layers, its length. */
 export function ofText(v, { pooling, dense: layers, normalize }) {
   const [d, count] = [v.shape.d, v.pass.shape(v.out.shape.last())[0]];
   const pooled = v.pass.row('text.pooled', 0);
@@ -87,7 +87,7 @@ export function ofText(v, { pooling, dense: layers, normalize }) {
     + strip(normalize ? 'divided by its length: the vector' : 'the vector', v.pass.row('text.vector', 0), { point: 'text.vector', index: 0, lit: v.c });
 }
 
-/** What a head without words gives. */
+/** The output of a head that predicts no words. */
 export function given(v) {
   const { head, i, html } = dense(v);
   if (head.kind === 'spans') return html + spans(v);

@@ -1,10 +1,10 @@
-// The rest of a layer: the sum with what went in, its norm, the feed-forward net; and layer after layer.
+// The rest of a layer: residual sum, norm, feed-forward net; and layer after layer.
 
 import { derived, escaped, number, products, short, strip, sum, table } from '../../../mlx_transformer/page/kit.js';
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
-/** X, Z, X + Z, and LayerNorm step by step, of a part of the layer. */
+/** X, Z, X + Z, and LayerNorm step by step, for a sub-layer. */
 function addAndNorm(v, part) {
   const { shape, pass, l, i } = v;
   const name = `${shape.layer(l)}.${part}`;
@@ -92,7 +92,7 @@ export const feedForward = {
   },
 };
 
-/** How much of a stack's vectors is not common to all positions: ‖X − mean‖ / ‖X‖. */
+/** The share of a stack's vectors that differs between positions: ‖X − mean‖ / ‖X‖. */
 function apart(v, name) {
   const { data, shape } = v.pass.points[name];
   const d = shape.at(-1);

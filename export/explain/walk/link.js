@@ -1,4 +1,4 @@
-// The page's state in the address, behind #: a copied link shows the same page, and nothing is sent anywhere.
+// The page's state in the address, after #: a copied link shows the same page, and nothing is sent anywhere.
 
 const NUMBERS = ['model', 'word', 'step', 'layer', 'head', 'column', 'temperature', 'beam', 'alpha'];
 let written = '';
@@ -15,7 +15,7 @@ function offOf(text) {
   return off;
 }
 
-/** Write what differs from the start into the address. */
+/** Write the differences from the initial state into the address. */
 export function writeLink(state, start) {
   const found = new URLSearchParams({ text: state.text, stack: state.stack });
   for (const name of [...NUMBERS, 'key']) if (state[name] !== start[name]) found.set(name, state[name]);
@@ -24,7 +24,7 @@ export function writeLink(state, start) {
   history.replaceState(null, '', written);
 }
 
-/** Take what the address says, if it isn't what was written there; what it doesn't say is as at the start. */
+/** Apply an address that this page didn't write itself; missing values are the initial ones. */
 export function readLink(state, start) {
   if (location.hash.length < 2 || location.hash === written) return false;
   const found = new URLSearchParams(location.hash.slice(1));

@@ -1,4 +1,4 @@
-// A model that the page runs itself, whatever is typed.
+// A model that the page computes, for any typed text.
 
 import { beamSearch } from '../../web/page/beam.js';
 import { ByteLevel } from '../../web/page/bytes.js';
@@ -12,7 +12,7 @@ import { marked, piecesOf, specialText } from './pieces.js';
 
 export const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** What the engine in the page computes of a pass: {point: {data, shape}}. */
+/** The points of a pass, computed by the page's engine: {point: {data, shape}}. */
 export function computed(twin, { source, target }, switches = twin.switches) {
   const points = {};
   const watch = (name, data, shape) => { points[name] = { data, shape }; };
@@ -28,7 +28,7 @@ export class Live {
     this.tokenizer = new ByteLevel(spec.tokenizer, new Set(Object.keys(this.names).map(Number)));
     this.maskId = spec.tokenizer.added_tokens.find(({ content }) => content === '<mask>')?.id;
     this.twin = new Twin(spec.config, readTensors(bytesOf(spec.weights).buffer));
-    this.twin.config = { ...spec.config, generation: spec.generation }; // which the searches heed
+    this.twin.config = { ...spec.config, generation: spec.generation }; // for the searches
     this.weights = this.twin.weights;
     this.parameters = this.weights;
   }
@@ -43,13 +43,13 @@ export class Live {
     return piecesOf(this.tokenizer, this.names, ids);
   }
 
-  /** Ids of a text, with ▢ or <mask> as what is hidden. */
+  /** Ids of a text; ▢ or <mask> becomes the mask token. */
   ids(text) {
     const parts = this.maskId === undefined ? [text] : text.split(/ ?(?:▢|<mask>)/u);
     return [...parts.flatMap((part, n) => [...(n ? [this.maskId] : []), ...this.tokenizer.cut(part.toWellFormed())]), this.config.eos_id];
   }
 
-  /** What the model writes with these switches: {ids, logP}. */
+  /** The model's output with these parts off: {ids, logP}. */
   async written(text, switches) {
     const { source, prefix } = this.given(text);
     const found = [];
@@ -66,7 +66,7 @@ export class Live {
     return this.config.architecture === 'decoder' ? { source: [], prefix: ids.slice(0, -1) } : { source: ids, prefix: [] };
   }
 
-  /** A pass over a text and what the whole model makes of it; with switches the same tokens are read by what is left. */
+  /** A pass over a text, and the whole model's output. With parts off the same tokens are read. */
   async read(text, switches = {}) {
     if (this.config.architecture === 'encoder') return this.pass({ source: this.ids(text), written: this.ids(text) }, switches, { text, output: '' });
     const { source, prefix } = this.given(text);
@@ -83,7 +83,7 @@ export class Live {
     return new Pass(config, points, { source, target, written }, pieces, rest);
   }
 
-  /** log p of the written tokens, read at once, each given those before it; in an encoder of what is likeliest at ▢. */
+  /** log p of the written tokens, teacher-forced; in an encoder, of the most likely token at ▢. */
   logP(pass, switches) {
     const { points } = this.pass(pass.tokens, switches, {});
     const V = points.logits.shape.at(-1);

@@ -1,5 +1,5 @@
-// What the views below the walk are drawn from, made of a pass that the page computed: as content.py writes it of the
-// sentence with which the page was made, but for numbers that are not packed.
+// The data of the views below the walk, from a pass that the page computed. The form is content.py's, but numbers
+// aren't packed.
 
 import { logSumExp } from '../../web/page/sampling.js';
 import { Shape } from './pass.js';
@@ -12,7 +12,7 @@ const KINDS = {
 const LIKELIEST = 5;
 const LENS = 3;
 
-/** The data of all views. whole: whether nothing is off; tree: of the beam search, or null. */
+/** The data of all views. whole: no part is off; tree: of the beam search, or null. */
 export function moreOf(model, pass, tree, whole) {
   const { config, tokens, pieces } = pass;
   const texts = {};
@@ -58,7 +58,7 @@ function mapsOf(pass) {
   return kinds;
 }
 
-/** Ids and probabilities of the likeliest of a row of logits. */
+/** Ids and probabilities of the most likely tokens in a row of logits. */
 function likeliest(row, count) {
   const total = logSumExp(row);
   const ids = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, count);
@@ -74,7 +74,7 @@ function stepsOf(pass, written, named) {
   });
 }
 
-/** What the classifier would say after each layer. */
+/** The classifier's tokens after each layer. */
 function lensOf(model, pass, stack, named) {
   const shape = new Shape(pass.config, stack);
   const names = [shape.embedding(), ...Array.from({ length: shape.layers }, (_, n) => shape.layer(n))];

@@ -1,3 +1,3 @@
-// What pages of models that were recorded have beside those of models that the page runs: recorded.js fills it.
+// Additions for pages with recorded models; recorded.js fills it in.
 
 export const others = {};

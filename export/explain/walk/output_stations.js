@@ -59,7 +59,7 @@ export const search = {
   },
 };
 
-/** The tree of a beam search: nodes [{step, parent, token, score, fate, final}], in the order of their making. */
+/** The tree of a beam search: nodes [{step, parent, token, score, fate, final}], in order of creation. */
 function tree(v) {
   const { nodes, best } = v.tree;
   const [column, line, width] = [118, 42, 104];

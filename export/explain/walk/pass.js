@@ -1,10 +1,10 @@
-// One pass through a model: tokens, and the value of every named point. Computed in the page, or recorded.
+// One pass through a model, computed or recorded: its tokens, and the value of every named point.
 
 export class Missing extends Error {}
 
-/** points: {name: {data, shape}} without the batch axis. `rows` of a point: the positions that were recorded. */
+/** points: {name: {data, shape}} without the batch axis. A point's `rows`: the recorded positions. */
 export class Pass {
-  /** tokens: {source, target, written}: ids; pieces: likewise, as text. */
+  /** tokens: {source, target, written}, ids; pieces: the same as text. */
   constructor(config, points, tokens, pieces, rest = {}) {
     Object.assign(this, { config, points, tokens, pieces, ...rest });
     this.epsilon = config.norm_epsilon ?? 1e-5;
@@ -18,17 +18,17 @@ export class Pass {
     return this.point(name).shape;
   }
 
-  /** A point that this pass has. Throws `Missing` for others: fused operators keep some to themselves. */
+  /** A point's value. Throws `Missing` if the pass lacks it: fused operators hide some points. */
   point(name) {
     if (!(name in this.points)) throw new Missing(name);
     return this.points[name];
   }
 
-  /** The numbers of the last axis at an index of the others: an array. */
+  /** The last axis at an index of the other axes: an array. */
   row(name, ...index) {
     const { data, shape, rows } = this.point(name);
     const width = shape.at(-1);
-    const axis = shape.length - 2; // of positions
+    const axis = shape.length - 2; // the axis of positions
     const place = index.reduce((sum, i, n) => sum * shape[n] + (rows && n === axis ? rows.indexOf(i) : i), 0);
     return data.subarray(place * width, (place + 1) * width);
   }
@@ -38,7 +38,7 @@ export class Pass {
   }
 }
 
-/** What the stations ask of a config: names of points and sizes, in one stack. */
+/** Names of points and sizes in one stack, from the config. */
 export class Shape {
   constructor(config, stack) {
     const own = stack === 'decoder' ? { ...config, ...config.decoder } : config;
@@ -54,7 +54,7 @@ export class Shape {
     this.rms = config.norm === 'rmsnorm';
   }
 
-  /** How far the farthest key is that a layer sees, if not all are seen. */
+  /** A layer's window, if it doesn't see all keys. */
   window(n) {
     const pattern = this.config.layer_pattern ?? [];
     const own = pattern.length ? pattern[n % pattern.length] : {};
@@ -73,7 +73,7 @@ export class Shape {
     return this.config.embedding_norm ? `${this.stack}.embedding_norm` : `${this.stack}.embedding`;
   }
 
-  /** The stream that goes into layer n, and into a part of it. */
+  /** The input of layer n, and of a sub-layer in it. */
   stream(n, part = 'self_attention') {
     const at = this.parts().indexOf(part);
     if (at === 0) return n === 0 ? this.embedding() : this.layer(n - 1);
@@ -81,14 +81,14 @@ export class Shape {
     return this.post ? `${before}_norm` : `${before}.residual`;
   }
 
-  /** What a part reads: the stream, or with the norm in front its norm. */
+  /** A sub-layer's input: the stream, or its norm if norms come first. */
   input(n, part) {
     const norm = `${this.layer(n)}.${part}_norm`;
     const bare = this.config.first_norm === false && this.stack === 'encoder' && n === 0 && part === 'self_attention';
     return this.post || bare ? this.stream(n, part) : norm;
   }
 
-  /** What the classifier reads. */
+  /** The classifier's input. */
   last() {
     return this.post ? this.layer(this.layers - 1) : `${this.stack}.norm`;
   }

@@ -1,15 +1,15 @@
-// Tokens as people read them: never bytes. A part of a character is that character with its share, "’ 1/3".
+// Tokens as people read them, never bytes. Part of a character shows the character and its share, e.g. "’ 1/3".
 
 const SPECIAL = { '<s>': 'start', '</s>': 'end', '<pad>': 'padding', '<unk>': 'unknown', '<mask>': '▢' };
 export const specialText = (token) => SPECIAL[token] ?? token;
 
-/** Text as one line; a space at the front is a thin mark. */
+/** Text on one line; a leading space becomes a thin mark. */
 export const marked = (text) => text.replace(/^ +/, (spaces) => '·'.repeat(spaces.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥')
   .replace(/[\0-\x1f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)));
 
 const lengthOf = (lead) => (lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1);
 
-/** The text of each id of a sequence. tokenizer: of the web page, with `bytes` by id; names: {id: special token}. */
+/** The text of each id of a sequence. tokenizer: the web page's, with `bytes` by id; names: {id: special token}. */
 export function piecesOf(tokenizer, names, ids) {
   const all = [];
   ids.forEach((id, i) => (tokenizer.bytes[id] ?? []).forEach((byte) => all.push([byte, i])));

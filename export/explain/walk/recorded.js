@@ -1,4 +1,4 @@
-// One pass of any model that was recorded, and the stations that only such models have.
+// A recorded pass of any model, and the stations that only recorded models have.
 
 import { readTensors } from '../live/safetensors.js';
 import { Twin } from '../live/twin.js';
@@ -11,7 +11,8 @@ import { logits } from './output_stations.js';
 import { others } from './others.js';
 import { Pass } from './pass.js';
 
-/** {name: {data, shape, rows}} of what was recorded: [{shape, rows, bits, values}] by name, and the names of equal ones. */
+/** Unpack recorded arrays [{shape, rows, bits, values}] by name, and the names of equal arrays, to {name: {data,
+ * shape, rows}}. */
 function recordedPoints({ arrays, equal }) {
   const found = {};
   for (const [name, { shape, rows, bits, values }] of Object.entries(arrays)) {
@@ -23,7 +24,7 @@ function recordedPoints({ arrays, equal }) {
   return found;
 }
 
-/** float16 as float64, by the reader of the weights. */
+/** float16 to float64, with the reader of weights. */
 function halves(raw) {
   const header = new TextEncoder().encode(JSON.stringify({ x: { dtype: 'F16', shape: [raw.length / 2], data_offsets: [0, raw.length] } }));
   const file = new Uint8Array(8 + header.length + raw.length);
@@ -33,18 +34,19 @@ function halves(raw) {
   return readTensors(file.buffer).x.data;
 }
 
-/** Points of a pass beside those of the page's own engine: of each how many numbers, and both where they differ most. */
+/** Compare the points of a pass with the page's own engine: for each its size, and both values at the largest
+ * difference. */
 function compared(points, own) {
   return Object.keys(points).filter((name) => name in own).map((name) => {
     const [ours, theirs] = [own[name].data, points[name].data];
     const gap = (n) => (ours[n] === theirs[n] ? 0 : Math.abs(ours[n] - theirs[n])); // both may be -Infinity
     let most = 0;
-    for (let n = 1; n < theirs.length; n++) if (!(gap(n) <= gap(most))) most = n; // so that what is no number is seen
+    for (let n = 1; n < theirs.length; n++) if (!(gap(n) <= gap(most))) most = n; // the negation also finds NaN
     return { name, count: theirs.length, here: theirs[most], own: ours[most], gap: gap(most) };
   });
 }
 
-/** That, as HTML. */
+/** The comparison as HTML. */
 function proof(all) {
   const [worst] = all.toSorted((a, b) => b.gap - a.gap);
   const rows = all.map(({ name, count, here, own, gap }) => [escaped(name), count.toLocaleString('en'), derived(here, `graph ${name}`, 6), derived(own, `own ${name}`, 6), derived(gap, `gap ${name}`)]);
@@ -53,7 +55,7 @@ function proof(all) {
     + fold('each point, where both differ most', table(['point', 'numbers', 'the graph', 'the page\'s engine', 'difference'], rows, { label: 'points of the graphs beside those of the page\'s engine' }));
 }
 
-/** One pass that was recorded; or, where the page names a module that runs the model, that pass of what is typed. */
+/** A recorded pass; or, if the page names a module that runs the model, a pass over the typed text. */
 export class Recorded {
   constructor(spec) {
     Object.assign(this, { spec, config: spec.config, live: false, vocabulary: spec.config.vocab_size });
@@ -79,7 +81,7 @@ const words = ({ pass: { config } }) => headOf(config).kind === 'vocabulary';
 
 const PLACES = { learned: 'x = word + P[pos]', rotary: 'x = word', relative: 'x = word', relative_layers: 'x = word', none: 'x = word' };
 
-/** The sum at the input: word, kind of token (which of two texts it is in), learned place; and a norm of it. */
+/** The sum at the input: word, token type (in which of two texts it is), learned position. */
 function sumOf(v) {
   const { config } = v.pass;
   const name = `${v.stack}.embedding`;
@@ -96,11 +98,11 @@ function sumOf(v) {
     + `<p class="cell">column ${c}: ${terms.join(' + ')} = ${number(after[c], name, `${v.i},${c}`)}</p>`;
 }
 
-/** What a norm at the start of the stack makes of it. */
+/** The norm at the start of the stack. */
 const normed = (v) => (v.pass.config.embedding_norm
   ? `<p>A norm of it is what the first layer reads:</p>${normSteps(v, v.pass.row(`${v.stack}.embedding`, v.i), `${v.stack}.embedding_norm`, v.c % v.shape.d)}` : '');
 
-/** In place of the station of that name. */
+/** Stations that replace the station of the same name. */
 const stations = {
   position: {
     ...position,
@@ -115,7 +117,7 @@ const stations = {
   },
 };
 
-/** The kinds of models that one is of, of which something else is said. */
+/** The kinds that a model belongs to, for texts that differ from the usual. */
 function kindsOf({ embedding, config: { positions, activation = 'relu', norm, scale_embeddings: scaled, attention_scale: scale, ...config } }) {
   return ['recorded', headOf(config).kind, positions, activation === 'relu' ? '' : 'smooth', norm === 'rmsnorm' ? 'rms' : '',
     scaled === false ? 'unscaled' : '', scale ? 'unscaled-scores' : '', embedding ? 'embedding' : ''];

@@ -1,9 +1,11 @@
-// Sixty seconds: eight captions over the live page. Space, a swipe or a button goes on; a click elsewhere stops it.
+// A tour of sixty seconds: eight captions over the live page. Space, a swipe or a button continues; a click elsewhere
+// stops.
 
 import { escaped } from '../../../mlx_transformer/page/kit.js';
 
 export class Tour {
-  /** captions: [{station, said}]. otherwise(station): what is said of this model, where it differs. go(station): bring it into view. */
+  /** captions: [{station, said}]. otherwise(station): a text for this model, if it differs. go(station): scroll to
+   * it. */
   constructor(place, captions, otherwise, go) {
     Object.assign(this, { place, captions, otherwise, go, at: -1 });
     place.addEventListener('click', ({ target }) => {

@@ -1,14 +1,14 @@
-// What the stations are drawn from: one pass, and where in it one looks.
+// What stations draw: one pass, and the chosen place in it.
 
 import { Shape } from './pass.js';
 
-/** Where one looks at first: the last places of the words that an example names, {word, step}. */
+/** The place to look first: the last places of the words in an example, {word, step}. */
 export function placed({ pieces }, { word, step }, named) {
   const at = (all, text, otherwise) => (all.includes(text) ? all.lastIndexOf(text) : otherwise);
   return { word: at(pieces.source, named.word, word), step: at(pieces.written, named.step, step) };
 }
 
-/** A chosen place in a stack, as the stations ask for it. state: {stack, word, step, layer, head, column, key, off, ...}. */
+/** The chosen place in a stack. state: {stack, word, step, layer, head, column, key, off, ...}. */
 export function viewOf(model, pass, state, stack = null) {
   const { config } = pass;
   const both = config.architecture === 'encoder-decoder';

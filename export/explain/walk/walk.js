@@ -1,4 +1,4 @@
-// The page: a sentence, the stack, the stations; what is chosen, typed and switched moves all of it.
+// The page: a sentence, the stack, the stations. Choosing, typing and switching redraws all of it.
 
 import { columnOf, escaped, key, listen, short } from '../../../mlx_transformer/page/kit.js';
 import { cell, cross, heads, looksAt, mixed, qkv, attentionOf } from './attention_stations.js';
@@ -17,7 +17,7 @@ import { entry, footer, words } from './words.js';
 
 const data = JSON.parse(document.getElementById('walk-data').textContent);
 const find = (id) => document.getElementById(id);
-const opened = new Map(); // models, made when they are first looked at
+const opened = new Map(); // models, opened at first use
 export const modelOf = (n) => {
   if (!opened.has(n)) opened.set(n, data.models[n].weights ? new Live(data.models[n]) : new others.Recorded(data.models[n]));
   return opened.get(n);
@@ -25,17 +25,17 @@ export const modelOf = (n) => {
 const START = { model: 0, text: '', stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, off: {} };
 const state = { ...START, text: data.models[0].examples[0].text, ...data.models[0].examples[0].at };
 let [model, whole, pass, station, tree, breakage, turns] = [null, null, null, 'token', null, '', ''];
-let wanted = data.models[0].examples[0].find ?? {}; // words at which one looks first
-let drawn = 0; // passes so far: what comes late of an earlier one is dropped
+let wanted = data.models[0].examples[0].find ?? {}; // words to look at first
+let drawn = 0; // passes so far: late results of earlier ones are dropped
 
 const stationsOf = ({ architecture }) => [
   token, row, position, qkv, cell, mixed, heads, norm, feedForward, next,
   ...(architecture === 'encoder-decoder' ? [cross] : []), logits, ...(architecture === 'encoder' ? [] : [search]),
   ...(model.live ? [breaking] : []),
 ].map((each) => (!model.live && others.stations[each.id]) || each);
-/** What is said of a station, with what is said otherwise of models of this kind. */
+/** A station's text, with the variant for this kind of model. */
 const saidOf = (id) => Object.assign({}, data.words.stations[id], ...(model.live ? [model.config.positions] : others.kindsOf(model.spec)).map((kind) => data.words[kind]?.[id]));
-/** The answer of a station, with the model's own sizes in it. */
+/** A station's answer, with the model's own sizes in it. */
 const answer = ({ id }, { shape }) => words(saidOf(id).answer.replaceAll('{heads}', shape.heads).replaceAll('{dk}', shape.dk)
   .replaceAll('{root}', short(Math.sqrt(shape.dk), 4)));
 const view = () => ({ ...viewOf(model, pass, state), tree, seen: breakage, turns, said: data.words });
@@ -51,7 +51,7 @@ function frame() {
   observe();
 }
 
-/** What a station shows; a line where the pass lacks its numbers. */
+/** A station's content, or a line if the pass lacks its numbers. */
 function bodyOf(shown, v) {
   try {
     return shown.body(v);
@@ -110,7 +110,7 @@ function headline() {
   find('broken').textContent = off.length ? `off: ${off.join(', ')}` : '';
 }
 
-/** Reads the text, with what is off, and draws all. `anew`: another text or model. */
+/** Read the text with the parts switched off, and draw everything. `anew`: another text or model. */
 async function read(anew) {
   const mine = ++drawn;
   delete document.documentElement.dataset.ready;
@@ -145,7 +145,7 @@ async function read(anew) {
     fill(['break']);
     if (model.config.architecture !== 'encoder') await grow(mine);
     if (mine !== drawn) return;
-    dispatchEvent(new CustomEvent('walked', { detail: { model, pass, tree, whole: !changed } })); // which more views follow
+    dispatchEvent(new CustomEvent('walked', { detail: { model, pass, tree, whole: !changed } })); // for following.js
     ready();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
@@ -154,7 +154,7 @@ async function read(anew) {
   }
 }
 
-/** All that follows from the text is drawn. */
+/** Draw everything that depends on the text. */
 const ready = () => { document.documentElement.dataset.ready = String(drawn); };
 
 async function grow(mine = drawn) {
@@ -169,7 +169,7 @@ function choose(changes) {
   fill();
 }
 
-/** What a click chooses, by the data of its button. */
+/** Actions of clicks, by the button's data. */
 const CHOICES = {
   word: (n) => (model.config.architecture === 'decoder' ? CHOICES.step(n) : choose({ word: Number(n), stack: 'encoder', key: null })),
   step: (n) => choose({ step: Number(n), stack: 'decoder', key: null }),
@@ -241,7 +241,7 @@ function pressed(event) {
   const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: 1, ArrowDown: -1 }[event.key];
   if (!by) return;
   const upright = event.key === 'ArrowUp' || event.key === 'ArrowDown';
-  if (upright && !event.shiftKey) return; // which scrolls
+  if (upright && !event.shiftKey) return; // these keys scroll
   const within = (n, count) => Math.max(0, Math.min(count - 1, n));
   event.preventDefault();
   if (upright) choose({ layer: within(v.l + by, v.shape.layers), key: null });

@@ -1,4 +1,4 @@
-// Texts of words.toml, whose terms are buttons, and what the glossary says of one.
+// Texts of words.toml, with terms as buttons, and the glossary.
 
 import { escaped } from '../../../mlx_transformer/page/kit.js';
 
@@ -6,13 +6,13 @@ import { escaped } from '../../../mlx_transformer/page/kit.js';
 export const words = (text) => text.replace(/\[\[([^\]|]+)(?:\|([^\]]+))?\]\]/g, (_, term, shown) => (
   `<button type="button" class="gl" data-gl="${escaped(term.toLowerCase())}" aria-haspopup="dialog">${escaped(shown ?? term)}</button>`));
 
-/** A file of the repository: a link, where the page knows the way to it. links: {path: address}. */
+/** A file of the repository: a link if the page knows its address. links: {path: address}. */
 const linked = (links, path, text = path, place = '') => (links[path] ? `<a href="${links[path]}${place}">${text}</a>` : text);
 
-/** What the glossary says of a term: [two sentences, formula, page of the guide]. */
+/** A glossary entry: [two sentences, formula, page of the guide]. */
 export const entry = (term, [said, formula, page], links) => (
   `<b>${escaped(term)}</b> ${escaped(said)}${formula ? ` <code>${escaped(formula)}</code>` : ''} <small>guide: ${linked(links, `docs/guide/${page}.md`, page)}</small>`);
 
-/** Where more is said of a station: the guide, the row of the claims, the code. */
+/** Where to read more about a station: the guide, the claims, the code. */
 export const footer = ({ guide, claim, code }, links) => (
   `guide: ${linked(links, `docs/guide/${guide}.md`)} · claim: ${linked(links, 'docs/claims/README.md', `row ${claim}`, `#row-${claim}`)} · code: ${linked(links, code)}`);
