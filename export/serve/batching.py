@@ -62,8 +62,9 @@ class Task(Protocol):
 # Who is next.
 @dataclass
 class QueuePlace:
-    """A place in line: the longest wait comes first, and whoever is being computed for comes after all others. A
-    request arriving during a batch is therefore in the next batch, even if the running batch's client has more."""
+    """A place in line: the longest wait comes first, but a client or request with a batch running comes after all
+    others. So a request that arrives during a batch is in the next batch, even if the running batch's client has
+    more."""
 
     since: int
     running: int = 0

@@ -67,7 +67,7 @@ class Route:
 
 @dataclass
 class Shared:
-    """Shared by all calls of a server. loaded: None until the models are loaded."""
+    """Shared by all calls of a server. loaded: None while the models are being loaded."""
 
     settings: ServeSettings
     batcher: Batcher
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def client(self) -> Hashable:
-        """Whose turn in the queue this takes: the key's, or the address's."""
+        """The client whose turn in the queue this request takes: by key, otherwise by address."""
         return self.request.scope.get(CLIENT) or (self.request.client.host if self.request.client else None)
 
     async def values(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class CompletionRequest:
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:
     """Take the search's settings out of the values; they replace those of the model's folder. Temperature 0 takes the
-    likeliest token, whatever top_p and seed say."""
+    most likely token, and ignores top_p and seed."""
     limit = whole("max_tokens", values.pop("max_tokens", MAX_TOKENS), 1)
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": secrets.randbelow(2**63)}
     drawn |= {name: values.pop(name) for name in drawn if name in values}

@@ -31,7 +31,7 @@ PIECE = 8 * 1024  # bytes parsed at once
 MAX_AHEAD = 64 * 1024  # bytes behind a request being answered; beyond it reading stops
 HELD = 64 << 20  # bytes of unanswered requests, all connections together
 WRITE_SECONDS = 30.0  # for a client who doesn't read
-LINGER_SECONDS, LINGER_BYTES = 2.0, 4 << 20  # in which a refused client may go on sending
+LINGER_SECONDS, LINGER_BYTES = 2.0, 4 << 20  # during which a refused client may go on sending
 SPARE_FILES = 128  # open files of the process other than connections
 CONNECTION = "connection"  # in a request's state
 
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         self.requests = 0  # begun and not answered: 0 or 1, for a moment 2
         self.answering = 0  # of these: the body is complete
         self.started = False  # an answer is being sent
-        self.unread = False  # its request's body isn't
+        self.unread = False  # its request's body won't be read to the end
         self.size = 0  # bytes of this head, or of this body
         self.held = 0  # bytes counted by the guard
         self.first_line = b""  # or its beginning
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
 
     # Called by the socket.
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport isn't a subclass
         self._wait(self.header_seconds, self._expired)
         self.http.connection_made(self)
         self.guard.add(self)

@@ -176,7 +176,7 @@ class ClassModel(Loaded):
         return len(self.model.config.head.labels) == 1
 
     async def classify(self, texts: Sequence[Text], client: Hashable) -> list[list[Scored]]:
-        """Return all classes of each text with probabilities, the likeliest first. Long texts are cut."""
+        """Return all classes of each text with probabilities, best first. Long texts are cut."""
         return [scored(self.encoder, logits) for logits in await self._logits(texts, "inputs", client)]
 
     async def relevance(

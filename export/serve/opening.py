@@ -81,7 +81,7 @@ def warmed(model: Any) -> Model:
             model.generate([[model.config.bos_id]], beam=beam, max_new_tokens=3)
         else:
             model.translate(["."], beam=beam, max_new_tokens=3)
-    return cast(Model, model if model.has_steps else OneFile(model))  # its cached_property is a property to us
+    return cast(Model, model if model.has_steps else OneFile(model))  # its cached_property counts as a property
 
 
 # Files with the search inside.
