@@ -48,8 +48,8 @@ PROTECTED = frozenset("code kbd math pre samp svg var".split())
 
 @dataclass
 class Token:
-    """A part of the text. kind: "text"; "break", which ends a line; "open" and "close" of an inline element; or "atom",
-    which stands in a line and is kept as it is."""
+    """A part of the text. kind: "text"; "break", which ends a line; "open" or "close" of an inline element; or "atom",
+    which stays in its line unchanged."""
 
     kind: str
     text: str
@@ -63,17 +63,17 @@ class Element:
     first: int
     """The first word inside."""
     last: int = 0
-    """The word behind the last one inside."""
+    """One past the last word inside."""
     close: str = ""
     inside: list[Element] = field(default_factory=list)
     spaced: tuple[bool, bool] = (False, False)
-    """White space stood before it, and behind its start tag."""
+    """Whether there is white space before the element, and after its start tag."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """A text, split into lines to translate and the strings `around` them: before each line, and after the last.
-    elements: those of each line of HTML; None for plain text."""
+    elements: of each line of HTML; None for plain text."""
 
     lines: list[str]
     around: list[str]
@@ -154,7 +154,7 @@ class _Open:
     protected: bool
     ends_lines: bool
     breaks: int
-    """How many tokens before it end lines."""
+    """Number of line-ending tokens before it."""
 
 
 class _Reader:
@@ -164,7 +164,7 @@ class _Reader:
         self.tokens: list[Token] = []
         self.stack: list[_Open] = []
         self.levels: list[Counter[str]] = [Counter()]
-        """Names of open elements: of inline ones since the last open block, for each open block."""
+        """For each open block, the inline elements opened since, counted by name."""
         self.blocks: Counter[str] = Counter()
         self.breaks = self.protecting = 0
 
@@ -207,7 +207,8 @@ class _Reader:
             self._close("" if self.stack[-1].name in OPTIONAL_END else f"</{self.stack[-1].name}>")
 
     def _close(self, piece: str) -> None:
-        """Close the innermost element. A protected one becomes one token; around a block an inline one ends lines."""
+        """Close the innermost element. A protected element becomes a single token; an inline element around a block
+        ends lines."""
         last = self.stack.pop()
         if last.name in BLOCK:
             self.levels.pop()
@@ -237,7 +238,7 @@ def _is_protected(tag: str) -> bool:
 
 
 def _elements(run: list[Token], ends: list[int], text: str, words: list[re.Match[str]]) -> list[Element]:
-    """Return the elements of a line. ends: where each token's text ends in `text`, the text of all."""
+    """The elements of a line. text: all its tokens' texts; ends: where each token's text ends there."""
     begins, stops = [word.start() for word in words], [word.end() for word in words]
     outside = Element("", 0)
     nested = [outside]
@@ -257,7 +258,7 @@ def _elements(run: list[Token], ends: list[int], text: str, words: list[re.Match
 
 
 class _Placing:
-    """Where the elements of a line stand in its translation."""
+    """Places the elements of a line in its translation."""
 
     def __init__(self, line: str, translation: Translation):
         self.words = [word.span() for word in re.finditer(r"\S+", translation.text)]
@@ -269,7 +270,7 @@ class _Placing:
             for source, target in alignment.links:
                 self.linked.setdefault(source, []).append(target)
         self.out: list[str] = []
-        self.at = 0  # of the text, written so far
+        self.at = 0  # characters of the text written so far
 
     def written(self, elements: list[Element]) -> list[str]:
         self._write(elements, 0, self.source, 0, self.target)
@@ -277,7 +278,8 @@ class _Placing:
         return self.out
 
     def _write(self, elements: list[Element], first: int, last: int, low: int, high: int) -> None:
-        """Write elements of the source words first to last, in the target words low to high, with the words before."""
+        """Write the elements of source words first to last among target words low to high, with the text before
+        them."""
         places = []
         for order, element in enumerate(elements):
             all_words = (element.first, element.last) == (first, last) and first < last
@@ -298,11 +300,11 @@ class _Placing:
             if begin < done:
                 self._text_to(self.words[done - 1][1])
             self.out.append(element.close)
-            if done == 0 and element.spaced[1]:  # no word before it has a space behind it
+            if done == 0 and element.spaced[1]:  # no earlier word brings a space
                 self.out.append(" ")
 
     def _place(self, element: Element) -> tuple[int, int]:
-        """The target words of an element's: those linked with them, or by their share of the sentence."""
+        """The target words for an element: those aligned with its words, otherwise its share of the sentence."""
         linked = [target for word in range(element.first, element.last) for target in self.linked.get(word, ())]
         if linked:
             return min(linked), max(linked) + 1
