@@ -91,8 +91,8 @@ class Translator:
 
         first_line: the number of the first line in messages. on_overlong: called with the number of each line that is
         too long.
-        scored=False: scores may be missing, only their order counts. aligned: add alignments, from the search's own
-        attention (True) or computed by a `CrossWeights`.
+        scored=False: scores may be 0; only the order of the translations counts.
+        aligned: add alignments, from the search's own attention (True) or from a `CrossWeights`.
         Raises `UserError` for wrong options, and for a line that is too long if overlong="error".
         """
         lines = as_lines(lines)
