@@ -1,10 +1,10 @@
-"""The ONNX side: NumPy, onnxscript and onnx_ir, never MLX.
+"""Export to ONNX and run the result: NumPy, onnxscript and onnx_ir, never MLX.
 
-export_onnx(checkpoint, out)      write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js
-export_search(checkpoint, file)   write it as one file that holds the search too, and if wanted the tokenizer
-marian_scales(checkpoint, text)   take the scales of Marian's int8 from a text
-OnnxTransformer(folder)           run them: .generate(list_of_id_lists), .translate(list_of_strings)
-SearchModel(file)                 the same for the one file
+export_onnx(checkpoint, out)      write a folder of ONNX models for ONNX Runtime, Optimum and transformers.js
+export_search(checkpoint, file)   write one ONNX file with the search inside, and the tokenizer too if wanted
+marian_scales(checkpoint, text)   compute Marian's int8 activation scales from a text
+OnnxTransformer(folder)           run a folder: .generate(list_of_id_lists), .translate(list_of_strings)
+SearchModel(file)                 run a file with the search
 """
 
 from __future__ import annotations

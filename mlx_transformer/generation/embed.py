@@ -189,8 +189,8 @@ class Embedder:
     def _alone(self, rows: Ids) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
         """Do the work of `Sources.padded` for a single row in few calls.
 
-        A text takes a few milliseconds, and each Python call some hundredths of one once the last pass has emptied the
-        cache.
+        A text takes a few milliseconds. Once its pass has emptied the cache, each Python call of the next text costs
+        some hundredths of a millisecond.
         """
         most, ids = self.config.max_positions, rows[0] if type(rows) is list else None
         if type(ids) is not list or {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= self._vocab_size:

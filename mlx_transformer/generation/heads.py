@@ -204,9 +204,9 @@ class Tagged:
     probability: float
     """The mean probability of its tokens."""
     start: int
-    """Its first character, from 0."""
+    """Index of its first character, from 0."""
     end: int
-    """The character after its last one."""
+    """Index behind its last character."""
     text: str
 
 
@@ -290,9 +290,9 @@ class Answer:
     probability: float
     """The probability that an answer starts and ends there."""
     start: int
-    """Its first character, from 0."""
+    """Index of its first character in the context, from 0."""
     end: int
-    """The character after its last one."""
+    """Index behind its last character."""
 
 
 def paired(questions: str | Sequence[str], contexts: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -91,8 +91,8 @@ class Writer:
         self.stream, self.name, self.ours, self.progress = stream, name, ours, JobProgress()
 
     def write(self, data: bytes) -> None:
-        """Write all bytes. Raises `UserError` with the output's name if the disk is full; `BrokenPipeError` goes to the
-        caller."""
+        """Write all bytes. Raises `UserError` with the output's name if that fails, e.g. on a full disk;
+        `BrokenPipeError` goes to the caller."""
         left = memoryview(data)
         try:
             while left:
