@@ -15,12 +15,12 @@ from mlx_transformer.system.lazy import lazy
 
 from .graph.deferred import defer
 
-# ONNX Runtime's wheels for Linux (from 1.31 on) tell their maker of each session, unless they are told not to before
-# they are imported, and warn where there is no home to keep an identifier in. Who wants that sets 0.
+# From 1.31 on, ONNX Runtime's wheels for Linux report each session to Microsoft, and warn if there is no home folder to
+# keep an identifier in. This must be set before the import; set it to 0 to allow the reports.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 defer()
 
-# Loaded on first use: building needs no ONNX Runtime, running no onnx.
+# Loaded on first use: building needs no ONNX Runtime, and running needs no onnx.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mlx_transformer.system.machine import __version__ as __version__

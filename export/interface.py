@@ -129,7 +129,7 @@ class Request:
 
 
 def _embedding(pooling: list[Any], dense: list[dict[str, Any]], **more: Any) -> TextEmbedding:
-    from mlx_transformer.core.text_embedding import Dense, TextEmbedding  # of few models
+    from mlx_transformer.core.text_embedding import Dense, TextEmbedding  # lazy: few models need it
 
     return TextEmbedding(pooling=tuple(pooling), dense=tuple(Dense(**layer) for layer in dense), **more)
 
@@ -137,7 +137,7 @@ def _embedding(pooling: list[Any], dense: list[dict[str, Any]], **more: Any) -> 
 Axis = str | int
 """A name: any size, the same wherever the name appears. A number: exactly this size."""
 
-# transformers.js fills the axis of this name, and sets the other dynamic ones to 0, when it makes an empty cache.
+# When transformers.js makes an empty cache, it fills in the axis of this name and sets other dynamic axes to 0.
 BATCH = "batch_size"
 SOURCE, TARGET, PAST = "encoder_sequence_length", "decoder_sequence_length", "past_decoder_sequence_length"
 SENTENCES = "sentences"
@@ -326,7 +326,7 @@ def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
     of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
     inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]
     inputs += [Port("target_ids", "input_ids", "int64", (BATCH, TARGET))]
-    placed = later and r.config.recurrent and r.config.positions != "none"  # a state doesn't say how many there were
+    placed = later and r.config.recurrent and r.config.positions != "none"  # an SSRU's state doesn't tell the position
     inputs += [Port("positions", "position_ids", "int64", (BATCH, TARGET))] if placed else []
     inputs += [memory(r, BATCH, SOURCE, name="encoder_hidden_states")] if first else []
     inputs += layer_by_layer(own, of_source) if later else []
@@ -409,8 +409,6 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
 
 
 def search(r: Request) -> Ports:
-    # no other graph has them
-
     rows = (BATCH, "n_best")
     known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS
     settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items()]

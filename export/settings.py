@@ -49,8 +49,8 @@ class ExportSettings:
     """Layer of an encoder that int8 keeps in float32, e.g. embedding, encoder.layers.0 or
     encoder.layers.0.feed_forward; repeat it for several."""
     least_neighbours: float | None = field(default=None, metadata=ADVANCED)
-    """How many of a text's ten nearest neighbours on gate_source int8 must keep, as a share, e.g. 0.99; as few matrices
-    as necessary stay in float32; unset: none."""
+    """Share of each text's ten nearest neighbours, among the gate's sentences, that int8 must keep, e.g. 0.99; as few
+    matrices as necessary stay in float32 for it; unset: none."""
     attention: bool = False
     """Also return cross-attention: which source tokens each token was written from."""
     attention_layer: int | None = field(default=None, metadata=ADVANCED)
@@ -64,9 +64,9 @@ class ExportSettings:
     """Shortlist in Marian's format for later searches: which target tokens each source token may become; none: all
     tokens; unset: as the model's settings say."""
     gate_source: Path | str | None = None
-    """Sentences on which lower precisions are judged against float32, one a line."""
+    """The quality gate's sentences, one a line: lower precisions are compared with float32 on them."""
     gate_reference: Path | str | None = None
-    """Reference translations of gate_source, line by line."""
+    """Reference translations of the gate's sentences, line by line."""
     accept_loss: bool = field(default=False, metadata=ADVANCED)
     """Write the model even if the quality gate finds that it translates worse."""
     force: bool = False

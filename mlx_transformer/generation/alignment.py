@@ -70,7 +70,7 @@ def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> Cr
 
     def weights(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[NDArray]:
         weights_of: list[NDArray] = [np.zeros((0, len(source)), np.float32) for source in sources]
-        # Neighbours in length are computed together; nothing is written of an empty one.
+        # Pairs of similar length share a pass; an empty target has no weights.
         order = sorted((i for i, row in enumerate(targets) if row), key=lambda i: (len(sources[i]), len(targets[i])))
         for first in range(0, len(order), TOGETHER):
             rows = order[first : first + TOGETHER]
@@ -122,9 +122,9 @@ def word_links(weights: NDArray, source: Sequence[int | None], target: Sequence[
 
 def word_weights(weights: NDArray, source: Sequence[int | None], target: Sequence[int | None]) -> NDArray[np.float64]:
     """Return the weights between words: (target words, source words)."""
-    columns = _members(source)  # (S words, S)
-    rows = _members(target)
-    total = rows @ np.asarray(weights, np.float64) @ columns.T
+    columns = _members(source)  # (source words, S)
+    rows = _members(target)  # (target words, T)
+    total = rows @ np.asarray(weights, np.float64) @ columns.T  # (target words, source words)
     return total / np.maximum(rows.sum(axis=1, keepdims=True), 1)
 
 

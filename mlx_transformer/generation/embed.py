@@ -134,7 +134,7 @@ class Embedder:
             whole = self._graph is not None
             return outputs if whole else self.embedding.vectors(outputs, mask, skipped, self.dimensions)
 
-        if len(rows) == 1:  # without lists of parts and passes
+        if len(rows) == 1:  # a shortcut without grouping, for latency
             vectors = pooled(*self._compute(*self._alone(rows), self._graph))
             done(1.0)
             return vectors

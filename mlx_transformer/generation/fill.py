@@ -88,7 +88,7 @@ def _guesses(
     if not np.isfinite(logits).all():
         raise UserError("the model's logits are not finite; check its weights")
     logits[:, [*tokenizer.special_ids]] = -np.inf
-    logits[:, tokenizer.vocab_size :] = -np.inf  # rows that a published table has for no token
+    logits[:, tokenizer.vocab_size :] = -np.inf  # a published embedding table may have more rows than tokens
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]  # (M, top_k)
@@ -115,7 +115,7 @@ def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
     parts = _parts(tokenizer, line)
     if tokenizer.mask_takes_space:
         parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-    begin = len(tokenizer.encode("")) - 1  # tokens that stand before a published encoder's text, as [CLS]
+    begin = len(tokenizer.encode("")) - 1  # tokens before the text, e.g. [CLS]
     first, *others = (ids[:-1] for ids in tokenizer.encode_batch(parts))
     encoded = [first, *(ids[begin:] for ids in others)]
     return [*[id for part in encoded for id in (*part, mask_id)][:-1], tokenizer.eos_id]

@@ -51,7 +51,7 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     steps = np.array([len(row) for row in target_rows], int)
     rows: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sources)
     positions = None if model.extends_positions or config.has_encoder else config.max_positions
-    # By the number of steps: a batch takes as many as its longest target.
+    # Sorted by target length, since a batch takes as many steps as its longest target.
     for index in reported(batches(steps, lengths, lengths, Options(), positions), len, len(sources), done):
         values = _batch(model, sources[index], [target_rows[i] for i in index])
         for i, row in zip(index, values, strict=True):
@@ -73,7 +73,7 @@ def score(
     log_p: the model's `log_probabilities`. Raises `UserError` for anything but text, and for text longer than the model
     takes.
     """
-    from .translate import as_lines  # with the tokenizer, which who has ids does without
+    from .translate import as_lines  # lazy: it imports the tokenizer, which scoring ids doesn't need
 
     source, target = as_lines(lines), as_lines(translations)
     if len(source) != len(target):

@@ -212,7 +212,7 @@ def _opened(stack: ExitStack, input: Path | tuple[Path, Path] | None, text: Sequ
 
 def _checked(reader: LineReader, work: LineWork) -> int:
     """Read and count all lines. Raises `UserError` for a line that would end the run."""
-    reader.warned = True  # the second reading warns
+    reader.warned = True  # the second reading warns, not this one
     for part in reader.parts(PART_LINES):
         first = reader.number - len(part) + 1
         for number, line in enumerate(part, first):
@@ -260,7 +260,7 @@ class _Job:
         progress, reader = self.progress, self.reader
         if not progress.written:
             yield head
-        # A person at the keyboard waits for each line.
+        # Someone typing at a terminal waits for each line.
         for lines in reader.parts(1 if self.work.stream is not None or reader.stream.isatty() else PART_LINES):
             before = progress.lines
             if before:

@@ -24,8 +24,8 @@ from mlx_transformer.system.errors import Name, Text, UserError, joined
 from mlx_transformer.system.files import read_json
 
 FORMAT = 1
-WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed
-DIGEST = 64  # characters of a digest, which an error doesn't show
+WINDOWS = sys.platform == "win32"  # an open file can't be renamed or removed there
+DIGEST = 64  # characters of a SHA-256; errors don't show values of this length
 NUMPY = b"\x93NUMPY"
 
 Facts = Callable[[], Mapping[str, str]]
@@ -208,10 +208,10 @@ class Partial(Writer):
         self.finished = True
         with suppress(OSError):
             self._remove_record()
-        self.stream.close()  # which frees the lock for others
+        self.stream.close()  # releases the lock
 
     def _remove_record(self) -> None:
-        with suppress(UserError):  # damaged, or another program's file of that name, which stays
+        with suppress(UserError):  # damaged, or another program's file of that name: leave it
             if self.record.exists() and _is_record(self.record):
                 self.record.unlink()
 

@@ -118,7 +118,7 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
     if not languages:
         raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
     if code not in languages:
-        folded = {name.lower(): name for name in languages}  # ENG_latn is nearest to eng_Latn
+        folded = {name.lower(): name for name in languages}  # so that ENG_latn suggests eng_Latn
         import difflib
 
         near = [folded[name] for name in difflib.get_close_matches(str(code).lower(), folded, n=3, cutoff=0.4)]

@@ -20,7 +20,7 @@ from mlx_transformer.system.errors import Name, UserError
 
 from .translate import Overlong, Translator
 
-REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are no whole character
+REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to this
 
 
 def stream_ids(
@@ -48,7 +48,7 @@ def stream_ids(
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
     if listed is None:
         return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
-    # The strategy is one that reads logits, which any model gives.
+    # Greedy on logits of the candidates only; works with any model.
     own = Candidates.of(batch, chosen, model.config)
     narrowed, (batch, chosen) = among(model, own), own.narrowed(batch, chosen)
     tokens = _tokens(narrowed, batch, Greedy(model.arrays, batch, chosen, own.config, scored=False))
@@ -94,7 +94,7 @@ def stream(
     called with the number if the line is too long. Errors are raised at the call, as in `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
-    # All are checked before the first is begun.
+    # `stream_ids` checks its input at the call, so all parts are checked before the first one starts.
     rows = [around(ids) for ids in rows]
     parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
     texts = [pieces(translator.tokenizer.decode, part) for part in parts]
@@ -113,7 +113,7 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int]) -> Iterat
     for id in ids:
         so_far.append(id)
         text = decode(so_far)
-        complete = len(text.rstrip(REPLACEMENT))  # the end may yet become a character
+        complete = len(text.rstrip(REPLACEMENT))  # the next token may complete the character
         if complete > emitted:
             yield text[emitted:complete]
             emitted = complete

@@ -411,7 +411,7 @@ class TextVerbs:
         """The pipeline from text to ids and back. Raises `UserError` if the model translates no text."""
         from .translate import Translator
 
-        reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may begin with its language
+        reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may have a language token
         return Translator(
             *(self.config, self.tokenizer, self.search, self.where, self.generate),
             shows_attention=self.shows_attention,
