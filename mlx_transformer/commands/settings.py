@@ -2,7 +2,7 @@
 
 The option takes its name, type, choices and default from the field, and its help from the string under the field. In
 this string, "unset:" begins the meaning of a default None. Field metadata changes the rest: {"option": ("--with",)} is
-another name, `ADVANCED` shows the option only in `--help-all`, "check" is that of `Option`.
+another name, `ADVANCED` shows the option only in `--help-all`, "check" goes to `Option`.
 Arguments and settings that several commands share are here too.
 """
 

@@ -126,7 +126,7 @@ class Embedder:
     ) -> NDArray[np.float32]:
         """Return the vectors (N, W) of N rows of ids.
 
-        of_text: the rows are from `rows`, so they begin with the prompt. done: called with the share that is finished.
+        of_text: the rows are from `rows`, so they begin with the prompt. done: called with the finished share.
         """
         skipped = self._prompt_tokens() if of_text and self.prompt and not self.embedding.prompt_counts else 0
 

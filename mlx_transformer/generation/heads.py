@@ -108,7 +108,7 @@ def classify(
 
     several: each class has its own probability (sigmoid), as always with a single class; otherwise they sum to 1
     (softmax). None: as the model's config says, where a regression head gives scores.
-    A pair that is too long is cut. Raises `UserError` for a single text longer than the model takes, unless `report`
+    An overlong pair is cut. Raises `UserError` for a single text longer than the model takes, unless `report`
     counts it: then it is cut too.
     """
     rows = text_rows(encoder, texts, report)
@@ -126,7 +126,7 @@ def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | No
 
 
 def text_rows(encoder: EncoderHead, texts: Sequence[Text], report: LineReport) -> list[Pair]:
-    """Return the ids of each text, in order; texts that are too long are cut or refused as in `classify`."""
+    """Return the ids of each text, in order; overlong texts are cut or refused as in `classify`."""
     for number, text in enumerate(texts, report.first_line):
         if not isinstance(text, str) and not _is_pair(text):
             raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")

@@ -32,7 +32,7 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     tokens.
 
     ids: as for `search`. targets: outputs without start token, with eos if its probability should count. done: called
-    with the share of inputs that is finished. Unlike in a search, no token is banned.
+    with the finished share of inputs. Unlike in a search, no token is banned.
     Raises `UserError` for ids outside the vocabulary, empty rows, and rows longer than the model takes.
     """
     config = model.config
@@ -112,7 +112,7 @@ def perplexity(
     the vocabulary.
 
     logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut into pieces; each is predicted by
-    itself from the token before it, as in training. done: called with the share that is finished.
+    itself from the token before it, as in training. done: called with the finished share.
     """
     whole, most = [[config.bos_id, *ids] for ids in tokenizer.encode_batch(texts)], config.max_positions
     rows = [ids[start : start + most + 1] for ids in whole for start in range(0, len(ids) - 1, most)]

@@ -102,9 +102,9 @@ class LineReport:
 
     first_line: int = 1
     on_overlong: Callable[[int], None] | None = None
-    """Called with the number of each line that is too long for the model and is cut. None: such a line is an error."""
+    """Called with the number of each overlong line for the model and is cut. None: such a line is an error."""
     done: Callable[[float], None] = lambda share: None
-    """Called with the share of these lines that is finished."""
+    """Called with the finished share of these lines."""
 
 
 NO_REPORT = LineReport()
@@ -126,7 +126,7 @@ class LineWork:
     check: Callable[..., None] | None = None
     """check(lines, first_line=1) raises `UserError` for a line that `run` would refuse."""
     overlong: str = ""
-    """The message about lines that were too long, if there are any."""
+    """The message about overlong lines, if any."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that must be the same when a run is resumed."""
     head: Callable[[int], bytes] | None = None
@@ -169,7 +169,7 @@ def write_lines(
 
     input: a file, or two files whose lines belong together. resume: continue an interrupted run. force: replace an
     earlier output. model_facts: what must be the same when a run is resumed, besides input and options.
-    The number of lines that were too long for the model is printed to standard error.
+    The number of overlong lines for the model is printed to standard error.
     Raises `UserError` for anything that can't be read, written or resumed.
     """
     if text and input is not None:

@@ -74,7 +74,7 @@ def _partial(path: Path) -> Path:
 
 @dataclass
 class JobProgress:
-    """How far a run is: lines done, bytes read and written, and lines that were too long."""
+    """How far a run is: lines done, bytes read and written, and overlong lines."""
 
     lines: int = 0
     read: int = 0

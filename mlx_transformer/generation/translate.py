@@ -1,4 +1,4 @@
-"""Text in, text out, around any search: splits lines that are too long, keeps empty ones, and tokenizes.
+"""Text in, text out, around any search: splits overlong lines, keeps empty ones, and tokenizes.
 
 lines -> pieces that fit the model -> ids -> search -> text -> one translation a line, in order
 """
@@ -93,7 +93,7 @@ class Translator:
         too long.
         scored=False: scores may be 0; only the order of the translations counts.
         aligned: add alignments, from the search's own attention (True) or from a `CrossWeights`.
-        Raises `UserError` for wrong options, and for a line that is too long if overlong="error".
+        Raises `UserError` for wrong options, and for an overlong line if overlong="error".
         """
         lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
