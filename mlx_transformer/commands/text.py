@@ -387,7 +387,9 @@ def score(
 
     output = claim_lines("score", out, force, model, source, reference)
     if model.is_file():
-        raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
+        raise UserError(
+            f"{model}: a file with the search can't score given translations; give a checkpoint or an ONNX folder"
+        )
     scorer = open_model(model, **vars(runtime))
     write_lines(score_lines(scorer, json, overlong), (source, reference), output)
 

@@ -37,7 +37,7 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     """
     config = model.config
     if not config.has_decoder:
-        raise UserError("an encoder alone generates nothing, so it finds no output likely")
+        raise UserError("an encoder alone generates nothing, so its outputs have no probability")
     if len(ids) != len(targets):
         raise UserError(f"{len(ids)} inputs but {len(targets)} targets: they must be equally many")
     sources = Sources.of(config, ids=ids)

@@ -237,7 +237,7 @@ def writer(output: Output | None, facts: Facts | None, resume: bool) -> Writer:
     if not output.special:
         return Partial(output, facts, resume)
     if resume:
-        raise UserError(f"{output}: is no file, so nothing of it was kept; leave out --resume")
+        raise UserError(f"{output}: is not a regular file, so there is nothing to resume; leave out --resume")
     try:
         return Writer(open(output, "wb", buffering=0), str(output), ours=True)
     except OSError as error:

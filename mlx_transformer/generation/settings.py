@@ -59,10 +59,10 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
     if not isinstance(values.get(TASK_PREFIX, ""), str):
-        raise UserError(f"{where}: {TASK_PREFIX} is no text")
+        raise UserError(f"{where}: {TASK_PREFIX} must be text")
     file = values.get(SHORTLIST)
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
-        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")
+        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} must be the name of a file in the same folder")
     try:
         options = Options(**written)
         check_options(options, config)
