@@ -84,7 +84,7 @@ class EncoderHead:
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the last axis."""
+    """Softmax over the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
