@@ -1,10 +1,10 @@
-"""The ONNX side: NumPy, onnxscript and onnx_ir, never MLX.
+"""Export to ONNX and run the result: NumPy, onnxscript and onnx_ir, never MLX.
 
-export_onnx(checkpoint, out)      write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js
-export_search(checkpoint, file)   write it as one file that holds the search too, and if wanted the tokenizer
-marian_scales(checkpoint, text)   take the scales of Marian's int8 from a text
-OnnxTransformer(folder)           run them: .generate(list_of_id_lists), .translate(list_of_strings)
-SearchModel(file)                 the same for the one file
+export_onnx(checkpoint, out)      write a folder of ONNX models for ONNX Runtime, Optimum and transformers.js
+export_search(checkpoint, file)   write one ONNX file with the search inside, and the tokenizer too if wanted
+marian_scales(checkpoint, text)   compute Marian's int8 activation scales from a text
+OnnxTransformer(folder)           run a folder: .generate(list_of_id_lists), .translate(list_of_strings)
+SearchModel(file)                 run a file with the search
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mlx_transformer.system.lazy import lazy
 
 from .graph.deferred import defer
 
-# ONNX Runtime's wheels for Linux (from 1.31 on) tell their maker of each session, unless they are told not to before
-# they are imported, and warn where there is no home to keep an identifier in. Who wants that sets 0.
+# From 1.31 on, ONNX Runtime's wheels for Linux report each session to Microsoft, and warn if there is no home folder to
+# keep an identifier in. This must be set before the import; set it to 0 to allow the reports.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 defer()
 
-# Loaded on first use: building needs no ONNX Runtime, running no onnx.
+# Loaded on first use: building needs no ONNX Runtime, and running needs no onnx.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mlx_transformer.system.machine import __version__ as __version__

@@ -1,4 +1,4 @@
-"""`python -m export`: the commands of `mlx-transformer` that need no MLX; `export` is called `build` here."""
+"""`python -m export`: the commands of `mlx-transformer` that work without MLX; `export` is called `build` here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlx_transformer.system.process import run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit status, as `process.run` describes it."""
+    """Run the command; return its exit status as described at `process.run`."""
 
     def command() -> int:
         from mlx_transformer.commands.app import invoke

@@ -1,6 +1,6 @@
-"""The keyword arguments of this side's functions, for type checkers and editors: nothing imports this when it runs.
+"""Keyword arguments of this package's functions, for type checkers and editors; nothing imports this at run time.
 
-They are the fields of the settings in `settings.py`; `tests/repository/test_arguments.py` holds names and types equal.
+They repeat the fields in `settings.py`; `tests/repository/test_arguments.py` keeps names and types equal.
 """
 
 from __future__ import annotations

@@ -1,18 +1,22 @@
-"""The settings of a search that are inputs of its graph, and the defaults that a file has; see `options.py`.
+"""Inputs, outputs and settings of every graph: names, types and axes, declared once. No ONNX and no arrays here.
 
-The request that graphs are made for: a model, and what was asked of its package. No ONNX here.
+A `Port` is one input or output of one graph. Its `value` says what flows through it, and is the same word in all
+graphs. Its `name` is the graph's own, since Optimum, transformers.js and genai look for theirs. Graphs are built, run,
+checked and described from these tables, so a new input is one new line here.
 
-The inputs and outputs of every graph: names, types and axes, declared once. No ONNX here, and no arrays.
+Values:
 
-A `Port` is one input or output of one graph. Its `value` says what flows there and is the same word in every graph; its
-`name` is that graph's, for Optimum, transformers.js and genai look for theirs. Graphs are built from these tables, run
-by them, checked by them and described by them, so that a new input is a line here.
+    source_ids or inputs_embeds, source_mask, target_ids, target_mask, positions, memory, logits, attention
+    pooled, start, end               outputs of other heads
+    vector                           of a text
+    token_weights, token_vectors     of a text's tokens
+    cache.N.key, cache.N.value       self-attention of decoder layer N: its earlier positions
+    cache.N.state                    the same for a recurrent layer (SSRU)
+    cross.N.key, cross.N.value       cross-attention of decoder layer N: the source
+    others                           belong to one target or to the search, under the names they have there
 
-Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
-logits, attention; pooled, start, end: other heads'; vector: a text's; token_weights, token_vectors: its tokens';
-cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
-and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
-they have there.
+A `Request` says which graphs to declare: a model and the options of its package. `SETTINGS` are the inputs of the graph
+with the search inside, with their defaults.
 """
 
 from __future__ import annotations
@@ -32,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """A setting of a search that is an input of its graph, with the default that the file has."""
+    """A search option that is an input of the search graph, with the file's default."""
 
     dtype: str
     default: Any
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
-    """The shape of the default; each of its axes may be longer in a run."""
+    """Shape of the default; in a run every axis may be longer."""
 
 
 _USUAL = Options()
@@ -58,48 +62,48 @@ SETTINGS = {
     "candidates": Setting("int64", -1, ("candidate_rows", "candidates"), (1, 0)),
     "banned_sequences": Setting("int64", -1, ("banned_sequences", "banned_length"), (0, 1)),
 }
-"""Their meaning is in `search/options.py`."""
+"""The options are explained in `search/options.py`."""
 TEXT_SETTINGS = {name: Setting("int64", 0, (name,), (0,)) for name in ("source_prefix", "source_suffix")}
-"""More of a graph that takes text: ids before and behind those of each line, such as its language's."""
+"""More for a graph that takes text: ids before and behind those of each line, e.g. a language token."""
 
 
 CROSS_ATTENTION = "cross_attention"
-"""The name of the decoders' optional output `attention` (rows, T, S): from where in the source one layer read each
-token's row. Also its key in mlx_transformer.json."""
+"""Name of the decoders' optional output `attention` (rows, T, S): one layer's cross-attention weights. Also its key in
+mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
-"""The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+"""Key in mlx_transformer.json: the encoder takes vectors in place of ids."""
 DIMENSIONS = "dimensions"
-"""The key in mlx_transformer.json of a folder whose vectors are cut."""
+"""Key in mlx_transformer.json: how many numbers of each vector are kept."""
 BY_TOKEN = "row_per_token"
-"""The key in mlx_transformer.json of a folder whose encoder alone has a row for each token."""
+"""Key in mlx_transformer.json: the encoder-only graph has a row for each token."""
 SENTENCE_EMBEDDING = "sentence_embedding"
-"""The name of an encoder's optional output `vector` (rows, W), a text's, and its key in mlx_transformer.json."""
+"""Name of an encoder's optional output `vector` (rows, W), one vector a text, and its key in mlx_transformer.json."""
 TEXT_OUTPUTS: dict[Kind, str] = {"dense": SENTENCE_EMBEDDING, "sparse": "token_weights", "multi": "token_vectors"}
-"""All such outputs by what they give of a text; of its tokens (rows, L) and (rows, L, W), 0 on padding, and `multi` on
-the first token too."""
+"""Names of these outputs by kind of vector: sparse (rows, L), multi (rows, L, W). Both are 0 on padding, `multi` on the
+first token too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The request that graphs are made for: a model, and what was asked of its package."""
+    """Which graphs to declare: a model, and the options of its package."""
 
     config: TransformerConfig
     inputs_embeds: bool = False
-    """The encoder reads vectors in place of ids."""
+    """The encoder takes vectors in place of ids."""
     attention_layer: int | None = None
-    """The layer whose cross-attention the decoders return; None: they return none."""
+    """Decoder layer whose cross-attention is returned; None: none."""
     text: bool = False
     """The search takes and returns strings."""
     embedding: TextEmbedding | None = None
-    """The vectors that an encoder alone makes of its output besides (`TextEmbedding.arithmetic`); None: nothing."""
+    """How an encoder-only graph makes vectors of its output (`TextEmbedding.arithmetic`); None: it makes none."""
     dimensions: int | None = None
-    """Numbers of a text's vector, where they are fewer than the checkpoint's."""
+    """Numbers kept of a text's vector, if fewer than the checkpoint's."""
     by_token: bool = False
-    """The graph of an encoder alone has a row for each token: a fact of the target."""
+    """The encoder-only graph has a row for each token; depends on the target."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any], config: TransformerConfig) -> Request:
-        """Read what mlx_transformer.json says of a folder's graphs. `ValueError` for a layer that isn't there."""
+        """Read the request from mlx_transformer.json. Raises `ValueError` for a decoder layer that doesn't exist."""
         layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
         if layer is not None and layer not in range(config.decoder_layers):
             raise ValueError(f"there is no decoder layer {layer!r}")
@@ -112,7 +116,7 @@ class Request:
         return cls(config=config, **fields)
 
     def written(self) -> dict[str, Any]:
-        """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""
+        """Return the entries of mlx_transformer.json that `read` reads; only those that differ from the default."""
         attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
         facts = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
         facts |= {BY_TOKEN: True} if self.by_token else {}
@@ -125,47 +129,47 @@ class Request:
 
 
 def _embedding(pooling: list[Any], dense: list[dict[str, Any]], **more: Any) -> TextEmbedding:
-    from mlx_transformer.core.text_embedding import Dense, TextEmbedding  # of few models
+    from mlx_transformer.core.text_embedding import Dense, TextEmbedding  # lazy: few models need it
 
     return TextEmbedding(pooling=tuple(pooling), dense=tuple(Dense(**layer) for layer in dense), **more)
 
 
 Axis = str | int
-"""A name: any extent, equal wherever it stands; a number: this one."""
+"""A name: any size, the same wherever the name appears. A number: exactly this size."""
 
-# transformers.js fills the axis of this name, and sets the other dynamic ones to 0, when it makes an empty cache.
+# When transformers.js makes an empty cache, it fills in the axis of this name and sets other dynamic axes to 0.
 BATCH = "batch_size"
 SOURCE, TARGET, PAST = "encoder_sequence_length", "decoder_sequence_length", "past_decoder_sequence_length"
 SENTENCES = "sentences"
-"""The axis of what belongs to the source where several rows, the beams of one sentence, share it."""
+"""Axis of source inputs that several rows share: the beams of one sentence."""
 LENGTH = "source_length"
-"""The source's positions in the graphs of target cpu and in the search."""
+"""Axis of source positions in the graphs of target cpu and in the search."""
 
 ENCODER, DECODER_FIRST = "encoder_model", "decoder_model"
 DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"
 MODEL = "model"
 ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
-"""The graphs that a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has
+"""Two more graphs for a search among given token ids: the classifier's rows of these ids, and a decoding step that uses
 them."""
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
-"""The axis of given ids, and what of the classifier belongs to them."""
+"""The axis of given ids, and the parts of the classifier that belong to them."""
 SEARCH, TEXT_VECTORS = "search_model", "vector_model"
-"""The one file of a translator, and of an encoder of texts."""
+"""The one-file models: a translator with its search, and an encoder that makes vectors of texts."""
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU)
-"""Decoders over an encoder's output, of an encoder-decoder."""
+"""Decoders with cross-attention."""
 
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
-"""{value: name} of all that an encoder can read."""
+"""{value: name} of everything that an encoder can read."""
 
 VECTORS_OF: dict[Kind, str] = {"dense": "vector", "sparse": "token_weights", "multi": "token_vectors"}
-"""The values that say something of a text, in the order of its outputs."""
+"""The value for each kind of vector, in the order of the outputs."""
 PARTS, STATE = ("key", "value"), "state"
-"""The arrays in a layer of a cache: keys and values, or the state of an SSRU."""
+"""The arrays of one layer's cache: key and value, or the state of an SSRU."""
 
 
 class Port(NamedTuple):
-    """One input or output of a graph. `axes`: empty for a scalar."""
+    """One input or output of a graph. axes: empty for a scalar."""
 
     value: str
     name: str
@@ -173,7 +177,8 @@ class Port(NamedTuple):
     axes: tuple[Axis, ...] = ()
 
     def without_positions(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of keys or values before there are any, or of a state, which then is 0."""
+        """Return the shape of an empty cache (rows, heads, 0, width), or of an SSRU's state (rows, width), which starts
+        at 0."""
         if len(self.axes) == 2:
             return rows, int(self.axes[1])
         _, heads, _, width = self.axes
@@ -181,7 +186,7 @@ class Port(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """The inputs and the outputs of one graph, in its order."""
+    """The inputs and outputs of one graph, in its order."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -197,7 +202,7 @@ class Ports(NamedTuple):
         return {port.value: port.name for port in self.outputs}
 
     def among(self, inputs: Collection[str], outputs: Collection[str]) -> Ports:
-        """Keep the ports that a graph has, by name: another exporter's graph may have fewer."""
+        """Keep the ports that a graph has, by name; another exporter's graph may have fewer."""
         return Ports(
             tuple(port for port in self.inputs if port.name in inputs),
             tuple(port for port in self.outputs if port.name in outputs),
@@ -205,7 +210,7 @@ class Ports(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """The extents of a layer's keys and values (rows, heads, length, width) that don't change."""
+    """The fixed sizes of a layer's keys and values (rows, heads, length, width)."""
 
     heads: int
     key_width: int
@@ -217,18 +222,19 @@ class CacheShape(NamedTuple):
 
 
 def cache_shape(layer: TransformerConfig) -> CacheShape:
-    """Keys and values of a decoder layer, of its own positions and of the source."""
+    """Sizes of a decoder layer's keys and values, for self-attention and cross-attention alike."""
     return CacheShape(layer.key_value_heads, layer.d_k, layer.d_v)
 
 
 def operator_shape(layer: TransformerConfig) -> CacheShape:
-    """Keys and values as ONNX Runtime's own operators take them: of one width, and none shared by several heads."""
+    """Sizes as ONNX Runtime's own operators need them: keys and values of equal width, and a key-value head for every
+    head."""
     width = max(layer.d_k, layer.d_v)
     return CacheShape(layer.heads, width, width)
 
 
 def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
-    """Return what an encoder reads, in every target and in the search."""
+    """Inputs of an encoder, in every target and in the search."""
 
     def port(value: str, dtype: str, *axes: Axis) -> Port:
         return Port(value, SOURCE_NAMES[value], dtype, axes)
@@ -241,7 +247,10 @@ def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
 def keys_values(
     value: str, name: str, shapes: Iterable[CacheShape], rows: Axis, length: Axis
 ) -> list[tuple[Port, ...]]:
-    """Keys and values of each layer: VALUE.N.key and VALUE.N.value. name: the graph's, with "{}" for N."""
+    """Ports of each layer's keys and values, with the values VALUE.N.key and VALUE.N.value.
+
+    name: the graph's name for them with "{}" for N, e.g. "present.{}.decoder".
+    """
     return [
         tuple(
             Port(f"{value}.{i}.{part}", f"{name.format(i)}.{part}", "float32", (rows, shape.heads, length, width))
@@ -254,7 +263,7 @@ def keys_values(
 def cache(
     r: Request, name: str, rows: Axis, length: Axis, shape: Callable[[TransformerConfig], CacheShape] = cache_shape
 ) -> list[tuple[Port, ...]]:
-    """Return what each layer of a decoder remembers of its own positions. An SSRU's state has no axis of them."""
+    """Ports of each decoder layer's self-attention cache; an SSRU has a state without a position axis instead."""
     layers, axes = r.config.decoder_layers, (rows, r.config.d_model)
     if r.config.recurrent:
         return [(Port(f"cache.{i}.{STATE}", f"{name.format(i)}.{STATE}", "float32", axes),) for i in range(layers)]
@@ -262,12 +271,12 @@ def cache(
 
 
 def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
-    """Return what each layer of a decoder reads of the source."""
+    """Ports of each decoder layer's cross-attention keys and values."""
     return keys_values("cross", name, map(cache_shape, r.config.layers("decoder")), rows, length)
 
 
 def layer_by_layer(*caches: Iterable[tuple[Port, ...]]) -> Iterator[Port]:
-    """Yield the first layer's ports of each cache, then the second's, and so on."""
+    """Yield the first layer's ports of each cache, then the second layer's, and so on."""
     for layer in zip(*caches, strict=True):
         for pair in layer:
             yield from pair
@@ -286,7 +295,7 @@ def logits(r: Request, *axes: Axis) -> Port:
 
 
 def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
-    """Return what the head of an encoder alone gives."""
+    """Outputs of an encoder-only model's head."""
     made = r.config.head
     if made.kind == "spans":
         return tuple(Port(value, f"{value}_logits", "float32", (rows, length)) for value in SPANS)
@@ -296,8 +305,8 @@ def head(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
 
 
 def vector(r: Request, rows: Axis, length: Axis) -> tuple[Port, ...]:
-    """Return a text's vector beside the encoder's output, under the name that sentence-transformers gives it; and what
-    its tokens have."""
+    """Outputs with a text's vector, named as in sentence-transformers, and with the weights or vectors of its
+    tokens."""
     if (e := r.embedding) is None:
         return ()
     axes = {"dense": (rows, e.width(r.config.d_model)), "sparse": (rows, length), "multi": (rows, length, e.multi or 0)}
@@ -309,13 +318,15 @@ def encoder(r: Request) -> Ports:
 
 
 def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
-    """Declare a decoder in standard operators. first: it can begin, from the memory. later: it can go on, from a
-    past."""
+    """Declare a decoder in standard operators.
+
+    first: it can start from the encoder's output. later: it can continue from a cache. Both: the merged decoder.
+    """
     own = cache(r, "past_key_values.{}.decoder", BATCH, PAST)
     of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
     inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]
     inputs += [Port("target_ids", "input_ids", "int64", (BATCH, TARGET))]
-    placed = later and r.config.recurrent and r.config.positions != "none"  # a state doesn't say how many there were
+    placed = later and r.config.recurrent and r.config.positions != "none"  # an SSRU's state doesn't tell the position
     inputs += [Port("positions", "position_ids", "int64", (BATCH, TARGET))] if placed else []
     inputs += [memory(r, BATCH, SOURCE, name="encoder_hidden_states")] if first else []
     inputs += layer_by_layer(own, of_source) if later else []
@@ -327,7 +338,7 @@ def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
 
 
 def alone(r: Request) -> Ports:
-    """model.onnx: an encoder, or a decoder with its cache."""
+    """Declare model.onnx: an encoder-only model, or a decoder-only model with its cache."""
     now, past = "sequence_length", "past_sequence_length"
     if r.config.has_encoder:
         return Ports(source(r, BATCH, now), (memory(r, BATCH, now), *head(r, BATCH, now), *vector(r, BATCH, now)))
@@ -347,12 +358,12 @@ def encoder_cpu(r: Request) -> Ports:
 
 
 def rows_cpu(r: Request) -> Ports:
-    """Return what of the classifier belongs to given ids, in int8 with `SCALES`."""
+    """Declare the graph that returns the classifier's rows for given ids, with `SCALES` in int8."""
     return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
 
 
 def listed_cpu(r: Request) -> Ports:
-    """Return the same step, with the logits of given ids alone, by their places among these."""
+    """Declare a decoding step that computes logits of given ids only; a token is then its index among them."""
     ports = decoder_cpu(r, LISTED)
     unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
     return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)
@@ -364,7 +375,7 @@ def _rows_cpu(r: Request) -> tuple[Port, ...]:
 
 
 def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
-    """Return one step of decoding, in place. The inputs that no other graph has are explained in
+    """Declare one decoding step that updates the cache in place. Inputs that only this graph has are explained in
     `targets/cpu/graphs.py`."""
 
     def named(name: str, dtype: str, *axes: Axis) -> Port:
@@ -398,8 +409,6 @@ def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
 
 
 def search(r: Request) -> Ports:
-    # no other graph has them
-
     rows = (BATCH, "n_best")
     known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS
     settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items()]
@@ -431,7 +440,7 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     SEARCH: search,
     TEXT_VECTORS: vectors,
 }
-"""By the graph's name; each is NAME.onnx in a folder."""
+"""{graph: its ports}; each is NAME.onnx in a folder."""
 
 HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
     {
@@ -443,4 +452,4 @@ HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
     },
     {"last_hidden_state": "memory", "logits": "logits", "pooler_output": "pooled", **{f"{x}_logits": x for x in SPANS}},
 )
-"""{name: value} of the inputs and of the outputs that graphs by other exporters have."""
+"""{name: value} of inputs and of outputs in graphs from other exporters."""

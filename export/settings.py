@@ -1,7 +1,7 @@
-"""The settings of what this side does, by command: their names, types, bounds and defaults, and what each means.
+"""The settings of each command: names, types, bounds, defaults and help, for the command line and for Python.
 
-One definition for the command line and for Python. The string under a field is its help, and what follows "unset:" says
-what None stands for (`mlx_transformer/commands/settings.py`). Imports next to nothing: help needs no ONNX Runtime.
+The string under a field is its help; the words after "unset:" say what None means
+(`mlx_transformer/commands/settings.py`). Imports almost nothing, so that help needs no ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -30,74 +30,77 @@ Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """The settings of an export. `package/plan.py` checks it, with the checkpoint."""
+    """Settings of an export. `package/plan.py` checks them against the checkpoint."""
 
     target: TargetName = "portable"
-    """The device or runtime that the graphs are made for."""
+    """Where the graphs will run: any ONNX runtime (portable), ONNX Runtime on a CPU (cpu), a browser (web) or an NVIDIA
+    GPU (cuda)."""
     precision: Sequence[PrecisionName] | PrecisionName = ("float32",)
-    """Precision of the weights; for several, side by side in the folder, give it again."""
+    """Precision of the weights; repeat the option to write several side by side into one folder."""
     activations: ActivationsName | None = field(default=None, metadata=ADVANCED)
-    """The type that the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
+    """Type of the activations in products with int8-weights, int4 and packed weights; unset: int8."""
     int8_scales: ScalesName | None = field(default=None, metadata=ADVANCED)
-    """Scales of int8's activations: fixed ones, or one a token; unset: fixed ones where they lose nothing."""
+    """Scales of int8's activations: fixed ones computed from a text, or one for each token; unset: fixed if that loses
+    nothing."""
     calibrate: Path | str | None = field(default=None, metadata=ADVANCED)
-    """Text to take int8's fixed scales from; unset: the model's int8_scales.json, or its run's validation text."""
+    """Text to compute int8's fixed scales from, one sentence a line; unset: the model's int8_scales.json, or its run's
+    validation text."""
     float32_layers: Sequence[str] = field(default=(), metadata=ADVANCED)
-    """Layer of an encoder that int8 leaves in float32: embedding, encoder.layers.0, encoder.layers.0.feed_forward; for
-    several give it again."""
+    """Layer of an encoder that int8 keeps in float32, e.g. embedding, encoder.layers.0 or
+    encoder.layers.0.feed_forward; repeat it for several."""
     least_neighbours: float | None = field(default=None, metadata=ADVANCED)
-    """Share of each text's ten nearest neighbours on gate_source, such as 0.99, for which int8 leaves matrices of an
-    encoder in float32, as few as it takes; unset: none."""
+    """Share of each text's ten nearest neighbours, among the gate's sentences, that int8 must keep, e.g. 0.99; as few
+    matrices as necessary stay in float32 for it; unset: none."""
     attention: bool = False
-    """Return from which source tokens each token was written, too."""
+    """Also return cross-attention: which source tokens each token was written from."""
     attention_layer: int | None = field(default=None, metadata=ADVANCED)
-    """The decoder layer whose attention that is, from 0; unset: the one that aligns best."""
+    """Decoder layer to return the attention of, from 0; unset: the layer that aligns best."""
     inputs_embeds: bool = field(default=False, metadata=ADVANCED)
-    """The encoder reads vectors, inputs_embeds, in place of input_ids."""
+    """The encoder takes vectors, inputs_embeds, in place of input_ids."""
     dimensions: int | None = field(default=None, metadata=ADVANCED)
-    """Numbers of a text's vector, the first ones, at length 1 again where vectors are, for encoders that were trained
-    to be cut (Matryoshka); unset: all."""
+    """Keep only the first so many numbers of a text's vector, scaled to length 1 again if the model does so; for
+    encoders trained to be cut (Matryoshka); unset: all."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """File of Marian's that names which tokens each source token may become, for searches to come; none: all; unset:
-    what the model's settings name."""
+    """Shortlist in Marian's format for later searches: which target tokens each source token may become; none: all
+    tokens; unset: as the model's settings say."""
     gate_source: Path | str | None = None
-    """Sentences on which lower precisions are judged."""
+    """The quality gate's sentences, one a line: lower precisions are compared with float32 on them."""
     gate_reference: Path | str | None = None
-    """Their translations, line by line."""
+    """Reference translations of the gate's sentences, line by line."""
     accept_loss: bool = field(default=False, metadata=ADVANCED)
-    """Write it even if the quality gate says that it translates worse."""
+    """Write the model even if the quality gate finds that it translates worse."""
     force: bool = False
-    """Replace another model that OUT holds."""
+    """Replace another model in OUT."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainSettings:
-    """The settings of a page: the model and sentence, and where it goes. `UserError` for a value out of bounds."""
+    """Settings of an `explain` page. Raises `UserError` for a value out of bounds."""
 
     translation: str | None = None
-    """A translation to look at; unset: the model's own."""
+    """Translation to look at; unset: the model's own."""
     source_language: str | None = None
-    """The text's language, by its code in a model of several: eng_Latn."""
+    """Language of the text, for a multilingual model: one of its codes, e.g. eng_Latn."""
     target_language: str | None = None
-    """The language that it is translated into, likewise."""
+    """Language to translate into, for a multilingual model, e.g. deu_Latn."""
     task_prefix: str | None = None
-    """Text before the sentence, as T5 wants it: 'translate English to German: '."""
+    """Text to put before the sentence, e.g. T5's 'translate English to German: '."""
     out: Path = field(default=Path("explain.html"), metadata={"option": OUT})
-    """The HTML page to write."""
+    """HTML page to write."""
     figures: Path | None = None
-    """Folder for the same figures as PNG and SVG; unset: none."""
+    """Folder for the figures as PNG and SVG files; unset: none."""
     beside: str | None = field(default=None, metadata={"option": ("--with",)})
-    """Another folder to show beside it, or the same one in another runtime."""
+    """Second model folder to show side by side, or MODEL itself for another runtime."""
     runtime: str | None = None
-    """The runtime that runs MODEL, as in validate --runtimes; unset: MLX or ONNX Runtime."""
+    """Runtime for MODEL, by its name in validate --runtimes; unset: MLX or ONNX Runtime."""
     precision: PrecisionName | None = None
-    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only one."""
     top_k: Annotated[int, Bounds(at_least=1, at_most=50)] = 5
-    """Tokens shown at each step, the likeliest ones."""
+    """Number of likeliest tokens to show at each step."""
     threads: int | None = field(default=None, metadata=ADVANCED)
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    """Threads of ONNX Runtime for one operator; unset: one for each core."""
     verify: bool = field(default=True, metadata=ADVANCED)
-    """Compare the files with the digests in their manifest."""
+    """Check the model's files against the SHA-256 digests in their manifest."""
     force: bool = False
     """Replace an earlier page, and earlier figures."""
 
@@ -107,64 +110,65 @@ class ExplainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WebSettings:
-    """How a site is made."""
+    """Settings of a site."""
 
     title: str | None = None
     """Heading of the page; unset: the first model's name."""
     assets: Path | str | None = None
-    """A node_modules with onnxruntime-web, or its .tgz; unset: this folder's, else the pinned version by npm."""
+    """Where onnxruntime-web is: a node_modules folder or its .tgz; unset: node_modules here, else npm fetches the
+    pinned version."""
     force: bool = False
-    """Replace another site that OUT holds."""
+    """Replace another site in OUT."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
-    unset: what the models' settings name."""
+    """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
+    tokens; unset: as the models' settings say."""
     verify: bool = field(default=True, metadata=ADVANCED)
-    """Compare the models with the digests in their manifests."""
+    """Check the models' files against the SHA-256 digests in their manifests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """How a model is served. `UserError` for a value out of bounds."""
+    """Settings of a server. Raises `UserError` for a value out of bounds."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every one."""
+    """Address to listen on; 0.0.0.0 listens on all of the machine's."""
     port: Annotated[int, Bounds(at_least=0, at_most=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     max_batch: Annotated[int, Bounds(at_least=1, at_most=4096)] = 32
     """Most sentences computed together."""
     max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=60_000)] = field(default=5.0, metadata=ADVANCED)
-    """Longest wait of a sentence for others when nothing runs."""
+    """How long a sentence waits for others to join its batch while nothing runs, in milliseconds."""
     max_queue: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 1024
-    """Most sentences waiting, three quarters of them of one client; beyond them requests get 503."""
+    """Most sentences waiting, at most three quarters of them from one client; further requests get 503."""
     max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = field(default=512, metadata=ADVANCED)
-    """Most sentences of one request; beyond them it gets 413."""
+    """Most sentences in one request; a longer one gets 413."""
     max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = field(default=4096, metadata=ADVANCED)
-    """Most open connections; for a new one those are closed that have been idle or sending for longest."""
+    """Most open connections; beyond it, the ones that have been idle or sending longest are closed."""
     threads: Count | None = None
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    """Threads of ONNX Runtime for one operator; unset: one for each core."""
     workers: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
-    """Batches computed at the same time, each with so many threads."""
+    """Batches computed at the same time; each uses --threads threads."""
     precision: PrecisionName | None = None
-    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only one."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
-    unset: what each model's settings name."""
+    """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
+    tokens; unset: as each model's settings say."""
     access_log: bool = False
     """Log every request."""
     verify: bool = field(default=True, metadata=ADVANCED)
-    """Compare the files with the digests in their manifest."""
+    """Check the models' files against the SHA-256 digests in their manifests."""
     cors: Sequence[str] = ()
-    """Origin whose pages may read the answers, such as https://example.org, or * for all; for several give it again."""
+    """Origin whose pages may read the answers, e.g. https://example.org, or * for all; repeat it for several."""
     api_key_file: Path | str | None = None
-    """Keys, one a line, of which requests must then bring one; not those for /health, /docs and the like."""
+    """File with API keys, one a line; a request must then send one of them, except to /health, /docs and the like."""
     header_seconds: Seconds = field(default=10.0, metadata=ADVANCED)
-    """Time that a client has to send the head of a request."""
+    """Seconds that a client has to send a request's head."""
     body_seconds: Seconds = field(default=30.0, metadata=ADVANCED)
-    """Time that a client has to send the body of a request."""
+    """Seconds that a client has to send a request's body."""
     idle_seconds: Seconds = field(default=60.0, metadata=ADVANCED)
-    """How long a connection may stay open between requests."""
+    """Seconds that a connection may stay open between requests."""
     grace_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)] = field(default=30.0, metadata=ADVANCED)
-    """How long running requests may take when the server ends."""
+    """Seconds that running requests have to finish when the server is stopped."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -177,8 +181,10 @@ class ServeSettings:
                 )
 
     def api_keys(self) -> list[str]:
-        """Return the keys of `api_key_file`; empty lines and those that begin with # are none. `UserError` without
-        any."""
+        """Read the keys of `api_key_file`, without empty lines and lines that begin with #; [] without a file.
+
+        Raises `UserError` if the file holds no key, or one with other characters than printable ASCII.
+        """
         if self.api_key_file is None:
             return []
         lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
@@ -202,39 +208,42 @@ def _is_origin(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """How runtimes are judged, from Python (`validate.compare`) as on the command line."""
+    """How `validate` and `validate.compare` judge runtimes."""
 
     threads: int | None = field(default=None, metadata=ADVANCED)
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    """Threads of ONNX Runtime for one operator; unset: one for each core."""
     gradients: bool = field(default=False, metadata=ADVANCED)
-    """Check MLX's gradients against finite differences too."""
+    """Also check MLX's gradients against finite differences."""
     names: str | Mapping[str, str] | None = field(default=None, metadata=ADVANCED)
-    """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
+    """Names of inputs and outputs in ONNX files by another exporter, e.g. input_ids=NAME,logits=NAME; unset: Hugging
+    Face's."""
     against: Literal["transformers", "marian"] | None = None
-    """Compare with the imported network itself too, in float64: transformers runs it, marian reads its file anew."""
+    """Also compare with the imported network itself, in float64: transformers runs it, marian reads its file again."""
     original: Path | str | None = field(default=None, metadata=ADVANCED)
-    """The file or folder that was imported, for --against; unset: what the checkpoint says, if it is as it was."""
+    """The file or folder that was imported, for --against; unset: the place that the checkpoint names, if it is
+    unchanged."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """File of Marian's whose candidates searches are compared among as well; none: half of all tokens, as of a model
-    without one; unset: what the model's settings name."""
+    """Shortlist in Marian's format; searches are compared among its candidates too; none: among half of all tokens, as
+    without a shortlist; unset: as the model's settings say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateSettings(JudgeSettings):
-    """The settings of a comparison: its parts, and where the report goes."""
+    """Settings of `validate`: what is compared, and where the report goes."""
 
     runtimes: str | Sequence[str] | None = None
-    """Runtimes to judge, separated by commas; one that isn't there is exit 3, see --explain; unset: mlx,onnxruntime."""
+    """Runtimes to judge, separated by commas (--explain lists them); a missing one ends with exit status 3; unset:
+    mlx,onnxruntime."""
     seed: int | None = None
-    """Seed of the inputs; unset: fresh."""
+    """Seed of the random inputs; unset: a fresh one."""
     json: Path | str | None = None
-    """Write the report to this file as JSON."""
+    """JSON file to write the report to."""
     html: Path | str | None = None
-    """Write the report to this file as a page."""
+    """HTML page to write the report to."""
     force: bool = False
     """Replace an earlier report."""
     verify: bool = field(default=True, metadata=ADVANCED)
-    """Compare the files with the digests in their manifest."""
+    """Check the model's files against the SHA-256 digests in their manifest."""
 
 
 def _check(settings: object) -> None:

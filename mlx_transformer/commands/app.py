@@ -1,8 +1,8 @@
-"""The command lines `mlx-transformer` and `python -m export`: one set of commands, the second without those of MLX.
+"""The command lines `mlx-transformer` and `python -m export`; the second has only the commands that need no MLX.
 
-With `commands/` the one place that joins the MLX side and the ONNX side. A command's module is imported when the
-command is chosen, and what it computes with when it runs: help and mistakes take no time, and the ONNX commands work
-without MLX.
+`commands/` is the one place that joins the MLX side and the ONNX side. A command's module is imported when the command
+is chosen, and what it computes with is imported when it runs. So help and error messages are fast, and ONNX commands
+work without MLX.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "classify": ("text:classify", "Classify texts or pairs of texts."),
         "rerank": ("text:rerank", "Order documents by how well they fit a query."),
         "tag": ("text:tag", "Find names and other labelled parts of a text."),
-        "answer": ("text:answer", "Answer questions by a part of a text."),
+        "answer": ("text:answer", "Find the part of a text that answers a question."),
     },
     "Deploy": {
         "export": ("exporting:export", "Write a checkpoint as ONNX models."),
@@ -56,25 +56,25 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("looking:explain", "Write a page that follows a sentence through a model."),
         "compare": ("looking:compare", "Compare two models on the same text: scores, speed, memory."),
         "info": ("looking:info", "Describe a model: config, sizes, parameters."),
-        "claims": ("looking:claims", "Compute what is said of the Transformer; in a clone."),
+        "claims": ("looking:claims", "Compute well-known claims about the Transformer (in a clone)."),
     },
     "Convert": {
-        "import": ("converting:import_command", "Make a checkpoint of a published model."),
+        "import": ("converting:import_command", "Turn a published model into a checkpoint."),
         "to-huggingface": ("converting:to_huggingface_command", "Write a checkpoint for `transformers`."),
         "to-marian": ("converting:to_marian_command", "Write a checkpoint for Marian, Bergamot and Firefox."),
-        "shortlist": ("converting:shortlist", "Count which tokens each source token may become."),
+        "shortlist": ("converting:shortlist", "Write a shortlist of target tokens, for faster translation."),
         "quantize": ("converting:quantize", "Store a checkpoint's matrices as small integers."),
         "merge": ("converting:merge", "Merge an adapter into its base."),
-        "push": ("converting:push", "Send a model's folder to the Hugging Face Hub."),
+        "push": ("converting:push", "Upload a model's folder to the Hugging Face Hub."),
     },
 }
-"""{panel: {command: (its module in this package and function there, its line in the list of all)}}."""
+"""{panel: {command: (its module in this package and function there, its line in the list of commands)}}."""
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
 WITHOUT_MLX = "translate evaluate score generate fill embed classify rerank tag answer".split()
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
-"""The name of a command there."""
+"""Commands with another name there."""
 PROGRAMS = {
     "mlx-transformer": (
         list(ALL),
@@ -84,9 +84,9 @@ PROGRAMS = {
 }
 VERSION = ("--version", "-V")
 COMPLETE = "_MLX_TRANSFORMER_COMPLETE"
-"""The variable by which a shell asks what may follow."""
+"""Variable by which a shell asks for completions."""
 
-# Other programs' names of options. Help doesn't show them; a command takes them where it has the option itself.
+# (another program's name for an option, ours). Not shown in help; accepted by every command that has the option.
 USUAL = (
     *(("--backend", "--runtime"), ("--output", "--out"), ("--lr", "--learning-rate"), ("--warmup-steps", "--warmup")),
     *(("--num-beams", "--beam"), ("--max-length", "--max-new-tokens"), ("--batch-size", "--batch")),
@@ -95,7 +95,7 @@ USUAL = (
 
 
 class Commands(Mapping[str, "Command"]):
-    """The commands of one of `PROGRAMS`; each is imported and made when it is asked for."""
+    """The commands of one of `PROGRAMS`; each is imported and built on first use."""
 
     def __init__(self, program: str):
         self._homes = {_spelled_in(program, name): ALL[name][0] for name in PROGRAMS[program][0]}
@@ -157,14 +157,14 @@ def _completion(context: click.Context) -> None:
 
 @functools.cache
 def command_of(program: str) -> Any:
-    """Return the parser of arguments for the commands of one of `PROGRAMS`, made once per process."""
+    """Return the click parser of one of `PROGRAMS`, made once per process."""
     from .parameters import Option, Program, click_parameter
 
     names, help = PROGRAMS[program]
     options = {"version": Option(*VERSION, help="Print the version and exit.", prints=_print_version)}
-    if " " not in program:  # a shell completes the arguments of one word
+    if " " not in program:  # shells complete only programs whose name is one word
         evaluated = f'eval "$({program} --show-completion)"'
-        meaning = f"Print what lets your $SHELL complete commands and options; to use it: {evaluated}"
+        meaning = f"Print code that completes commands and options in your $SHELL; to use it: {evaluated}"
         options["show_completion"] = Option("--show-completion", help=meaning, prints=_completion)
     kind = inspect.Parameter.KEYWORD_ONLY
     params = [
@@ -179,14 +179,14 @@ def command_of(program: str) -> Any:
 
 
 def invoke(program: str, arguments: list[str]) -> int:
-    """The command's exit status. Whatever is wrong with its options is a `UserError`."""
-    if len(arguments) == 1 and arguments[0] in VERSION:  # the parser takes longer than the answer
+    """Run a command and return its exit status. Raises `UserError` for anything wrong with its options."""
+    if len(arguments) == 1 and arguments[0] in VERSION:  # a shortcut: importing the parser would take longer
         _print_version()
         return 0
     import click
 
     if COMPLETE in os.environ:
-        command_of(program).main(arguments, prog_name=program, complete_var=COMPLETE)  # a shell asks what may follow
+        command_of(program).main(arguments, prog_name=program, complete_var=COMPLETE)  # a shell asks for completions
     called = next((text for text in arguments if not text.startswith("-")), "")
     command = command_of(program)
     try:
@@ -208,7 +208,7 @@ def invoke(program: str, arguments: list[str]) -> int:
 
 
 def spelling_of(program: str, parameters: Iterable[Any]) -> Spelling:
-    """How a program spells the names in an error: options of the command that was called, and commands to type."""
+    """Return a function that spells names in error messages as this program has them: options, and commands to type."""
     from .settings import NOT
 
     options = {each.name: each for each in parameters if any(name.startswith("--") for name in each.opts)}

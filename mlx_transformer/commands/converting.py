@@ -1,14 +1,15 @@
-"""import, to-huggingface, to-marian, quantize, merge: from checkpoint to checkpoint; push: to the Hub.
+"""The commands that convert checkpoints: import, to-huggingface, to-marian, quantize, merge, shortlist, push and
+distil.
 
-distil: a small model that learns a large one's translations, for Marian's engines.
+`distil` trains a small model on a large one's translations, for Marian's engines. It writes
 
-    OUT/distil.json         teacher and text that the folder was begun with
-    OUT/translations.txt    the teacher's translations of the sources, on which the student is trained
-    OUT/model ...           the student's run, as `train` leaves it
-    OUT/shortlist.bin       which target tokens the student's source tokens become
-    OUT/marian              what Marian's engines read
+    OUT/distil.json         the teacher and text that the folder was begun with
+    OUT/translations.txt    the teacher's translations, on which the student is trained
+    OUT/model ...           the student's run, as `train` writes it
+    OUT/shortlist.bin       which target tokens each source token may become
+    OUT/marian              the student for Marian's engines
 
-Each part is kept where it is whole, and what was interrupted goes on.
+A finished part is kept, and an interrupted part is continued.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ def import_command(
     model: Annotated[
         Path,
         Argument(
-            help="A Hugging Face folder (config.json and weights), or a name on the Hub: ORG/NAME; or Marian's own "
-            ".npz or .bin, or its folder.",
+            help="A Hugging Face folder (config.json and weights) or a name on the Hub, ORG/NAME; or Marian's .npz or "
+            ".bin file, or its folder.",
             check=check_there,
         ),
     ],
-    out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
+    out: Annotated[Path, OutArgument("Checkpoint folder to write, new or empty.")],
     keep_float16: Annotated[
-        bool, Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
+        bool, Option("--keep-float16", help="Keep float16 weights; otherwise they become float32.")
     ] = False,
     revision: Annotated[
-        str | None, Option(help="Of a name on the Hub: a branch, tag or commit.", show_default="main")
+        str | None, Option(help="Branch, tag or commit, for a name on the Hub.", show_default="main")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make a checkpoint of a published model, in the form of `transformers` or in Marian's own."""
+    """Turn a published model, in the format of `transformers` or of Marian, into a checkpoint."""
     from mlx_transformer.convert import import_huggingface, import_marian
 
     if Place.of(model).what == "a Marian model":
@@ -70,7 +71,7 @@ def to_huggingface_command(
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
-    """Write a checkpoint as a published model is kept, for `transformers`, and so for PyTorch and Optimum."""
+    """Write a checkpoint in the format of `transformers`, for PyTorch and Optimum too."""
     from mlx_transformer.convert import pads_either_side, to_huggingface
 
     written = to_huggingface(checkpoint, out, force=force)
@@ -84,16 +85,16 @@ def to_marian_command(
     calibrate: Annotated[
         Path | None,
         Option(
-            help="Text to take the scales of int8 from.",
+            help="Text to compute int8's fixed scales from, one sentence a line.",
             show_default="the model's int8_scales.json, or its run's validation text",
         ),
     ] = None,
     shortlist: Annotated[
-        Path | None, Option(help="A shortlist to write beside it.", show_default="that of an imported model")
+        Path | None, Option(help="Shortlist to put beside the model.", show_default="the imported model's")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write a checkpoint as Marian's own files, for Marian, Bergamot and Firefox."""
+    """Write a checkpoint in Marian's format, for Marian, Bergamot and Firefox."""
     from mlx_transformer.convert import to_marian
     from mlx_transformer.core.checkpoint import open_checkpoint
     from mlx_transformer.core.int8_scales import INT8_SCALES
@@ -109,13 +110,17 @@ def to_marian_command(
 
 def push(
     folder: Annotated[
-        Path, Argument(help="What a command here wrote: a checkpoint or a run, an ONNX folder, ...", check=check_there)
+        Path,
+        Argument(
+            help="Folder to upload: a checkpoint, a run, an ONNX folder or another that a command wrote.",
+            check=check_there,
+        ),
     ],
-    repository: Annotated[str, Argument(help="Its name on the Hugging Face Hub: ORG/NAME.")],
-    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
-    yes: Annotated[bool, Option("--yes", "-y", help="Send without asking.")] = False,
+    repository: Annotated[str, Argument(help="Repository on the Hugging Face Hub: ORG/NAME.")],
+    private: Annotated[bool, Option("--private", help="Make the repository private, if it is new.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Upload without asking.")] = False,
 ) -> None:
-    """Send a model's folder to the Hugging Face Hub, after it has said what it would send, and asked."""
+    """Upload a model's folder to the Hugging Face Hub; first shows what it would upload, and asks."""
     from mlx_transformer.families.push import check_repository, shipment
     from mlx_transformer.families.push import push as send
 
@@ -133,18 +138,24 @@ def push(
 
 def shortlist(
     model: Folder,
-    out: Annotated[Path, OutArgument("The file to write; it appears whole or not at all.")],
+    out: Annotated[Path, OutArgument("File to write; it appears whole or not at all.")],
     *,
-    source: Annotated[Path, Option(help="Source sentences, one a line: the training text.", check=check_text)],
+    source: Annotated[Path, Option(help="Source sentences of the training text, one a line.", check=check_text)],
     reference: Reference,
-    best: Annotated[int, Option(type=click.IntRange(min=1), help="Most tokens that one source token may become.")] = 50,
+    best: Annotated[int, Option(type=click.IntRange(min=1), help="Most target tokens for one source token.")] = 50,
     first: Annotated[
-        int, Option(type=click.IntRange(min=1), help="Tokens of lower ids may be written in every sentence.")
+        int,
+        Option(type=click.IntRange(min=1), help="Allow tokens with ids below this, the commonest, in every sentence."),
     ] = 50,
-    verify: Annotated[bool, Option(help="Compare the files with the digests in their manifest.")] = True,
+    verify: Annotated[
+        bool, Option(help="Check the model's files against the SHA-256 digests in their manifest.")
+    ] = True,
     force: Force = False,
 ) -> None:
-    """Count which tokens a model aligns with each source token, for translate --shortlist: fewer to choose among."""
+    """Write a shortlist, which makes translating faster: the few target tokens that each source token may become.
+
+    It counts which tokens the model aligns in a parallel text. Use it with translate --shortlist.
+    """
     from mlx_transformer.core.outputs import claim
     from mlx_transformer.generation.shortlists import SHORTLIST_FILE
 
@@ -155,7 +166,7 @@ def shortlist(
 def write_shortlist(
     model: Path, out: Output, *, source: Path, reference: Path, first: int, best: int = 50, verify: bool = True
 ) -> None:
-    """Count, write the shortlist, and say what is in it."""
+    """Build a shortlist, write it, and print its size."""
     from export.validate.opening import cross_weights, open_model
     from mlx_transformer.core.shortlist import shortlist_bytes
     from mlx_transformer.data.corpus import read_parallel
@@ -183,12 +194,12 @@ def write_shortlist(
 
 def quantize(
     checkpoint: Checkpoint,
-    out: Annotated[Path, OutArgument("The quantised checkpoint's folder, new or empty.")],
-    bits: Annotated[int, Option(help="Bits of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
-    group_size: Annotated[int, Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
+    out: Annotated[Path, OutArgument("Folder of the quantised checkpoint to write, new or empty.")],
+    bits: Annotated[int, Option(help="Bits for each weight: 2, 3, 4, 5, 6 or 8.")] = 4,
+    group_size: Annotated[int, Option(help="Weights that share one scale and bias: 32, 64 or 128.")] = 64,
     force: Force = False,
 ) -> None:
-    """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
+    """Store a checkpoint's matrices as small integers, in MLX's format; every other command reads the result."""
     from mlx_transformer.convert.quantize import quantize_checkpoint
     from mlx_transformer.core.quantization import Scheme
     from mlx_transformer.system.progress import quiet_progress
@@ -199,20 +210,18 @@ def quantize(
 
 
 def merge(
-    base: Annotated[Path, Argument(help="The checkpoint that the adapter was trained from.", check=check_there)],
-    adapter: Annotated[
-        Path, Argument(help="The adapter's folder, or that of the run which trained it.", check=check_there)
-    ],
-    out: Annotated[Path, Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
+    base: Annotated[Path, Argument(help="Checkpoint that the adapter was trained from.", check=check_there)],
+    adapter: Annotated[Path, Argument(help="Folder of the adapter, or of the run that trained it.", check=check_there)],
+    out: Annotated[Path, Option("--out", "-o", help="Checkpoint folder to write, new or empty.")],
     requantize: Annotated[
-        bool, Option("--requantize", help="Round the matrices again that BASE has as integers.")
+        bool, Option("--requantize", help="Round BASE's integer matrices to integers again after merging.")
     ] = False,
     keep: Annotated[
-        bool, Option("--keep-adapter", help="Leave BASE's integers as they are, and put ADAPTER beside them.")
+        bool, Option("--keep-adapter", help="Keep BASE's integers unchanged, and store ADAPTER beside them.")
     ] = False,
     force: Force = False,
 ) -> None:
-    """Merge an adapter into its base: a checkpoint in float32, which every other command takes."""
+    """Merge an adapter into its base: a float32 checkpoint that every other command reads."""
     from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 
     if keep and requantize:
@@ -227,38 +236,41 @@ def merge(
 RECORD, TRANSLATIONS, SHORTLIST, MARIAN = "distil.json", "translations.txt", "shortlist.bin", "marian"
 FORMAT = 1
 FIRST = 50
-"""Tokens that every sentence's translation may have, the commonest ones."""
+"""The commonest tokens, which every translation may contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilSettings:
-    """How a student is made."""
+    """How the student is trained."""
 
     valid_source: Path | None = None
-    """Source sentences for validation; unset: one in a hundred is set aside."""
+    """Source sentences for validation; unset: one in a hundred of --source."""
     valid_target: Path | None = None
-    """Their translations by people."""
+    """Reference translations of --valid-source."""
     recipe: str = "distil"
-    """The student: a TOML recipe, or the name of a built-in one."""
+    """The student's recipe: a TOML file, or the name of a built-in one."""
     epochs: float | None = None
-    """End after so many passes over the text; unset: the recipe's."""
+    """Stop after so many passes over the text; unset: as the recipe says."""
     minutes: float | None = None
-    """End after so many minutes; unset: the recipe's."""
+    """Stop training after so many minutes; unset: as the recipe says."""
     beam: int = 4
-    """Translations that the teacher's search keeps at a time."""
+    """Beam width of the teacher's search."""
     threads: int | None = None
-    """Threads of an ONNX teacher's operators; unset: one for each core."""
+    """Threads of ONNX Runtime for one operator, for an ONNX teacher; unset: one for each core."""
 
 
 def distil(
     teacher: Model,
-    source: Annotated[Path, Option(help="Sentences for the teacher to translate, one a line.")],
-    out: Annotated[Path, Option("--out", "-o", help="The folder of the student's run.")],
+    source: Annotated[Path, Option(help="Source sentences for the teacher to translate, one a line.")],
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the student's run and everything else.")],
     *,
     settings: DistilSettings,
 ) -> None:
-    """Train a small model on a large one's translations of --source, and write it for Marian's engines, Firefox's among
-    them. The same command goes on with what was interrupted."""
+    """Train a small translator on a large one's translations of --source, and write it for Marian's engines, e.g.
+    Firefox's.
+
+    The same command continues an interrupted run.
+    """
     from mlx_transformer.core.folders import fingerprint
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.data.line_files import line_blocks
@@ -276,12 +288,12 @@ def distil(
     recipe = load_recipe(s.recipe, {"data": data, "training": {"epochs": s.epochs, "minutes": s.minutes}})
     _check_out(out, teacher, recipe)
     _check_student(recipe, s.recipe)
-    for _ in line_blocks(source):  # translating would replace bytes that are no text, and training refuse them
+    for _ in line_blocks(source):  # refuse bad UTF-8 now: translating would replace it, and training then fail
         pass
     if s.valid_source is not None and s.valid_target is not None:
-        read_parallel(s.valid_source, s.valid_target)  # what is wrong with them is said before hours go into it
+        read_parallel(s.valid_source, s.valid_target)  # find mistakes now, not after hours
     with _locked(out):
-        begun = _check_out(out, teacher, recipe)  # another process may have begun there meanwhile
+        begun = _check_out(out, teacher, recipe)  # again: another process may have begun there
         _begin(out, begun, {"teacher": fingerprint(teacher), "source": sha256(source), "beam": s.beam})
         _translate(teacher, source, out / TRANSLATIONS, s)
         _train(recipe, out)
@@ -290,7 +302,7 @@ def distil(
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Make the folder, and let no other `distil` write there meanwhile. (A run locks its folder itself.)"""
+    """Make the folder, and keep any other `distil` from writing there. (A training run locks its folder itself.)"""
     from mlx_transformer.system.durable import alone
 
     def busy(folder: Path) -> UserError:
@@ -306,7 +318,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _check_student(recipe: Recipe, name: str) -> None:
-    """Raise `UserError` where Marian's engines couldn't read the student, before hours go into it."""
+    """Raise `UserError` if Marian's engines couldn't read the student, before hours of training."""
     from mlx_transformer.families.marian_files.conversion import check_network
 
     if recipe.training.start_from is not None:
@@ -319,7 +331,7 @@ def _check_student(recipe: Recipe, name: str) -> None:
 
 
 def _check_out(out: Path, teacher: Path, recipe: Recipe) -> bool:
-    """Return whether the folder holds what the command has begun; `UserError` where it may not be written."""
+    """Return whether `distil` has begun in this folder before. Raises `UserError` if it may not write there."""
     from mlx_transformer.core.outputs import check_outside, is_within
     from mlx_transformer.training.run_folder import RECORD as RUN
     from mlx_transformer.training.run_folder import check_folder
@@ -341,7 +353,7 @@ def _check_out(out: Path, teacher: Path, recipe: Recipe) -> bool:
 
 
 def _begin(out: Path, begun: bool, facts: Mapping[str, Any]) -> None:
-    """Write down what the folder is made of; `UserError` if it was begun with something else."""
+    """Record what the folder is made from. Raises `UserError` if it was begun with something else."""
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.files import read_json
 
@@ -371,7 +383,7 @@ def _translate(teacher: Path, source: Path, out: Path, settings: DistilSettings)
 
 
 def _train(recipe: Recipe, out: Path) -> None:
-    """Train the student, or go on, or find it trained. Ends the command where a signal ended the run."""
+    """Train the student, continue its training, or find it trained. Exits if a signal interrupted the run."""
     from mlx_transformer.training.run_folder import RECORD as RUN
     from mlx_transformer.training.trainer import Trainer
 
@@ -383,7 +395,7 @@ def _train(recipe: Recipe, out: Path) -> None:
 
 
 def _write(out: Path, source: Path) -> None:
-    """Write OUT/marian, unless it is that of the weights."""
+    """Write OUT/marian, unless it is already there for these weights."""
     from export import marian_scales
     from mlx_transformer.convert import to_marian
     from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest

@@ -1,4 +1,4 @@
-"""export, validate, web."""
+"""The commands that make and check ONNX models: export, validate, web."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from .settings import Checkpoint, Onnx, OutArgument
 
 @dataclass(frozen=True, kw_only=True)
 class FormSettings:
-    """A folder of graphs, or one file with the search."""
+    """What `export` writes in place of a folder of graphs."""
 
     search: bool = False
-    """Write one file, OUT.onnx, that holds the search too: ids in, n best out."""
+    """Write one file, OUT.onnx, with the search inside: token ids in, n-best token ids out."""
     embed_tokenizer: bool = False
-    """As --search, with the tokenizer inside: strings in, strings out; of an encoder of texts, their vectors."""
+    """Write one file like --search with the tokenizer inside too: strings in, strings out (vectors, for an encoder of
+    texts)."""
     triton: bool = False
-    """Write such a file as a model of Triton's: OUT/config.pbtxt and OUT/1/model.onnx."""
+    """Write one file with the search as a Triton model: OUT/config.pbtxt and OUT/1/model.onnx; with --embed-tokenizer
+    it takes strings."""
 
 
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[Path, OutArgument("Folder to write; consumers load it as it is. With --search a file.")],
+    out: Annotated[Path, OutArgument("Folder to write, or with --search a file, e.g. model.onnx.")],
     *,
     settings: ExportSettings,
     form: FormSettings,
@@ -52,7 +54,7 @@ def export(
             else:
                 export_onnx(checkpoint, out, settings, log=lines.append, watch=watch)
     finally:
-        print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
+        print(*lines, sep="\n", end="\n" if lines else "")  # now, since the progress bar would overwrite them
     if one_file and not form.triton:
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
     else:
@@ -63,21 +65,21 @@ def web(
     models: Annotated[
         list[Path],
         Argument(
-            help="Folders that `export --target web` wrote, and files with the search (--search).", check=check_there
+            help="Folders written by `export --target web`, or files written by `export --search`.", check=check_there
         ),
     ],
-    out: Annotated[Path, Option("--out", "-o", help="The folder to write; any web server can host it.")] = Path("site"),
+    out: Annotated[Path, Option("--out", "-o", help="Folder to write; any web server can host it.")] = Path("site"),
     taps: Annotated[
         bool,
         Option(
             "--taps",
-            help="Write inside.html too: one word's way through the graphs, whose inner values are outputs there.",
+            help="Also write inside.html, which follows one word through the graphs and shows their inner values.",
         ),
     ] = False,
     *,
     settings: WebSettings,
 ) -> None:
-    """Write a static page that translates in the browser, with onnxruntime-web, on WebGPU or wasm."""
+    """Write a static page that translates in the browser with onnxruntime-web, on WebGPU or wasm."""
     from export.explain.inside import inside
     from export.web import write_site
 
@@ -103,7 +105,7 @@ def validate(
     settings: ValidateSettings,
     explain: Annotated[
         bool,
-        Option("--explain", prints=_explain, help="Print the rule and the runtimes, and end."),
+        Option("--explain", prints=_explain, help="Print the rule of equality and the known runtimes, and exit."),
     ] = False,
 ) -> None:
     """Prove that MLX, ONNX Runtime and a float64 reference compute the same function.

@@ -1,4 +1,4 @@
-"""The text that `mlx-transformer info` prints about a folder."""
+"""What `mlx-transformer info` prints about a model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
 LEFT = "int8, but float32"
-"""The name of the row for layers that int8 leaves."""
+"""Row title for layers that int8 keeps in float32."""
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
 
 def problems_of(error: BaseException | None) -> RenderableType | None:
-    """Return a table of everything that is wrong, where the line of an error says the first alone."""
+    """Return a table of all problems of an error, if its one line shows only the first few."""
     while error is not None:
         if isinstance(error, UserError) and len(error.problems) > FEW:
             return _table({str(i): problem for i, problem in enumerate(error.problems, 1)}, "problems")
@@ -39,10 +39,11 @@ def problems_of(error: BaseException | None) -> RenderableType | None:
 
 
 def describe(path: Path, graph_facts: Facts) -> RenderableType:
-    """Tables about a checkpoint, a run's folder, an adapter, a published folder, an ONNX folder, or one ONNX file with
-    the search inside; `UserError` if it is none of these or damaged.
+    """Return tables about a checkpoint, a run, an adapter, a published model, an ONNX folder or an ONNX file with the
+    search.
 
-    `graph_facts` is `export.package.plan.describe_graphs`, or a function like it.
+    graph_facts: `export.package.plan.describe_graphs`, or a function like it. Raises `UserError` for anything else, and
+    if it is damaged.
     """
     place = Place.of(path)
     if path.is_file():
@@ -86,7 +87,7 @@ def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
-    if (text := checked_tokenizer(opened)) is not None:  # which says what is wrong with it
+    if (text := checked_tokenizer(opened)) is not None:  # raises if it is wrong
         facts |= _vocabularies(Tokenizer(text))
     if opened.quantization:
         facts["quantised"] = described(opened.quantization, quantizable_shapes(opened.config))
@@ -159,7 +160,7 @@ def _vocabularies(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _adapter_facts(values: dict[str, Any]) -> dict[str, str]:
-    """Return the facts of the adapter that went into the graphs by itself."""
+    """Describe the adapter that was exported into the graphs unmerged."""
     try:
         adapter = values["adapter"]
         text = f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}"
@@ -170,7 +171,7 @@ def _adapter_facts(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _left(values: dict[str, Any]) -> dict[str, str]:
-    """Return the layers that int8 leaves in float32."""
+    """List the layers that int8 keeps in float32."""
     try:
         return {LEFT: ", ".join(values["precisions"]["int8"]["float32"])}
     except (LookupError, TypeError):
@@ -178,7 +179,7 @@ def _left(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _digests(folder: Path) -> str:
-    """Return what `verify_files`, which has passed, found to compare."""
+    """Say what `verify_files` has compared; it has already passed."""
     return "verified" if (folder / MANIFEST).exists() else "no manifest to verify"
 
 
@@ -187,7 +188,7 @@ def _graphs(graphs: dict[str, dict[str, Any]]) -> list[RenderableType]:
     for name, facts in graphs.items():
         table = Table(title=f"{escape(name)}: {facts['nodes']} nodes, opset {facts['opset']}", title_justify="left")
         for column in ("", "name", "type", "shape"):
-            table.add_column(column, overflow="fold")  # names differ in their ends
+            table.add_column(column, overflow="fold")  # fold, don't cut: names differ at their ends
         for kind in ("inputs", "outputs"):
             for value in facts[kind]:
                 table.add_row(kind[:-1], *map(escape, value))

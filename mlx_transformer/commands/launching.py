@@ -1,4 +1,4 @@
-"""launch: one command in several processes that train together."""
+"""The command `launch`: train in several processes that work together."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ from mlx_transformer.system.machine import usable_cores
 from .parameters import Argument, Option
 
 BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
-"""Seconds that the others have to end after one has failed, and then after they were told to: MLX's ring may wait for
-ever for a process that is gone."""
-POLL_SECONDS = 0.05  # seconds
+"""Seconds the other processes have to end after one has failed, and then after SIGTERM, before they are killed. MLX's
+ring may wait forever for a process that is gone."""
+POLL_SECONDS = 0.05
 MOST = max(16, 4 * usable_cores())
-"""Processes on one machine: each has a model, its gradients and moments of its own."""
+"""Most processes on one machine; each holds a model, its gradients and its optimizer's moments."""
 
 
 def launch(
     command: Annotated[
-        list[str], Argument(metavar="-- train ...", help="What each process runs: train and its options.")
+        list[str], Argument(metavar="-- train ...", help="Command for each process: train with its options.")
     ],
-    processes: Annotated[int | None, Option("--processes", "-n", help="Processes on this machine.")] = None,
+    processes: Annotated[int | None, Option("--processes", "-n", help="Number of processes on this machine.")] = None,
     hostfile: Annotated[
-        Path | None, Option(help="Several machines: a hostfile of mlx.launch, one process a host.")
+        Path | None, Option(help="For several machines: mlx.launch's hostfile, one process a host.")
     ] = None,
     network: Annotated[
         Literal["ring", "mpi", "nccl", "jaccl"],
-        Option(help="What connects them: TCP, MPI, NVIDIA's NCCL, RDMA over Thunderbolt."),
+        Option(help="How processes talk: TCP (ring), MPI, NVIDIA's NCCL, or RDMA over Thunderbolt (jaccl)."),
     ] = "ring",
 ) -> None:
-    """Train in several processes: each takes its share of every step's batches; the first one writes."""
+    """Train in several processes at once, on one machine or several.
+
+    Each takes its share of every step's batches; the first one writes the run's folder.
+    """
     if command[0] != "train":
         raise UserError(f"launch runs train, not {command[0]!r}: launch -n 2 -- train ... --out FOLDER")
     if (processes is None) == (hostfile is None):
@@ -65,7 +68,8 @@ def _program(command: list[str]) -> list[str]:
 
 
 def _ring(processes: int, command: list[str]) -> int:
-    """Return the exit status of rank 0, or of the first process that failed."""
+    """Run the processes with MLX's ring backend; return the exit status of rank 0, or of the first process that
+    failed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hosts = folder / "hosts.json"
@@ -74,10 +78,10 @@ def _ring(processes: int, command: list[str]) -> int:
         ranks: list[subprocess.Popen] = []
         for rank in range(processes):
             variables = dict(os.environ)
-            if processes > 1:  # MLX finds no neighbour in a ring of one
+            if processes > 1:  # MLX can't build a ring of one
                 variables |= {"MLX_TRANSFORMER_DISTRIBUTED": "ring", "MLX_TRANSFORMER_LAUNCHER": str(os.getpid())}
                 variables |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
-            # The first one speaks for all; what another says is shown if it fails.
+            # Only rank 0 prints; another rank's errors are shown if it fails.
             output = None if rank == 0 else stack.enter_context((folder / f"{rank}.txt").open("wb"))
             ranks.append(
                 subprocess.Popen(
@@ -108,8 +112,8 @@ def _ring(processes: int, command: list[str]) -> int:
 
 
 def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
-    """Return the process that failed first, if one did; then the others are given time, told to end, and at last
-    killed."""
+    """Wait for all processes; return the index of the first that failed, or None. After a failure the others get time,
+    then SIGTERM, then SIGKILL."""
     failed, deadline, terminated = None, 0.0, False
     while any(rank.poll() is None for rank in ranks):
         if failed is None:
@@ -125,7 +129,7 @@ def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
 
 
 def _passed_on(ranks: list[subprocess.Popen]):
-    """A signal to the processes; Ctrl-C reaches those of a terminal by itself."""
+    """Return a signal handler that passes signals on to the processes; a terminal sends Ctrl-C to them itself."""
 
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
 
@@ -138,7 +142,7 @@ def _passed_on(ranks: list[subprocess.Popen]):
 
 
 def _cores_of(rank: int, processes: int):
-    """Each process on cores of its own, where the system knows such a thing and there are enough."""
+    """Return a function that gives the process its own cores; None if the system can't or has too few."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -149,8 +153,8 @@ def _cores_of(rank: int, processes: int):
 
 
 def _port() -> socket.socket:
-    """Return a socket on a free port, which is kept from everybody but MLX, whose ring shares it: a rank takes it only
-    when it has imported all."""
+    """Return a socket that reserves a free port. MLX's ring can still bind to it (SO_REUSEPORT), which a rank does only
+    after all its imports."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("127.0.0.1", 0))
@@ -158,7 +162,7 @@ def _port() -> socket.socket:
 
 
 def _by_program(backend: str, processes: int, command: list[str]) -> None:
-    """mpirun for MPI, mlx.launch for the others; this process becomes it."""
+    """Replace this process by mpirun (for MPI) or mlx.launch (for the other backends)."""
     os.environ["MLX_TRANSFORMER_DISTRIBUTED"] = backend
     if backend != "mpi":
         _by_mlx(["-n", str(processes)], backend, command)

@@ -1,4 +1,4 @@
-"""explain, compare, info, claims: what models are and do, and what is said of them."""
+"""The commands that look at models: explain, compare, info, claims."""
 
 from __future__ import annotations
 
@@ -25,36 +25,40 @@ if TYPE_CHECKING:
     from mlx_transformer.report.worker import Served
 
 EXPLAINED = "beam length_penalty max_new_tokens"
-"""The options of the search that `explain` shows."""
+"""Search options that `explain` shows."""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-"""Where the rows of `claims` lie, in `claims`: beside the package in a clone."""
+"""The docs folder of a clone, which holds the rows of `claims`."""
 
 First = Annotated[
     Path,
     Argument(
-        help="A: a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.",
+        help="Model A: a checkpoint, a run's folder, an ONNX folder, or a file from `export --search`.",
         check=check_there,
     ),
 ]
-Second = Annotated[Path, Argument(help="Likewise, or the same folder with another precision.", check=check_there)]
+Second = Annotated[Path, Argument(help="Model B, likewise, or A again with another precision.", check=check_there)]
 
 
 def explain(
     model: Annotated[
         Path | None,
-        Argument(help="A checkpoint or run's folder, or an ONNX folder; unset: three that ship.", check=check_there),
+        Argument(
+            help="A checkpoint, a run's folder or an ONNX folder; without it, three built-in examples.",
+            check=check_there,
+        ),
     ] = None,
     texts: Annotated[
         list[str] | None,
         Argument(
-            help="The sentence, in quotes; for a decoder the prompt; an encoder also reads two.", show_default=False
+            help="Sentence in quotes; for a decoder the prompt, for an encoder one or two texts.", show_default=False
         ),
     ] = None,
     *,
     settings: ExplainSettings,
     search: Annotated[Options, Shown("Search", EXPLAINED)],
 ) -> None:
-    """Follow a word through a model on a page: every vector and sum, attention, predictions, and how it searches."""
+    """Write a page that follows a sentence through a model: every vector and sum, attention, predictions, and the
+    search."""
     from export.explain.command import explain as run
 
     print(run(model, texts or [], settings, **chosen(search, EXPLAINED)))
@@ -62,24 +66,24 @@ def explain(
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings:
-    """How both are opened and fed, and what else is written."""
+    """How both models are opened and fed, and which extra files are written."""
 
     reference: Path | None = None
-    """Translations of the source, line by line; without them there are no scores."""
+    """Reference translations of the source, line by line; without them nothing is scored."""
     json: Path | None = None
-    """Write it all to this file as JSON."""
+    """JSON file to write all results to."""
     overlong: Overlong = "error"
-    """The treatment of a line longer than the model takes."""
+    """What to do with a line of more tokens than a model takes."""
     batch: int = 32
-    """Lines that both translate at once."""
+    """Lines translated together."""
     precision_a: PrecisionName | None = None
-    """Which of A's precisions, where A is an ONNX folder; unset: float32, or the only one."""
+    """Precision of A, if it is an ONNX folder with several; unset: float32, or the only one."""
     precision_b: PrecisionName | None = None
-    """Which of B's; unset: float32, or the only one."""
+    """Precision of B, likewise; unset: float32, or the only one."""
     threads: int | None = None
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    """Threads of ONNX Runtime for one operator; unset: one for each core."""
     verify: bool = True
-    """Compare the files with the digests in their manifests."""
+    """Check the models' files against the SHA-256 digests in their manifests."""
     force: bool = False
     """Replace an earlier page, and earlier JSON."""
 
@@ -89,12 +93,14 @@ def compare(
     b: Second,
     *,
     source: Source,
-    out: Annotated[Path, Option("--out", "-o", help="The HTML page to write.")] = Path("compare.html"),
+    out: Annotated[Path, Option("--out", "-o", help="HTML page to write.")] = Path("compare.html"),
     settings: CompareSettings,
     search: Annotated[Options, Shown("Search", BEST)],
 ) -> None:
-    """Compare two models, precisions or runtimes on the same text: scores and whether they differ by chance, the lines
-    that differ, speed, memory and sizes."""
+    """Compare two models, precisions or runtimes on the same text.
+
+    Reports scores and whether they differ by more than chance, the lines that differ, speed, memory and sizes.
+    """
     import json as to_json
 
     from mlx_transformer.core.outputs import Kind, claim, holds_object, page_kind
@@ -158,9 +164,11 @@ def _print(comparison: Comparison) -> None:
 
 
 def info(
-    path: Annotated[Path, Argument(help="A checkpoint, a run's folder, an ONNX folder or file.", check=check_there)],
+    path: Annotated[
+        Path, Argument(help="A checkpoint, a run's folder, an ONNX folder or an ONNX file.", check=check_there)
+    ],
 ) -> None:
-    """Describe a model: what it is, its config, sizes and parameters."""
+    """Describe a model: its kind, config, files, sizes and parameters."""
     from export.package.plan import describe_graphs
     from mlx_transformer.system.progress import Console
 
@@ -176,20 +184,24 @@ def info(
 
 def claims(
     rows: Annotated[
-        list[str] | None, Argument(metavar="ROW", help="Numbers and ranges, 7 or 5-9.", show_default="all")
+        list[str] | None,
+        Argument(metavar="ROW", help="Rows to compute: numbers or ranges, e.g. 7 or 5-9.", show_default="all"),
     ] = None,
-    out: Annotated[Path | None, Option("--out", "-o", help="An HTML page to write.", show_default="none")] = None,
-    figures: Annotated[Path | None, Option(help="Folder for the figures as PNG and SVG.", show_default="none")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="HTML page to write.", show_default="none")] = None,
+    figures: Annotated[
+        Path | None, Option(help="Folder for the figures as PNG and SVG files.", show_default="none")
+    ] = None,
     model: Annotated[
-        Path | None, Option(help="The trained model that some rows look at.", show_default="quickstart")
+        Path | None, Option(help="Trained model, which some rows need.", show_default="quickstart")
     ] = None,
     sentences: Annotated[
         list[str] | None,
-        Option("--sentence", help="Where to look at that model's attention.", show_default="dates"),
+        Option("--sentence", help="Sentence for the model's attention; repeat it for several.", show_default="dates"),
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
-    """Compute what is said of the Transformer, row by row, beside what is claimed; in a clone of the repository."""
+    """Compute well-known claims about the Transformer, one row each, and show them beside the results; needs a clone of
+    the repository."""
     if not (DOCS / "claims" / "command.py").is_file():
         raise UserError(
             "claims lie in docs/claims of the project's repository and are not installed with the package: run this in "

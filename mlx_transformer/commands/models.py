@@ -1,4 +1,4 @@
-"""A model in whatever form it is kept: a checkpoint, run by MLX, or an ONNX folder or file, run by ONNX Runtime."""
+"""Open a model in any form: a checkpoint, run by MLX, or an ONNX folder or file, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ def open_model(
     verify: bool = True,
     shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
-    """Open a checkpoint folder (or a run's folder), an ONNX folder, one file (`export_search`), or a published model
-    that `import` takes; all have the verbs of `generation.verbs.TextVerbs`.
+    """Open a checkpoint folder, a run's folder, an ONNX folder, one ONNX file (`export_search`), or a published model.
 
-    path: or where there is none of that name, a name on the Hugging Face Hub. runtime: what it must be for; a published
-    folder that has graphs beside its weights is for either, and for MLX where it is installed. threads, precision: of
-    an ONNX model, as `OnnxTransformer` has them. verify: compare the files with the digests in their manifest.
-    shortlist: a file that names the tokens which a translation may be made of, or "none"; default: as the model's
-    settings say. `UserError` for anything else, and for damage.
+    All have the methods of `generation.verbs.TextVerbs`.
+
+    path: if there is no such file or folder, a name on the Hugging Face Hub, e.g. "Helsinki-NLP/opus-mt-en-de".
+    runtime: the runtime that it must be for. A published folder with ONNX graphs beside its weights is for both; by
+    default MLX runs it if installed.
+    threads, precision: for ONNX models, as for `OnnxTransformer`.
+    verify: check the files against the SHA-256 digests in their manifest.
+    shortlist: a file in Marian's format, or "none"; default: as the model's settings say.
+    Raises `UserError` for anything that is no model, for damaged files, and for options that don't fit the model.
     """
     opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
@@ -55,10 +58,10 @@ def open_model(
 
 
 def load(path: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:
-    """Open a model of any form, as `open_model` does, and its tokenizer, if it has one.
+    """Open a model of any form, as `open_model` does; return it and its tokenizer (None if it has none).
 
-    revision: of a name on the Hugging Face Hub: a branch, tag or commit. Type checkers see the network in MLX, which a
-    checkpoint is; for ONNX models, which share its verbs, `open_model` has the exact types.
+    revision: branch, tag or commit of a name on the Hugging Face Hub. Type checkers see MLX's `Transformer`, the type
+    of an opened checkpoint. ONNX models have the same methods; `open_model` has the exact types.
     """
     model: Any = open_model(path, verify=verify) if revision is None else _checkpoint(Path(path), verify, revision)
     return model, model.tokenizer
@@ -98,7 +101,7 @@ def _opened_by(
 
 
 def open_folder(path: Path, **options: Any) -> TextVerbs:
-    """Open a folder of any architecture; `UserError` for a file, whose search has no steps."""
+    """Open a model folder. Raises `UserError` for a file, whose search can't be run step by step."""
     if path.is_file():
         raise UserError(f"{path}: is a file; give a checkpoint folder or an ONNX folder")
     return open_model(path, **options)
@@ -113,18 +116,18 @@ def run_on_lines(
     make: Callable[[TextVerbs, Output | None], LineWork],
     open: Callable[..., TextVerbs] = open_folder,
 ) -> None:
-    """Open the model, and write what `make(model, output)` makes of each line."""
+    """Open the model, and write the result of `make(model, output)` for each line."""
     from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines
 
-    out = claim_lines(verb, files.out, files.force, model, files.input)  # before the model is opened
+    out = claim_lines(verb, files.out, files.force, model, files.input)  # before opening the model, which takes longer
     work, facts = make(open(model, **vars(runtime)), out), facts_of(model, runtime)
     write_lines(work, files.input, out, text=text or (), resume=files.resume, model_facts=facts)
 
 
 def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, str]]:
-    """Return the facts that must not change between an interrupted run of a model and the one that continues it, once
-    it is asked."""
+    """Return a function that computes what must be the same when an interrupted run is resumed: model, runtime,
+    versions."""
 
     def facts() -> dict[str, str]:
         from mlx_transformer.core.folders import fingerprint
@@ -140,8 +143,10 @@ def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, st
 def compare(
     a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
 ) -> Comparison:
-    """Compare two models of any form on the same lines: scores and whether they differ by chance, the lines that
-    differ, speed, memory; see `report.comparing.compare` for the options. Each runs in a process of its own.
+    """Compare two models of any form on the same lines: scores and whether they differ by more than chance, the lines
+    that differ, speed and memory.
+
+    Each model runs in its own process. Options as for `report.comparing.compare`.
     """
     from mlx_transformer.report.comparing import compare
 
@@ -150,8 +155,10 @@ def compare(
 
 @naming_extra("export")
 def export(checkpoint: str | Path, out: str | Path, **settings: Unpack[ExportArguments]) -> Path:
-    """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
-    inside as `export_search` does; see there for the settings."""
+    """Write a checkpoint as ONNX: one file with the search inside if `out` ends in .onnx, otherwise a folder.
+
+    Settings as for `export_search` and `export_onnx`.
+    """
     check_export()
     from export import export_onnx, export_search
 
@@ -160,7 +167,7 @@ def export(checkpoint: str | Path, out: str | Path, **settings: Unpack[ExportArg
 
 
 def serve(models: str | Path | Sequence[str | Path], **settings: Unpack[ServeArguments]) -> None:
-    """Serve models of any form over HTTP; arguments as `export.serve.serve` has them. MLX runs checkpoints."""
+    """Serve models of any form over HTTP; arguments as for `export.serve.serve`. MLX runs checkpoints."""
     check_export()
     from export.serve import serve as serve_models
 
@@ -170,15 +177,17 @@ def serve(models: str | Path | Sequence[str | Path], **settings: Unpack[ServeArg
 def opener(
     model: str | Path, precision: str | None = None, threads: int | None = None, verify: bool = True
 ) -> tuple[str, Callable[[], Served]]:
-    """Make what `report.comparing.compare` takes for a model: its name, and what opens it. precision and threads: for
-    ONNX models."""
+    """Return a model's name and a function that opens it, for `report.comparing.compare`.
+
+    precision and threads: for ONNX models.
+    """
     options = {"threads": threads, "precision": precision, "verify": verify}
     name = str(model) if precision is None else f"{model}, {precision}"
     return name, partial(_opened, Path(model), options)
 
 
 def _opened(model: Path, options: dict[str, Any]) -> Served:
-    """In the process that runs it."""
+    """Open a model in the process that will run it."""
     from mlx_transformer.core.parameters import parameter_count
     from mlx_transformer.report.worker import Served
     from mlx_transformer.system.machine import versions
@@ -196,7 +205,7 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
             facts["precision"] = opened.metadata.get(PRECISION, "float32")
         else:
             files, facts["precision"] = opened.folder.files, opened.folder.precision
-            _ = opened.translator  # which refuses what can't translate
+            _ = opened.translator  # raises if it can't translate
         return Served(opened, facts, sum(file.stat().st_size for file in files if file.is_file()))
     import mlx.core as mx
 
@@ -215,12 +224,13 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
 
 def runs_onnx(model: Path) -> bool:
-    """Return whether ONNX Runtime runs a model where nothing else is asked for; `UserError` if it is none."""
+    """Return whether ONNX Runtime runs a model by default. Raises `UserError` if it is no model."""
     return Place.of(_local(model)).runs_onnx
 
 
 def _local(model: Path) -> Path:
-    """Return the file or folder of that name, else that of the name on the Hub, fetched."""
+    """Return the file or folder of this name; if there is none, download the name from the Hub and return its
+    folder."""
     if model.exists():
         return model
     from mlx_transformer.families.hub import find_model
@@ -229,7 +239,7 @@ def _local(model: Path) -> Path:
 
 
 def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:
-    """Return which runtime a folder is for; `UserError` if the options ask for the other."""
+    """Return whether ONNX Runtime will run the folder. Raises `UserError` if the options ask for the other runtime."""
     place = Place.of(model).check_model()
     onnx = place.onnx if runtime == "onnx" else place.runs_onnx
     if runtime == "onnx" and not onnx:

@@ -1,9 +1,10 @@
-"""A command's parameters on the command line: what stands in their annotations, as click takes it, and in help.
+"""Turn a function's annotations into click parameters and help.
 
-out: Annotated[Path | None, Option("--out", "-o", help="The file to write.")] = None
-model: Annotated[Path, Argument(help="A checkpoint folder.")]
+out: Annotated[Path | None, Option("--out", "-o", help="File to write.")] = None
+model: Annotated[Path, Argument(help="Checkpoint folder.")]
 
-The annotation's type decides what is read: bool is a flag, a Literal a choice, a list is given several times.
+The annotation's type decides how the value is read: bool is a flag, a Literal is a choice, a list may be given several
+times.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import click
 
 HELP_ALL = "mlx_transformer.help_all"
-"""In the `meta` of a command's context: `--help-all` was given."""
+"""Key in a click context's `meta`, set if `--help-all` was given."""
 NAMES_WIDTH = 26
-"""Columns of names in help; the text of a longer name begins on the next line."""
+"""Columns of option names in help; after a longer name the text begins on the next line."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TYPES: dict[Any, click.ParamType] = {
     str: click.STRING,
@@ -31,7 +32,8 @@ TYPES: dict[Any, click.ParamType] = {
 
 
 class Option:
-    """How a parameter is given as an option; without names it is called as the parameter."""
+    """Marks a parameter as an option, e.g. `Option("--out", "-o", help=...)`. Without names it is named like the
+    parameter."""
 
     def __init__(
         self,
@@ -44,15 +46,15 @@ class Option:
         prints: Callable[[click.Context], None] | None = None,
         check: Callable[[Any], None] | None = None,
     ):
-        """show_default: the default in words. panel: the heading in help. shown: what shows it. type: click's, where
-        that of the annotation says too little. prints: a flag that prints something and ends the command. check: raises
-        `UserError` for a value that is wrong, before the command begins and imports what takes time."""
+        """show_default: the default in words. panel: its heading in help. shown: which help lists it. type: a click
+        type, if the annotation's is too general. prints: makes a flag that prints something and ends the command.
+        check: raises `UserError` for a wrong value before the command starts and imports anything slow."""
         self.names, self.help, self.show_default, self.panel = names, help, show_default, panel
         self.shown, self.type, self.prints, self.check = shown, type, prints, check
 
 
 class Argument:
-    """How a parameter is given by its place."""
+    """Marks a parameter as a positional argument."""
 
     def __init__(
         self,
@@ -67,12 +69,12 @@ class Argument:
 
 
 def mark_of(parameter: inspect.Parameter) -> Option | Argument:
-    """Return how a parameter is given, which stands in its annotation."""
+    """Return the `Option` or `Argument` in a parameter's annotation."""
     return next(mark for mark in get_args(parameter.annotation)[1:] if isinstance(mark, Option | Argument))
 
 
 def check_values(parameters: Iterable[inspect.Parameter], values: Mapping[str, Any]) -> None:
-    """Raise `UserError` for the first value that its parameter's `check` refuses."""
+    """Run the parameters' `check` on their values; raises `UserError` for the first wrong value."""
     for each in parameters:
         if (check := mark_of(each).check) is not None and (value := values.get(each.name)) is not None:
             for one in value if isinstance(value, tuple | list) else (value,):
@@ -80,7 +82,7 @@ def check_values(parameters: Iterable[inspect.Parameter], values: Mapping[str, A
 
 
 def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
-    """Make click's parameter of one whose annotation is Annotated[type, Option or Argument]."""
+    """Make a click parameter from a parameter annotated with Annotated[type, Option or Argument]."""
     hint, mark = get_args(parameter.annotation)[0], mark_of(parameter)
     required = parameter.default is inspect.Parameter.empty
     kind, several = _type(hint)
@@ -103,7 +105,7 @@ def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
 
 
 def _type(hint: Any) -> tuple[click.ParamType, bool]:
-    """Return click's type, and whether there may be several values."""
+    """Return click's type, and whether the value may be given several times."""
     parts = [part for part in get_args(hint) if part is not NoneType]
     origin = get_origin(hint)
     if origin in (UnionType, Union):
@@ -131,7 +133,7 @@ class _Option(click.Option):
 
 
 class _Argument(click.Argument):
-    """click's own argument has no help."""
+    """A click argument with help, which click's own lacks."""
 
     panel, advanced = "Arguments", False
 
@@ -146,13 +148,13 @@ class _Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command that takes other spellings of its options too, and its first argument as `--model`.
+    """A command that also accepts other spellings of its options, and its first argument as `--model`.
 
-    Its `--help` shows the common options; where there are others, `--help-all` shows them all.
+    `--help` shows the common options; if there are more, `--help-all` shows all.
     """
 
     spellings: Mapping[str, str] = {}
-    """{a spelling that help doesn't show: the option}."""
+    """{other spelling, not shown in help: option}."""
 
     def __init__(self, name: str, run: Callable[..., Any]):
         params = [click_parameter(each) for each in inspect.signature(run).parameters.values()]
@@ -179,7 +181,7 @@ class Command(click.Command):
         return super().parse_args(ctx, [*read, *args[end:]])
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Later versions of click print them here; `format_options` does."""
+        """Do nothing: later versions of click print arguments here, but `format_options` already does."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -196,7 +198,7 @@ class Command(click.Command):
 
 
 def _spelled(name: str, options: Container[str], known: Mapping[str, str]) -> str:
-    """Return an option as it is called here: `known` has other names of it, and Python's programs write `_` for `-`."""
+    """Return the option's name here: from `known` spellings, or with `-` for `_` as Python programs write it."""
     if name.startswith("--") and name not in options and "_" in name:
         name = name.replace("_", "-")
     return known.get(name, name)
@@ -208,7 +210,7 @@ def _print_all(ctx: click.Context) -> None:
 
 
 class Program(click.Group):
-    """A command line whose list of commands is made of one line for each, without importing them."""
+    """A command line that lists its commands with one line each, without importing them."""
 
     def __init__(
         self, name: str, panels: Mapping[str, Mapping[str, str]], commands: Mapping[str, Command], **facts: Any
@@ -224,7 +226,7 @@ class Program(click.Group):
 
 
 def write_panels(formatter: click.HelpFormatter, panels: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Write names and what they mean, under headings."""
+    """Write tables of names and their meanings under headings."""
     for name, rows in panels.items():
         if rows:
             with formatter.section(click.style(name, bold=True)):

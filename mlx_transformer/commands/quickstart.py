@@ -1,4 +1,4 @@
-"""The whole path on the built-in corpus: text in, a trained Transformer, a proven ONNX model, text out."""
+"""The command `quickstart`: train on the built-in corpus, score, export, prove, translate."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ PAGES = {
     "training.html": "how it was trained",
     "validate.html": "the proof that both runtimes compute the same",
 }
-"""Pages of OUT/report, and what they show."""
-MARKER = ".quickstart"  # says that the folder is ours to clear
-ENOUGH = 80.0  # % of exact matches; all steps of the recipe gave 87 to 90 with three seeds
+"""Pages of OUT/report, and what each shows."""
+MARKER = ".quickstart"  # marks the folder as ours, so it may be cleared
+ENOUGH = 80.0  # % exact match; the whole recipe reached 87 to 90 with three seeds
 
 
 def run(out: Path, minutes: float | None, seed: int) -> int:
-    """Build, train, score, export, validate, translate; returns the exit code (0: learned, and both runtimes equal).
+    """Train, score, export, validate and translate; return the exit status (0: it learned, and both runtimes are
+    equal).
 
-    Writes OUT/model, OUT/onnx, OUT/report, with the pages PAGES in it, and OUT/summary.json. A finished quickstart in
-    OUT is replaced, an interrupted one goes on. `minutes`: a limit on training, which otherwise takes all steps of the
-    recipe. `UserError` at the end if fewer than ENOUGH % of the held-out phrases are right.
+    Writes OUT/model, OUT/onnx, OUT/report with the pages in PAGES, and OUT/summary.json. A finished quickstart in OUT
+    is replaced; an interrupted one continues.
+    minutes: limit on training; None: all steps of the recipe.
+    Raises `UserError` at the end if fewer than ENOUGH % of the held-out phrases are right.
     """
     with _held(out):
         try:
@@ -63,7 +65,7 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.trainer import Trainer
 
-    set_tf32(False)  # equality is judged in this process, so from its first product on
+    set_tf32(False)  # before the first matrix product: `validate` runs in this process
     recipe = load_recipe("quickstart", {"training": {"minutes": minutes, "seed": seed}})
     resume = _clear(out, seed)
     seconds: dict[str, float] = {}
@@ -80,7 +82,7 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
     with _stage("train", seconds):
         trainer = Trainer(recipe, out, resume, data=data)
-        earlier = trainer.state.seconds  # of training, before an interruption
+        earlier = trainer.state.seconds  # of training before an interruption
         result = trainer.run()
     state, steps = result.state, recipe.training.steps or 0
     if result.interrupted is not None:
@@ -133,7 +135,7 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
     }
     _write_json(out / SUMMARY, summary)
     _print_summary(summary, held_out, translations, onnx_translations)
-    sys.stdout.flush()  # the last line of all is why it isn't 0
+    sys.stdout.flush()  # so that the reason for a failure is the last line
     if not equal:
         _say(f"the two runtimes differ: see {report / 'validate.html'} and {report / 'translations.tsv'}")
         return 1
@@ -154,9 +156,9 @@ def _run(out: Path, minutes: float | None, seed: int) -> int:
 
 @contextmanager
 def _held(out: Path) -> Iterator[None]:
-    """Make `out` if it isn't there, and keep other quickstarts out of it; refuse a folder of something else.
+    """Make `out` if necessary, and keep other quickstarts out of it; refuse a folder with other files.
 
-    If nothing is written there, it is as before.
+    If nothing is written, the folder is left as it was.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; --out needs a folder")
@@ -176,7 +178,7 @@ def _held(out: Path) -> Iterator[None]:
         _check_ours(out, (MARKER, *MADE))
         yield
     finally:
-        with suppress(OSError):  # Windows removes no file that is open
+        with suppress(OSError):  # Windows can't remove an open file
             if [path.name for path in out.iterdir()] == [MARKER]:
                 (out / MARKER).unlink()
                 if is_new:
@@ -191,7 +193,7 @@ def _check_ours(out: Path, ours: Iterable[str]) -> None:
 
 
 def _clear(out: Path, seed: int) -> bool:
-    """Make room in `out`, and say whether an interrupted quickstart is to go on there; a finished one is removed."""
+    """Make room in `out`; return whether to continue an interrupted quickstart. A finished one is removed."""
     from mlx_transformer.training.recipe import load_recipe
 
     resume = (out / "run.json").exists() and not (out / SUMMARY).exists()
@@ -231,7 +233,7 @@ def _say(text: str) -> None:
 
 
 def _by_kind(text: ParallelText, translations: list[str]) -> dict[str, float]:
-    """Exact match in percent for each kind of phrase."""
+    """Return exact match in percent for each kind of phrase."""
     hits: dict[str, list[bool]] = {}
     for kind, translation, reference in zip(text.kinds or [], translations, text.target, strict=True):
         hits.setdefault(kind, []).append(translation == reference)
@@ -251,7 +253,7 @@ def _write_translations(path: Path, text: ParallelText, mlx: list[str], onnx: li
 def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], onnx: list[str]) -> None:
     console = Console()
     if not console.is_terminal:
-        console.width = 120  # a log has no width of its own
+        console.width = 120  # a log file has no width
     phrases = Table(title="One held-out phrase of each kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("kind", "right", "source", "MLX", "ONNX Runtime", "reference"):
         phrases.add_column(column, overflow="fold", justify="right" if column == "right" else "left")
@@ -272,7 +274,7 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
     times = ", ".join(f"{name} {value:.0f}" for name, value in summary["seconds"].items())
     table = Table(title="Summary", title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
     for _ in range(2):
-        table.add_column(overflow="fold")  # paths are copied from it
+        table.add_column(overflow="fold")  # fold, don't cut: people copy paths from here
     table.add_row("exact match", f"{summary['exact_match']:.1f} % of {lines} held-out phrases of ten kinds")
     table.add_row("BLEU, chrF", f"{summary['bleu']:.1f}, {summary['chrf']:.1f}")
     table.add_row("validate", summary["validate"])
@@ -287,7 +289,7 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
 
 
 def what_next(paths: Mapping[str, str]) -> Iterator[str]:
-    """Commands to go on with, as a shell reads them. paths: where the report and the exported model are."""
+    """Yield commands to try next, as a shell reads them. paths: the report and the exported model."""
     program = "open" if sys.platform == "darwin" else "xdg-open"
     for page, shows in PAGES.items():
         file = f"{paths['report']}/{page}"
@@ -296,6 +298,6 @@ def what_next(paths: Mapping[str, str]) -> Iterator[str]:
 
 
 def _as_called() -> str:
-    """This program as the user has typed it, or make for him: by a path from here, or by its name."""
+    """Return this program's name as it was typed, with its path if that is relative."""
     called = Path(sys.argv[0])
     return str(called) if called.name == "mlx-transformer" and not called.is_absolute() else "mlx-transformer"

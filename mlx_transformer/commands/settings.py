@@ -1,9 +1,9 @@
-"""Settings objects as options of a command: each field of a frozen dataclass becomes one.
+"""Turn settings dataclasses into options: each field of a frozen dataclass becomes one.
 
-Its name, type, choices and default are the field's, its help is the string that stands under it. "unset:" in that
-string begins what an option that was not given stands for. An option of another name than its field's has it as
-`metadata={"option": ("--with",)}`; `metadata=ADVANCED` leaves it to `--help-all`; "check" there is that of `Option`.
-Arguments and settings that several commands have stand here as well.
+The option takes its name, type, choices and default from the field, and its help from the string under the field. In
+this string, "unset:" begins the meaning of a default None. Field metadata changes the rest: {"option": ("--with",)} is
+another name, `ADVANCED` shows the option only in `--help-all`, "check" goes to `Option`.
+Arguments and settings that several commands share are here too.
 """
 
 from __future__ import annotations
@@ -32,49 +32,46 @@ from .parameters import Argument, Option, check_values
 
 UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
-NOT = "no_"  # begins the option that turns off what is on by default
+NOT = "no_"  # prefix of options that turn off a default
 OUT, OUT_OPTION = "out", "out_option"
 UNTYPED = (None, click.core.ParameterSource.DEFAULT)
-"""Where the value of an option comes from that was not given."""
+"""Click's sources of a value that was not typed on the command line."""
 
 Model = Annotated[
     Path,
-    Argument(
-        help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.", check=check_there
-    ),
+    Argument(help="A checkpoint, a run's folder, an ONNX folder, or a file from `export --search`.", check=check_there),
 ]
-Folder = Annotated[
-    Path, Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.", check=check_there)
-]
+Folder = Annotated[Path, Argument(help="A checkpoint, a run's folder, or an ONNX folder.", check=check_there)]
 Embedding = Annotated[
     Path,
     Argument(
-        help="A checkpoint folder, an ONNX folder, or one file of an encoder (--embed-tokenizer).", check=check_there
+        help="A checkpoint, a run's folder, an ONNX folder, or a file from `export --embed-tokenizer`.",
+        check=check_there,
     ),
 ]
 Checkpoint = Annotated[Path, Argument(help="A checkpoint folder, or the folder of a training run.", check=check_there)]
-Onnx = Annotated[Path, Argument(help="A folder written by `export`.", check=check_there)]
+Onnx = Annotated[Path, Argument(help="Folder written by `export`.", check=check_there)]
 Source = Annotated[Path, Option(help="Source sentences, one a line.", check=check_text)]
-Reference = Annotated[Path, Option(help="Their translations, line by line.", check=check_text)]
-Force = Annotated[bool, Option("--force", help="Replace another model that OUT holds.")]
+Reference = Annotated[Path, Option(help="Reference translations of the source, line by line.", check=check_text)]
+Force = Annotated[bool, Option("--force", help="Replace another model in OUT.")]
 Replace = Annotated[bool, Option("--force", help="Replace an earlier file of this command.")]
-OverlongOption = Annotated[Overlong, Option(help="What to do with a line longer than the model takes.")]
+OverlongOption = Annotated[Overlong, Option(help="What to do with a line of more tokens than the model takes.")]
 
 Texts = Annotated[
-    list[str] | None, Argument(help="Text, each argument a line; in place of --input.", show_default=False)
+    list[str] | None, Argument(help="Text to use in place of --input; each argument is a line.", show_default=False)
 ]
 
 
 @dataclass(frozen=True)
 class OutArgument:
-    """Marks a parameter `out` that is an argument, OUT, or as in every command the option -o."""
+    """Marks a parameter `out` that is the argument OUT, or the option -o as in every other command."""
 
     help: str
 
     def options(self) -> Iterator[inspect.Parameter]:
         kind, path = inspect.Parameter.KEYWORD_ONLY, Path | None
         argument = Argument(help=self.help, show_default=False)
-        option = Option("--out", "-o", help="OUT, in place of the argument.", show_default=False)
+        option = Option("--out", "-o", help="OUT, if not given as an argument.", show_default=False)
         yield inspect.Parameter(OUT, kind, default=None, annotation=Annotated[path, argument])
         yield inspect.Parameter(OUT_OPTION, kind, default=None, annotation=Annotated[path, option])
 
@@ -89,7 +86,7 @@ class OutArgument:
 
 @dataclass(frozen=True)
 class Shown:
-    """Marks a settings object whose options stand in a panel of their own, or of which only some are shown."""
+    """Marks a settings object: shows its options in their own panel, or only some of its fields."""
 
     panel: str | None = None
     fields: str = ""
@@ -97,53 +94,53 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class LineFiles:
-    """The files of a verb that writes JSON for each line of text."""
+    """Files of a command that writes JSON for each line of text."""
 
     input: Path | None = field(default=None, metadata={"option": ("--input", "-i"), "check": check_text})
-    """Text, one a line; unset: stdin."""
+    """Text file, one text a line; unset: stdin."""
     out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
-    """The file to write, JSON lines; it appears whole or not at all; unset: stdout."""
+    """File of JSON lines to write; it appears whole or not at all; unset: stdout."""
     resume: bool = False
-    """Continue what was interrupted on its way to OUT."""
+    """Continue an interrupted run into the same OUT; input, options and model must be the same."""
     force: bool = False
     """Replace an earlier file of this command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeSettings:
-    """The choice of a runtime."""
+    """Which runtime runs the model, and how."""
 
     runtime: Literal["mlx", "onnx"] | None = None
-    """The runtime; unset: the one that MODEL is made for."""
+    """Runtime to use; unset: mlx for a checkpoint, onnx for an ONNX model."""
     threads: int | None = field(default=None, metadata=ADVANCED)
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    """Threads of ONNX Runtime for one operator; unset: one for each core."""
     precision: PrecisionName | None = None
-    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only one."""
     verify: bool = field(default=True, metadata=ADVANCED)
-    """Compare the files with the digests in their manifest."""
+    """Check the model's files against the SHA-256 digests in their manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatingSettings(RuntimeSettings):
-    """The choice of a runtime for a model that translates."""
+    """Which runtime runs a model that translates, and how."""
 
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """File of Marian's that names which tokens each source token may become, others aren't written; none: all may be;
-    unset: what the model's settings name."""
+    """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
+    tokens; unset: as the model's settings say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TypedOptions(Options):
-    """Options of a search, and which of them the command line gives: the others are as the model has them."""
+    """Search options, and which of them were typed on the command line; the others are as the model has them."""
 
     typed_in: frozenset[str] = frozenset()
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command as the command line calls it: a parameter whose type is a settings object becomes options.
+    """Return the command for the command line: a parameter whose type is a settings object becomes options.
 
-    A settings object is a dataclass, or a class or mark with `options()`, its parameters, and `of(values)`, which takes
-    theirs out of the values of all. The result's signature has all the options, each with its `Option` or `Argument`.
+    A settings object is a dataclass, or has `options()`, its parameters, and `of(values)`, which takes their values out
+    of all values. The new signature has every option with its `Option` or `Argument`.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -178,29 +175,29 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen(search: Options, names: str) -> dict[str, Any]:
-    """The options of these names that the command line gives, as arguments: others are as the model has them."""
+    """Return the options of these names that were typed, as keyword arguments; the others are as the model has them."""
     typed_in = search.typed_in if isinstance(search, TypedOptions) else names.split()
     return {name: getattr(search, name) for name in names.split() if name in typed_in}
 
 
 def _split_help(meaning: str) -> tuple[str, str | None]:
-    """Return a field's meaning, and what it says an option stands for that is not given."""
+    """Split a field's help into its meaning and the words after "unset:", e.g. ("Runtime.", "mlx for a checkpoint")."""
     if (unset := UNSET.search(meaning)) is None:
         return meaning, None
     return f"{meaning[: unset.start()]}.", meaning[unset.end() :].removesuffix(".")
 
 
 _Option = tuple[inspect.Parameter, Callable[[Any], Any]]
-"""One option, and what its value is for the settings object."""
+"""An option's parameter, and a function from its value to the field's value."""
 
 
 def _object(of: type, options: Mapping[str, _Option], values: dict[str, Any]) -> Any:
-    """Return the settings object, whose options' values are taken out of those of all options."""
+    """Make the settings object; takes its options' values out of `values`."""
     return of(**{name: value_of(values.pop(option.name)) for name, (option, value_of) in options.items()})
 
 
 def _options(of: type, mark: Shown) -> dict[str, _Option]:
-    """Return the options of a settings object, by its fields."""
+    """Return {field: option} of a settings object."""
     hints, meanings = get_type_hints(of, include_extras=True), field_docs(of)
     chosen = mark.fields.split() or [field.name for field in dataclasses.fields(of)]
     return {
@@ -229,7 +226,7 @@ def _option(field: dataclasses.Field, hint: Any, meaning: str, panel: str | None
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type as the command line reads it: without bounds, and the first of several."""
+    """Return the type as the command line reads it: without bounds, and the first type of a union."""
     parts = get_args(hint)
     if get_origin(hint) is Annotated:
         return _bare(parts[0])
@@ -242,18 +239,19 @@ def _bare(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a recipe."""
+    """A key of a recipe."""
 
     table: str
     name: str
     kind: FieldType
     help: str
     unset: str | None
-    """The value that it has where no recipe sets it."""
+    """Its value if no recipe sets it, in words."""
 
 
 class RecipeKeys:
-    """The keys of a recipe as options of `train`, made of the classes that check recipes; and those that were given."""
+    """The keys of a recipe as options of `train`, made from the classes that check recipes, and the values that were
+    typed."""
 
     PANELS: ClassVar = {
         "Data": (
@@ -267,7 +265,7 @@ class RecipeKeys:
         "Vectors": ("", "batch_pairs temperature symmetric chunk source_prompt target_prompt pooling teacher"),
         "Run": ("seed", "best patience final checkpoint_seconds"),
     }
-    """{panel: (the keys that `--help` shows, those that `--help-all` adds)}; all others stand in `--help-recipe`."""
+    """{panel: (keys in `--help`, keys added by `--help-all`)}; `--help-recipe` has all."""
     RENAMED: ClassVar = {"warmup_steps": "--warmup", "start_from": "--from", "checkpoint_seconds": "--save-every"}
 
     def __init__(self, tables: dict[str, dict[str, Any]]):
@@ -275,8 +273,7 @@ class RecipeKeys:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> RecipeKeys:
-        """The keys whose options are in `values`, where those of all options are, and from which they are taken; one
-        that wasn't given is None."""
+        """Take the values of the recipe's keys out of `values`; a key that wasn't typed is None."""
         tables: dict[str, dict[str, Any]] = {"data": {}, "model": {}, "training": {}}
         for key in cls.declared():
             value = values.pop(key.name)
@@ -287,14 +284,14 @@ class RecipeKeys:
 
     @classmethod
     def options(cls) -> list[inspect.Parameter]:
-        """In the order of the panels; those that no panel has are hidden."""
+        """Return the options in the order of the panels; keys in no panel are hidden."""
         panels = {name: panel for panel, names in cls.PANELS.items() for name in " ".join(names).split()}
         places = {name: place for place, name in enumerate(panels)}
         keys = sorted(cls.declared(), key=lambda key: places.get(key.name, len(places)))
         return [option for key in keys for option in cls._options(key, panels.get(key.name))]
 
     def check_files(self) -> None:
-        """Raise `UserError` for a text that is given and isn't there."""
+        """Raise `UserError` for a file that doesn't exist."""
         from mlx_transformer.training.options import FILES, is_there
 
         for name in FILES:
@@ -315,7 +312,7 @@ class RecipeKeys:
         keys = []
         for table, name, of in options.recipe_keys():
             if (kind := field_types(of).get(name)) is None:
-                continue  # a table of its own
+                continue  # a table, e.g. [model.head], is no option
             default = stated.get(name, getattr(of, name, None))
             help, unset = _split_help(field_docs(of)[name])
             if unset is None and default not in (None, "", False):

@@ -1,8 +1,7 @@
-"""classify, rerank, tag, answer: what an encoder's head says of text.
+"""The commands that run a model on text.
 
-generate, fill, embed: decoders and encoders alone at work on text.
-
-translate, evaluate, score, serve: a model at work on text.
+translate, evaluate, score, serve: for any translator. generate: for decoder-only models. fill, embed, classify, rerank,
+tag, answer: for encoder-only models.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def classify(
     options: Annotated[ClassifyOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Say which class a text is of, with an encoder: JSON for each line, which may be a pair of texts with a tab
-    between them."""
+    """Classify texts with an encoder: writes JSON for each line, which is a text or two texts with a tab between."""
     from mlx_transformer.generation.files import classify_lines
 
     run_on_lines("classify", model, text, files, runtime, lambda opened, out: classify_lines(opened, options))
@@ -71,8 +69,11 @@ def rerank(
     options: Annotated[RerankOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Order documents by how well they fit a query, with an encoder that reads both: JSON for each line, which is a
-    query and its documents with tabs between them; in a .jsonl file {"query": ..., "documents": [...]}."""
+    """Order documents by how well they fit a query, with an encoder that reads both.
+
+    A line is a query and its documents, separated by tabs; in a .jsonl file it is {"query": ..., "documents": [...]}.
+    Writes JSON for each line.
+    """
     from mlx_transformer.generation.files import rerank_lines
 
     as_json = files.input is not None and files.input.suffix == ".jsonl"
@@ -86,8 +87,10 @@ def tag(
     files: LineFiles,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Find names and other labelled parts of a text, with an encoder: JSON for each line, with labels, probabilities
-    and places."""
+    """Find names and other labelled parts of a text, with an encoder.
+
+    Writes JSON for each line, with labels, probabilities and places.
+    """
     from mlx_transformer.generation.files import tag_lines
 
     run_on_lines("tag", model, text, files, runtime, lambda opened, out: tag_lines(opened))
@@ -101,8 +104,10 @@ def answer(
     options: Annotated[AnswerOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Answer questions by a part of a text, with an encoder: JSON for each line, which is a question, a tab, and the
-    text."""
+    """Find the part of a text that answers a question, with an encoder.
+
+    A line is a question, a tab and the text. Writes JSON for each line.
+    """
     from mlx_transformer.generation.files import answer_lines
 
     run_on_lines("answer", model, text, files, runtime, lambda opened, out: answer_lines(opened, options))
@@ -114,16 +119,17 @@ COMPLETION = "max_new_tokens min_new_tokens sample temperature top_k top_p seed 
 def generate(
     model: Folder,
     prompt: Annotated[
-        list[str] | None, Argument(help="Prompts; none: all of standard input is one.", show_default=False)
+        list[str] | None,
+        Argument(help="Prompts, in quotes; without any, standard input is the prompt.", show_default=False),
     ] = None,
     *,
-    stop: Annotated[list[str] | None, Option(help="End before this word; may be given several times.")] = None,
-    json: Annotated[bool, Option("--json", help="Write each prompt and its text as JSON.")] = False,
+    stop: Annotated[list[str] | None, Option(help="End the text before this word; repeat it for several.")] = None,
+    json: Annotated[bool, Option("--json", help="Write each prompt and its continuation as JSON.")] = False,
     search: Annotated[Options, Shown("Search", COMPLETION)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Go on from a prompt, with a decoder alone; the text is written as it is decided."""
-    options = chosen(search, COMPLETION)  # checked before the model is read
+    """Continue a prompt with a decoder-only model; text is written while it is decoded."""
+    options = chosen(search, COMPLETION)  # before reading the model, so that mistakes show at once
     opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
     if json:
@@ -141,15 +147,17 @@ def fill(
     model: Folder,
     text: Annotated[
         list[str] | None,
-        Argument(help="Text with <mask> or [MASK] in it, each argument a line.", show_default=False),
+        Argument(help="Text with <mask> or [MASK] in it; each argument is a line.", show_default=False),
     ] = None,
     *,
     files: LineFiles,
-    top_k: Annotated[int, Option(help="Guesses for each <mask>.")] = 5,
-    json: Annotated[bool, Option("--json", help="Write each line's guesses as JSON; OUT has them so.")] = False,
+    top_k: Annotated[int, Option(help="Number of guesses for each <mask>.")] = 5,
+    json: Annotated[
+        bool, Option("--json", help="Write the guesses as JSON, one line of text a line; --out always does.")
+    ] = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
+    """Guess masked words with an encoder: the likeliest tokens for each <mask>, with their probabilities."""
     from mlx_transformer.generation.files import fill_lines
 
     run_on_lines(
@@ -159,10 +167,11 @@ def fill(
 
 @dataclass(frozen=True, kw_only=True)
 class VectorFiles(LineFiles):
-    """The same of `embed`."""
+    """Files of `embed`."""
 
     out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
-    """The file to write, JSON lines, or an array if it ends in .npy; it appears whole or not at all; unset: stdout."""
+    """File to write: JSON lines, or an array (lines, W) if its name ends in .npy; it appears whole or not at all;
+    unset: stdout."""
 
 
 def embed(
@@ -173,7 +182,7 @@ def embed(
     options: Annotated[EmbedOptions, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Turn text into vectors, with an encoder: one line in, one vector out."""
+    """Turn text into vectors with an encoder: one line in, one vector out."""
     from mlx_transformer.generation.files import embed_lines
 
     make = lambda opened, out: embed_lines(opened, options, out)  # noqa: E731
@@ -191,38 +200,39 @@ def _standard_input(what: str) -> str:
 
 
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
-"""The options that have to do with the best translation alone."""
+"""Search options that affect the best translation."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherText:
-    """The text that models of one stack are scored on."""
+    """Text to score encoder-only and decoder-only models on."""
 
     text: str | None = None
-    """For a decoder: plain text, as train --text takes it."""
+    """For a decoder, scored by perplexity: plain text, as train --text takes it."""
     pairs: Path | None = None
-    """For an encoder: texts and their matches, .tsv or .jsonl, to be found among all matches by its vectors."""
+    """For an encoder's vectors, scored by retrieval: .tsv or .jsonl with texts and their matches, each to be found
+    among all matches."""
     similarity: Path | None = None
-    """For an encoder: pairs of texts and a number, .tsv or .jsonl, which the similarity of their vectors should rank
-    alike."""
+    """For an encoder's vectors, scored by rank correlation: .tsv or .jsonl with pairs of texts and a number, e.g. 0 to
+    5 by people."""
     labelled: Path | None = None
     """For an encoder with a head: labelled text, as train --labelled takes it."""
 
 
 @dataclass(frozen=True)
 class ParallelFiles:
-    """The text that an encoder-decoder is scored on."""
+    """Text to score a translator on."""
 
     source: Path | None = None
     """Source sentences, one a line."""
     reference: Path | None = None
-    """Their translations, line by line."""
+    """Reference translations of the source, line by line."""
 
 
 Out = Annotated[
     Path | None,
-    Option("--out", "-o", help="The file to write; it appears whole or not at all.", show_default="stdout"),
+    Option("--out", "-o", help="File to write; it appears whole or not at all.", show_default="stdout"),
 ]
 
 
@@ -231,7 +241,8 @@ def translate(
     text: Texts = None,
     *,
     input: Annotated[
-        Path | None, Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin", check=check_text)
+        Path | None,
+        Option("--input", "-i", help="Text file, one sentence a line.", show_default="stdin", check=check_text),
     ] = None,
     out: Out = None,
     settings: Annotated[TextSettings, Shown()],
@@ -265,18 +276,21 @@ def evaluate(
     model: Model,
     *,
     files: Annotated[ParallelFiles, Shown("Text")],
-    others: Annotated[OtherText, Shown("Decoders and encoders alone")],
+    others: Annotated[OtherText, Shown("Text for decoders and encoders")],
     out: Annotated[
         Path | None,
-        Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
+        Option("--out", "-o", help="File for the translations, one a line.", show_default=False),
     ] = None,
     overlong: OverlongOption = "error",
     force: Replace = False,
     search: Annotated[Options, Shown("Search", BEST)],
     runtime: Annotated[TranslatingSettings, Shown("Runtime")],
 ) -> None:
-    """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
-    perplexity of a text; of an encoder alone what its vectors find, or how often its labels are right."""
+    """Score a model on text with references, and print JSON.
+
+    A translator is scored with sacreBLEU, chrF and TER (with their signatures) and exact match; a decoder by the
+    perplexity of a text; an encoder by what its vectors find, or by how often its labels are right.
+    """
     source, reference = files.source, files.reference
     if unread := [name for name, value in vars(others).items() if value is not None]:
         if source is not None or reference is not None or out is not None:
@@ -320,7 +334,7 @@ def evaluate(
 
 
 def listed_file(shortlist: Path | str | None) -> Path | None:
-    """The file that --shortlist names, if it names one."""
+    """Return the file that --shortlist names, if any."""
     return None if shortlist is None else Path(shortlist)
 
 
@@ -359,19 +373,23 @@ def score(
     out: Out = None,
     json: Annotated[bool, Option("--json", help="Write each pair as JSON, with its tokens.")] = False,
     overlong: Annotated[
-        OverlongPair, Option(help="A pair that is longer than the model takes ends the command, or stays empty.")
+        OverlongPair,
+        Option(help="What to do with a pair longer than the model takes: end with an error, or leave its line empty."),
     ] = "error",
     force: Replace = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Log-probabilities of given translations: a line each, the sum, a tab, and those of the tokens."""
+    """Print log-probabilities of given translations: for each line the sum, a tab, and the log-probability of each
+    token."""
     from mlx_transformer.generation.files import score_lines
     from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines
 
     output = claim_lines("score", out, force, model, source, reference)
     if model.is_file():
-        raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
+        raise UserError(
+            f"{model}: a file with the search can't score given translations; give a checkpoint or an ONNX folder"
+        )
     scorer = open_model(model, **vars(runtime))
     write_lines(score_lines(scorer, json, overlong), (source, reference), output)
 
@@ -389,17 +407,18 @@ def serve(
         list[str] | None,
         Argument(
             metavar="[MODEL | SOURCE-TARGET=MODEL ...]",
-            help="A folder that `export` wrote, one file with the search, or a checkpoint; several are named by their "
-            "languages, en-de=DIR.",
+            help="A folder or file written by `export`, or a checkpoint; name several by their languages, e.g. "
+            "en-de=FOLDER de-en=FOLDER.",
             show_default=False,
             check=_check_named,
         ),
     ] = None,
     *,
-    web: Annotated[Path | None, Option(help="In place of a model: a site that `web` wrote.")] = None,
+    web: Annotated[Path | None, Option(help="Site written by `web`, to serve in place of a model.")] = None,
     settings: ServeSettings,
 ) -> None:
-    """Answer requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
+    """Answer requests over HTTP, batching them together. SIGTERM or Ctrl-C stops it once running requests are
+    answered."""
     from export.serve import serve_site
 
     if (not models) == (web is None):

@@ -1,7 +1,4 @@
-"""The text that `train --help-recipe` prints: every key of a recipe, read from the classes that check recipes.
-
-quickstart, train, average.
-"""
+"""The commands train, quickstart, report and average, and the text of `train --help-recipe`."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 def recipe_help() -> str:
-    """Return a TOML file with every key in a comment."""
+    """Return a TOML file with every key of a recipe in a comment, read from the classes that check recipes."""
     from mlx_transformer.training import options
 
     sized = PRESETS[options.ModelOptions.preset]
@@ -63,7 +60,8 @@ def recipe_help() -> str:
 
 
 def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
-    """Describe a key of a table, from the field of a dataclass; nothing for one that is a table of its own."""
+    """Yield the comment lines of one key, from its dataclass field; nothing if the key is a table with keys of its
+    own."""
     kind = field_types(of).get(name)
     if kind is not None:
         type_name = ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
@@ -76,7 +74,7 @@ def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
     else:
         return
     key = f"# {name} =" + ("" if default is None else " " + json.dumps(default))
-    missing = " " * (len(key) - COLUMN + 1)  # of the first line's room, beside a long key
+    missing = " " * (len(key) - COLUMN + 1)  # a long key takes room from the first line
     meaning = f"{field_docs(of).get(name, '')}{more} ({type_name})"
     text = textwrap.wrap(meaning, WIDTH - COLUMN - 2, initial_indent=missing)
     for left, right in itertools.zip_longest([key], text, fillvalue=""):
@@ -84,8 +82,8 @@ def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
 
 
 def average(
-    checkpoints: Annotated[list[Path], Argument(help="Checkpoint folders of one run, two or more.", check=check_there)],
-    out: Annotated[Path, Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
+    checkpoints: Annotated[list[Path], Argument(help="Two or more checkpoint folders of one run.", check=check_there)],
+    out: Annotated[Path, Option("--out", "-o", help="Checkpoint folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
     """Average the weights of several checkpoints of one run."""
@@ -95,15 +93,15 @@ def average(
 
 
 def quickstart(
-    out: Annotated[Path, Option("--out", "-o", help="Folder for everything it makes.")] = Path("quickstart"),
+    out: Annotated[Path, Option("--out", "-o", help="Folder for everything that it makes.")] = Path("quickstart"),
     minutes: Annotated[
-        float | None, Option(help="End training after so many minutes; unset: when all its steps are done.")
+        float | None, Option(help="Stop training after so many minutes.", show_default="after all steps")
     ] = None,
-    seed: Annotated[int, Option(help="Seed of corpus, weights and dropout.")] = 1,
+    seed: Annotated[int, Option(help="Random seed of the corpus, the first weights and dropout.")] = 1,
 ) -> None:
-    """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes.
+    """Try everything in minutes: make a corpus, train, score, export, prove that both runtimes agree, translate.
 
-    Ctrl-C saves, and the same command goes on from there.
+    Ctrl-C saves; the same command continues.
     """
     from .quickstart import run
 
@@ -118,10 +116,10 @@ def quickstart(
 
 def report(
     runs: Annotated[list[Path], Argument(help="Folders of training runs.", check=check_there)],
-    out: Annotated[Path, Option("--out", "-o", help="The HTML page to write.")] = Path("report.html"),
+    out: Annotated[Path, Option("--out", "-o", help="HTML page to write.")] = Path("report.html"),
     force: Replace = False,
 ) -> None:
-    """Write one page about training runs: curves side by side, samples over time, recipes, what they ran on."""
+    """Write one page about training runs: curves side by side, samples over time, recipes and machines."""
     from mlx_transformer.core.outputs import claim, page_kind
     from mlx_transformer.report.training_page import page, read_run
     from mlx_transformer.system.durable import write_text
@@ -139,49 +137,56 @@ def _help_recipe(_: click.Context) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings:
-    """The demands of a run on its machine."""
+    """How a run uses its machine."""
 
     device: Literal["cpu", "gpu"] | None = None
-    """Where MLX computes; unset: the GPU, if there is one."""
+    """Where MLX computes; unset: the GPU if there is one."""
     keep_awake: bool = False
     """Keep a Mac from sleeping while it trains (caffeinate)."""
 
 
 def train(
     recipe: Annotated[
-        str | None, Argument(help="A TOML recipe or the name of a built-in one; with --resume, a run's folder.")
+        str | None, Argument(help="A TOML recipe, or the name of a built-in one; with --resume, the run's folder.")
     ] = None,
-    out: Annotated[Path | None, Option("--out", "-o", help="The run's folder; the trained model is OUT/model.")] = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Folder of the run; the trained model will be OUT/model.")
+    ] = None,
     *,
     keys: RecipeKeys,
     resume: Annotated[
-        bool, Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
+        bool,
+        Option(
+            "--resume",
+            help="Continue the run in OUT with its recorded settings; --steps, --epochs or --minutes may lengthen it.",
+        ),
     ] = False,
-    force: Annotated[bool, Option("--force", help="Replace a run that OUT holds.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace another run in OUT.")] = False,
     machine: MachineSettings,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Say what would be trained, take 20 steps to forecast, write nothing.")
+        bool,
+        Option("--dry-run", help="Show what would be trained, forecast its time from 20 steps, and write nothing."),
     ] = False,
     help_recipe: Annotated[
         bool,
-        Option("--help-recipe", help="Show all keys of a recipe and exit.", prints=_help_recipe),
+        Option("--help-recipe", help="Print all keys of a recipe with their defaults, and exit.", prints=_help_recipe),
     ] = False,
 ) -> None:
-    """Train a translator on parallel text or the built-in corpus, or by --objective another model on other text."""
+    """Train a translator on parallel text or on the built-in corpus, or another kind of model with --objective."""
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
     if dry_run and resume:
         raise UserError("--dry-run forecasts a run from its start: leave out --resume")
     if dry_run:
-        out = None  # nothing is written there, nor looked at
+        out = None  # the folder is neither written nor read
     elif out is None:
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
     keys.check_files()
     if recipe is not None:
         find_recipe(recipe)
-    # Not before: it takes time, which a mistake needn't.
+    # Imported only now, so that mistakes above show at once.
     if machine.device is not None:
-        os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read when MLX is imported first
+        os.environ["MLX_TRANSFORMER_DEVICE"] = machine.device  # read at MLX's first import
     from mlx_transformer.system.machine import keep_awake
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe

@@ -1,3 +1,5 @@
-"""Token ids in, token ids out: greedy, beam and sampling over a step function. `verbs` puts them on a model.
-Nothing here loads MLX; `runtime.decoding` does.
+"""What a model does with text: translate, complete, embed, classify, tag, answer, fill and rerank.
+
+`verbs.py` puts these on a model as methods. The search itself, from token ids to token ids, is the room `decoding`.
+Nothing here loads MLX.
 """

@@ -1,9 +1,9 @@
-"""Which word of a source each word of its translation was made of, as cross-attention says it.
+"""Word alignments from cross-attention: which source word each target word comes from.
 
-The row of attention weights from which a token was chosen is that of the token before it, which the decoder had read
-last. Heads are averaged; a word's weight is the sum of its source tokens', and the mean over its target tokens.
+Token i of the target was chosen from row i of the weights, in which the decoder reads token i - 1. Heads are averaged.
+A word's weight is summed over its source tokens and averaged over its target tokens.
 
-Shapes: H heads, T target, S source tokens.
+Shapes: H heads, T target tokens, S source tokens.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.text.tokenizer import Tokenizer
 
 SPACES = "ĠĉĊč▁"
-"""Space, tab and line ends, as the vocabulary spells bytes; and a space as SentencePiece does."""
+"""Space, tab and line ends as a byte-level vocabulary spells them; the last is SentencePiece's space."""
 
 Links = Sequence[tuple[int, int]]
-"""(source word, target word), both counted from 0, in the order of the target."""
+"""(source word, target word), both counted from 0, in target order, e.g. [(0, 0), (2, 1)]."""
 
 CrossWeights = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], list[NDArray]]
-"""Sources, and what was written of each (without eos) -> weights (T, S) of each pair, the heads' mean."""
+"""(sources, targets without eos) -> for each pair the cross-attention weights (T, S), averaged over heads."""
 
 
 CrossAttention = Callable[[NDArray, NDArray, NDArray], NDArray]
-"""Padded sources (B, S), where their tokens are (B, S), targets (B, T) -> the heads' mean of the weights (B, T, S)."""
+"""(padded sources (B, S), their mask (B, S), targets (B, T)) -> weights (B, T, S), averaged over heads."""
 
 TOGETHER = 16
-"""Pairs computed together."""
+"""Pairs of one forward pass."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Links of one translation, and how many words there are on both sides."""
+    """The word links of one translation, and the number of words on each side."""
 
     links: Links
     source_words: int
     target_words: int
 
     def __add__(self, other: Alignment) -> Alignment:
-        """Join the alignments of two pieces of one line, one after the other."""
+        """Join the alignments of two consecutive pieces of a line."""
         later = [(source + self.source_words, target + self.target_words) for source, target in other.links]
         return Alignment(
             [*self.links, *later], self.source_words + other.source_words, self.target_words + other.target_words
@@ -51,14 +51,15 @@ class Alignment:
 
 
 def align(tokenizer: Tokenizer, weights: NDArray, source: Sequence[int], target: Sequence[int]) -> Alignment:
-    """weights (T, S): row i is that from which token i of the target was chosen."""
+    """Align one pair. weights (T, S): token i of the target was chosen from row i."""
     words = words_of(tokenizer.source, source), words_of(tokenizer, target)
     counts = (1 + max((word for word in side if word is not None), default=-1) for side in words)
     return Alignment(word_links(weights, *words), *counts)
 
 
 def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> CrossWeights:
-    """Return what aligns, by a model that reads each translation once, all its tokens at once."""
+    """Return a `CrossWeights` that reads each translation in one forward pass, all its tokens at once (teacher
+    forcing)."""
 
     def padded(rows: Sequence[Sequence[int]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         lengths = np.array([len(row) for row in rows])
@@ -69,7 +70,7 @@ def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> Cr
 
     def weights(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[NDArray]:
         weights_of: list[NDArray] = [np.zeros((0, len(source)), np.float32) for source in sources]
-        # Neighbours in length are computed together; nothing is written of an empty one.
+        # Pairs of similar length share a pass; an empty target has no weights.
         order = sorted((i for i, row in enumerate(targets) if row), key=lambda i: (len(sources[i]), len(targets[i])))
         for first in range(0, len(order), TOGETHER):
             rows = order[first : first + TOGETHER]
@@ -83,14 +84,18 @@ def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> Cr
 
 
 def alignment_layer(config: TransformerConfig) -> int:
-    """Choose the decoder's layer whose cross-attention tells most: the last but one (Garg et al. 2019), or the last of
-    up to three. (The last of the quickstart's two is right about 92 % of copied digits, the first about 84 %.)"""
+    """Choose the decoder layer whose cross-attention aligns best: the last but one (Garg et al. 2019), or the last if
+    there are at most three. (In the quickstart's model of two layers the last is right about 92 % of copied digits, the
+    first about 84 %.)"""
     return config.decoder_layers - (2 if config.decoder_layers > 3 else 1)
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | None]:
-    """Number the word that each token is part of, words being what white space separates; None for special tokens, for
-    white space alone, and for rows of a published model that no token of its vocabulary reads."""
+    """Return for each token the number of its word; words are separated by white space.
+
+    None for special tokens, for white space, and for ids that the vocabulary has no token for. E.g. ["▁Good", "▁mor",
+    "ning", "</s>"] -> [0, 1, 1, None].
+    """
     words: list[int | None] = []
     word, inside, special = -1, False, tokenizer.special_ids - {tokenizer.mask_id}
     for id in ids:
@@ -107,26 +112,28 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | None]:
 
 
 def word_links(weights: NDArray, source: Sequence[int | None], target: Sequence[int | None]) -> Links:
-    """Return the source word that each target word attends to most. weights (T, S): row i is that from which token i
-    was chosen. source, target: words of the tokens, as `words_of` has them."""
+    """Return for each target word the source word that it attends to most.
+
+    weights (T, S): token i was chosen from row i. source, target: each token's word, as from `words_of`.
+    """
     table = word_weights(weights, source, target)
     return [(int(row.argmax()), j) for j, row in enumerate(table)] if table.shape[1] else []
 
 
 def word_weights(weights: NDArray, source: Sequence[int | None], target: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return the same weights between words: (target words, source words)."""
-    columns = _members(source)  # (S words, S)
-    rows = _members(target)
-    total = rows @ np.asarray(weights, np.float64) @ columns.T
+    """Return the weights between words: (target words, source words)."""
+    columns = _members(source)  # (source words, S)
+    rows = _members(target)  # (target words, T)
+    total = rows @ np.asarray(weights, np.float64) @ columns.T  # (target words, source words)
     return total / np.maximum(rows.sum(axis=1, keepdims=True), 1)
 
 
 def pharaoh(links: Links) -> str:
-    """Return 0-0 1-2: source word, target word, as word aligners write them."""
+    """Return links as word aligners write them, e.g. "0-0 1-2": source word, target word."""
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def _members(words: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return (words, tokens): 1 where the token is part of the word."""
+    """Return a matrix (words, tokens) with 1 where the token is part of the word."""
     count = 1 + max((word for word in words if word is not None), default=-1)
     return np.array([[float(word == i) for word in words] for i in range(count)]).reshape(count, len(words))

@@ -1,8 +1,8 @@
-"""The options of the verbs on text, for all runtimes; those of a search are in `options.py`.
+"""The options of the verbs on text: dataclasses that check them, and TypedDicts of keyword arguments.
 
-The keyword arguments of models' verbs, for type checkers and editors; never imported at run time.
-
-Most are the fields of a dataclass that checks them; `tests/repository/test_arguments.py` compares names and types.
+The TypedDicts are for type checkers and editors; nothing imports them at run time. Most repeat the fields of a
+dataclass; `tests/repository/test_arguments.py` compares names and types. The options of a search are in
+`decoding/options.py`.
 """
 
 from __future__ import annotations
@@ -21,54 +21,62 @@ from mlx_transformer.system.fields import Bounds, Checked
 from .alignment import CrossWeights
 
 Overlong = Literal["error", "truncate", "split", "skip"]
-"""What to do with a line of more tokens than the model has positions: raise an error that names it; translate only its
-first tokens; translate pieces, cut at sentence ends if possible, and join them with spaces; or leave it empty."""
+"""What to do with a line of more tokens than the model has positions.
+
+error: raise an error that names the line. truncate: translate only its first tokens. split: translate it in pieces, cut
+at sentence ends if possible, and join them with spaces. skip: leave it empty.
+"""
 OverlongPair = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """How lines are read and their translations written (`files.translate_stream`)."""
+    """How `translate` reads lines and writes translations (`files.translate_stream`)."""
 
     overlong: Overlong = "split"
-    """The treatment of a line longer than the model takes: translate its pieces, its beginning, nothing, or end."""
+    """What to do with a line of more tokens than the model takes: translate it in pieces (split), translate its
+    beginning (truncate), leave it empty (skip), or end with an error (error)."""
     scores: bool = False
-    """Write each translation's score after it, separated by a tab: log p by the length penalty."""
+    """Write each translation's score after it, with a tab between: its log-probability divided by the length
+    penalty."""
     json: bool = False
     """Write each line as JSON, with source, translations and scores."""
     alignment: bool = False
-    """Write after each translation which source word each of its words was made of: 0-0 1-2."""
+    """Write after each translation, with a tab between, which source word each of its words comes from, e.g. 0-0
+    1-2."""
     stream: bool = False
-    """Write text as it is decided, line by line."""
+    """Write each translation while it is being decoded; greedy or sampled, without a beam."""
     resume: bool = False
-    """Continue what was interrupted on its way to OUT."""
+    """Continue an interrupted run into the same OUT; input, options and model must be the same."""
     force: bool = False
     """Replace an earlier file of translations."""
     source_language: str | None = None
-    """The text's language, by its code in a model of several: eng_Latn."""
+    """Language of the text, for a multilingual model: one of its codes, e.g. eng_Latn."""
     target_language: str | None = None
-    """The language that it is translated into, likewise."""
+    """Language to translate into, for a multilingual model, e.g. deu_Latn."""
     task_prefix: str | None = None
-    """Text before every line, as T5 wants it: 'translate English to German: '."""
+    """Text to put before every line, e.g. T5's 'translate English to German: '; unset: the model's own, if it has
+    one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(Checked):
-    """How texts become vectors, where that differs from what the model's folder says."""
+    """How texts become vectors; an unset option is as the model's folder says."""
 
     kind: Kind = "dense"
-    """The kind of vector that is made of a text: one vector (dense); a weight for each of its token ids (sparse); a
-    vector of each token (multi). The last two need a model that was trained for them, such as bge-m3."""
+    """Kind of vector: one for each text (dense), a weight for each token id (sparse), or one for each token (multi).
+    Sparse and multi need a model that was trained for them, e.g. bge-m3."""
     prompt: str | None = None
-    """The prompt before each text; unset: the model's own."""
+    """Text to put before each text, e.g. 'query: '; unset: the model's own."""
     prompt_name: str | None = None
-    """The name of one of the model's prompts, such as query; unset: its default one, if it has one."""
+    """Name of one of the model's prompts, e.g. query; unset: its default prompt, if it has one."""
     dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
-    """Numbers of a vector, the first ones; unset: all. For models that were trained to be cut (Matryoshka)."""
+    """Keep only the first so many numbers of each vector, for models that were trained to be cut (Matryoshka); unset:
+    all."""
     pooling: Pooling | None = None
-    """The way in which the tokens' vectors become one; unset: as the model's folder states."""
+    """How the vectors of a text's tokens become one; unset: as the model's folder says."""
     normalize: bool | None = None
-    """Whether vectors have length 1; unset: what the model's folder says."""
+    """Scale vectors to length 1; unset: as the model's folder says."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,29 +94,29 @@ class EmbedOptions(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions(Checked):
-    """The settings of classes of texts."""
+    """What `classify` writes."""
 
     all: bool = False
-    """Write every class with its probability, the likeliest first, not the likeliest alone."""
+    """Write every class with its probability, the likeliest first, instead of only the likeliest."""
     several: bool | None = None
-    """Whether a text may be in several classes, each with a probability of its own; unset: what the model's config
-    says."""
+    """A text may be in several classes, each with its own probability (sigmoid, not softmax); unset: as the model's
+    config says."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RerankOptions(Checked):
-    """Which documents are named."""
+    """What `rerank` writes."""
 
     top_n: Annotated[int, Bounds(at_least=1, at_most=2**31 - 1)] | None = None
-    """The best so many documents; unset: all of them."""
+    """Write only the best N documents; unset: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(Checked):
-    """The limits of an answer."""
+    """Limits of an answer."""
 
     max_answer_tokens: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 15
-    """Tokens of the longest answer."""
+    """Longest answer, in tokens."""
 
 
 class SearchArguments(TypedDict, total=False):
@@ -141,14 +149,14 @@ class SearchArguments(TypedDict, total=False):
 
 
 class LanguageArguments(SearchArguments, total=False):
-    """Also, for a model of several languages, its codes."""
+    """Language codes of a multilingual model, e.g. source_language="eng_Latn"."""
 
     source_language: str | None
     target_language: str | None
 
 
 class IdArguments(LanguageArguments, total=False):
-    """Also for verbs on ids; see `generation.search.search`."""
+    """More for verbs on token ids; see `decoding.search.search`."""
 
     candidates: Ids | None
     done: DoneShare | None
@@ -158,14 +166,14 @@ class IdArguments(LanguageArguments, total=False):
 
 
 class StreamArguments(LanguageArguments, total=False):
-    """For `stream_ids`."""
+    """More for `stream_ids`."""
 
     row: int
     candidates: Sequence[int] | None
 
 
 class TextArguments(LanguageArguments, total=False):
-    """Also for `translate`; see `generation.translate.Translator.n_best`."""
+    """More for `translate`; see `generation.translate.Translator.n_best`."""
 
     task_prefix: str | None
     first_line: int
@@ -175,7 +183,7 @@ class TextArguments(LanguageArguments, total=False):
 
 
 class BestArguments(TextArguments, total=False):
-    """Also for `n_best`."""
+    """More for `n_best`."""
 
     overlong: Overlong
     scored: bool
@@ -183,7 +191,7 @@ class BestArguments(TextArguments, total=False):
 
 
 class StreamedTextArguments(LanguageArguments, total=False):
-    """Also for `stream`; see `generation.stream.stream`."""
+    """More for `stream`; see `generation.stream.stream`."""
 
     task_prefix: str | None
     overlong: Overlong
@@ -208,7 +216,7 @@ class EmbedderArguments(EmbedArguments, total=False):
 
 
 class VectorArguments(EmbedArguments, total=False):
-    """Also for `embed`."""
+    """More for `embed`."""
 
     done: Callable[[float], None]
 

@@ -1,6 +1,6 @@
-"""Text that goes on from a prompt, by a decoder alone, whatever runtime searches.
+"""Continue a prompt with a decoder-only model.
 
-prompt -> start token and its ids -> search -> new ids -> text, as far as the first stop word
+prompt -> start token and token ids -> search -> new ids -> text up to the first stop word
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def complete(
     stop: Sequence[str] = (),
     **options: Any,
 ) -> list[str]:
-    """Return what follows each prompt, which may be empty; it ends before the first of the words `stop`.
+    """Return the continuation of each prompt (a prompt may be empty), cut before the first of the words in `stop`.
 
-    generate: (ids, **options) -> new ids of each row. options: the fields of `Options`. `UserError` for a prompt that
-    the model has no room for, and for wrong options.
+    generate: (ids, **options) -> new ids of each row. options: the fields of `Options`. Raises `UserError` for a prompt
+    that leaves no room in the model, and for wrong options.
     """
     check_single(options, "complete", "search")
     check_stop(stop)
@@ -39,20 +39,22 @@ def complete(
 def stream(
     tokenizer: Tokenizer, stream_ids: Callable[..., Iterator[int]], prompt: str, stop: Sequence[str], **options: Any
 ) -> Iterator[str]:
-    """Return the same for one prompt, in pieces, as they are decided: greedily or sampled. stream_ids: (ids,
-    **options)."""
+    """Yield the continuation of one prompt in pieces while it is decoded, greedily or sampled.
+
+    stream_ids: (ids, **options) -> iterator of new ids.
+    """
     check_stop(stop)
     new = stream_ids(prompt_ids(tokenizer, [prompt])[0], **options)
     return until(pieces(tokenizer.decode, new), stop)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
-    """Return what is searched: the start token, then the prompt's tokens."""
+    """Return the rows of ids to continue: the start token, then the prompt's tokens without the end token."""
     return [[tokenizer.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(as_lines(prompts))]
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """Yield the texts up to the first stop word, which is left out; what may yet become one is held back."""
+    """Yield the texts up to the first stop word, without it. A piece that may begin a stop word is held back."""
     waiting = ""
     for text in texts:
         waiting += text
@@ -70,6 +72,6 @@ def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
 
 
 def check_stop(stop: Sequence[str]) -> None:
-    """Raise `UserError` unless these are words to stop at."""
+    """Raise `UserError` unless `stop` is a list of non-empty strings."""
     if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
         raise UserError("stop: give a list of words, none of them empty")

@@ -1,8 +1,7 @@
-"""Text to vectors, whatever runtime computes the encoder: prompt + text -> ids -> encoder -> `core/text_embedding.py`.
+"""Text to vectors with any encoder: prompt + text -> ids -> encoder -> pooling (`core/text_embedding.py`).
 
-Texts of about one length are computed together, those of a batch padded to the same multiple of a few tokens as a text
-alone: which others a text comes with is nothing that its vector depends on. On MLX the last bits do, as its products
-of matrices are summed in another order where there are more rows.
+Texts of about one length share a forward pass. They are padded to the same multiple as a text by itself, so a text's
+vector does not depend on its batch. On MLX its last bits do: a matrix product with more rows sums in another order.
 """
 
 from __future__ import annotations
@@ -27,30 +26,29 @@ from .passes import BATCH_TOKENS, ONE_AT_A_TIME, Passes, of_one_length
 from .translate import as_lines, fitting_tokenizer
 
 MULTIPLE = 4
-"""A row is padded to a multiple of it; why is said at `SOURCE_MULTIPLE` in `export/targets/portable/runtime.py`."""
+"""Rows are padded to a multiple of this; the reason is at `SOURCE_MULTIPLE` in `export/targets/portable/runtime.py`."""
 SHORT, ALIKE = 64, 2
-"""Texts of a batch with a row for each token: all of them short, or the longest no more than so many times as long as
-the shortest, for attention computes padding all the same."""
+"""Which lengths may share a pass when the graph has a row for each token: all at most SHORT, or the longest at most
+ALIKE times the shortest. Attention still computes the padding."""
 CACHED_TOKENS = 384
-"""Tokens of a pass where there is a row for each token: enough for products to run at a core's full speed, few enough
-for what one operator leaves to be in the cache when the next one reads it."""
+"""Tokens of a pass when the graph has a row for each token. It is enough for matrix products to run at a core's full
+speed, and few enough for an operator's output to be in the cache when the next one reads it."""
 SHARED_TOKENS = 64
-"""Fewest of a pass that is cut off for another thread: where there are fewer, to read the weights takes longest, and
-each pass does."""
+"""Fewest tokens worth a pass in another thread: with fewer, most of the time goes into reading the weights."""
 
 
 class GraphVectors(NamedTuple):
-    """A runtime that has vectors of its own: `compute(inputs, mask)`, inputs as `Sources.padded` gives them, gives what
-    `embedding` says, whole."""
+    """A graph that computes the vectors of `embedding` itself: `compute(inputs, mask)`, inputs as from
+    `Sources.padded`."""
 
     embedding: TextEmbedding
     compute: Callable[[dict[str, NDArray], NDArray], NDArray]
     by_token: bool = False
-    """It has a row for each token: texts of several lengths are computed together for less than in turn."""
+    """The graph has a row for each token, so a batch of several lengths is cheaper than one pass for each."""
 
 
 class Embedder:
-    """`token_vectors(ids, mask)`, an encoder's output, between a tokenizer and what makes a vector of it."""
+    """Tokenizer, encoder (`token_vectors(ids, mask)`) and pooling in one."""
 
     def __init__(
         self,
@@ -63,9 +61,11 @@ class Embedder:
         passes: Passes = ONE_AT_A_TIME,
         **options: Any,
     ) -> None:
-        """where: the model's name in messages. graph: used where it gives just the vectors asked for. passes: how they
-        are computed. options: fields of `EmbedOptions`. `UserError` for a model that is no encoder, one that doesn't
-        say how a vector is made where no `pooling` does either, and for wrong options."""
+        """where: the model's name in error messages. graph: used if it computes exactly the vectors asked for. passes:
+        how forward passes are scheduled. options: fields of `EmbedOptions`.
+
+        Raises `UserError` if the options are wrong, or if neither the model nor `pooling` says how to make a vector.
+        """
         self.config, self.where, self.token_vectors = config, where, token_vectors
         self._tokenizer, self._passes = tokenizer, passes
         self._vocab_size, self._companions = SOURCE_IDS.size(config), [entry.name for entry in companions(config)]
@@ -102,15 +102,17 @@ class Embedder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; `UserError` for a model that takes ids alone."""
+        """The model's tokenizer. Raises `UserError` if there is none, or if the model isn't an encoder."""
         what = "a text's vector"
         return fitting_tokenizer(self.config, self._tokenizer, self.where, "encoder", what, words=False)
 
     def rows(
         self, texts: Sequence[str], first_line: int = 1, on_overlong: Callable[[int], None] | None = None
     ) -> list[list[int]]:
-        """Return the ids of each text, behind the prompt. The end of one that is too long is left out, and
-        `on_overlong` is told its number, that of the first being `first_line`."""
+        """Return the ids of each text, with the prompt before it.
+
+        A text that is too long is cut; `on_overlong` is called with its number, counted from `first_line`.
+        """
         rows = self.tokenizer.encode_batch([prepared(self.prompt + text, self.embedding) for text in as_lines(texts)])
         for i, ids in enumerate(rows):
             if len(ids) > self.most:
@@ -122,15 +124,17 @@ class Embedder:
     def vectors(
         self, rows: Ids, done: Callable[[float], None] = lambda share: None, of_text: bool = True
     ) -> NDArray[np.float32]:
-        """Return the vectors (N, W) of rows of ids; of_text: which begin with the prompt, as `rows` gave them. `done`
-        is told the share of them that is done."""
+        """Return the vectors (N, W) of N rows of ids.
+
+        of_text: the rows are from `rows`, so they begin with the prompt. done: called with the finished share.
+        """
         skipped = self._prompt_tokens() if of_text and self.prompt and not self.embedding.prompt_counts else 0
 
         def pooled(outputs: NDArray[np.float32], mask: NDArray[np.int64]) -> NDArray[np.float32]:
             whole = self._graph is not None
             return outputs if whole else self.embedding.vectors(outputs, mask, skipped, self.dimensions)
 
-        if len(rows) == 1:  # without lists of parts and passes
+        if len(rows) == 1:  # a shortcut without grouping, for latency
             vectors = pooled(*self._compute(*self._alone(rows), self._graph))
             done(1.0)
             return vectors
@@ -140,9 +144,12 @@ class Embedder:
         return vectors
 
     def made(self, rows: Ids, done: Callable[[float], None] = lambda share: None, of_text: bool = True) -> Any:
-        """Return what `kind` says of rows of ids, arguments as for `vectors`: the vectors (N, W); for each the weights
-        above 0 of the ids in it, {id: weight}, the largest of an id's places, special ones and the unknown word's left
-        out; or the vectors (L - 1, W) of all its tokens but the first."""
+        """Return the vectors of the chosen `kind` for rows of ids; arguments as for `vectors`.
+
+        dense: an array (N, W). sparse: {token id: weight} for each row, with the largest positive weight of each id;
+        special tokens and the unknown word are left out. multi: an array (L - 1, W) for each row, without the first
+        token.
+        """
         if self.kind == "dense":
             return self.vectors(rows, done, of_text)
         c = self.config
@@ -163,8 +170,8 @@ class Embedder:
     def _computed(
         self, rows: Ids, graph: GraphVectors | None, done: Callable[[float], None]
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]]:
-        """Give of each part which rows it has, its mask (B, L), and between them the encoder's output (B, L, D) or
-        the graph's vectors (B, W)."""
+        """Yield for each pass the row indices, the output, and the mask (B, L). The output is the encoder's (B, L, D)
+        or the graph's vectors (B, W)."""
         if not len(rows):
             return
         sources, most = Sources.of(self.config, "rows", ids=rows), self.config.max_positions
@@ -180,8 +187,11 @@ class Embedder:
             done(computed / len(rows))
 
     def _alone(self, rows: Ids) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-        """Return what `Sources.padded` does of a single row, in few calls: each costs some hundredths of a millisecond
-        when the last text's pass has left nothing of Python in the cache, and a text takes a few milliseconds."""
+        """Do the work of `Sources.padded` for a single row in few calls.
+
+        A text takes a few milliseconds. Once its pass has emptied the cache, each Python call of the next text costs
+        some hundredths of a millisecond.
+        """
         most, ids = self.config.max_positions, rows[0] if type(rows) is list else None
         if type(ids) is not list or {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= self._vocab_size:
             return Sources.of(self.config, "rows", ids=rows).padded(MULTIPLE, most)
@@ -204,24 +214,27 @@ class Embedder:
         return outputs, mask
 
     def _prompt_tokens(self) -> int:
-        """Return tokens of the prompt, with the one before it and without the one behind it."""
+        """Count the prompt's tokens, the start token included and the end token not."""
         return len(self.tokenizer.encode(prepared(self.prompt, self.embedding))) - 1
 
 
 def prepared(text: str, embedding: TextEmbedding) -> str:
-    """Return a text as it reaches the tokenizer."""
+    """Return the text as the tokenizer gets it: stripped, and in lower case if the model wants that."""
     text = text.strip()
     return text.lower() if embedding.lower_case else text
 
 
 def _batches(lengths: NDArray, most: int, at_once: int = 1) -> list[NDArray[np.intp]]:
-    """Return which rows are computed together: of one padded length, the longest first. at_once: of these parts."""
+    """Group rows by padded length, longest first. at_once: passes that run at the same time and share BATCH_TOKENS."""
     return of_one_length(np.minimum(-(-lengths // MULTIPLE) * MULTIPLE, most), BATCH_TOKENS // at_once)
 
 
 def _mixed(lengths: NDArray, at_once: int = 1) -> list[NDArray[np.intp]]:
-    """Return the same where padding costs little and batches gain nothing: of lengths alike, the longest first, and as
-    many parts of about one size as run at once, or so many times as many."""
+    """Group rows where padding costs little and larger batches gain nothing.
+
+    Rows of similar length go together, longest first; the number of passes is about a multiple of `at_once`, all of
+    about one size.
+    """
     if at_once == 1:
         return _alike(lengths, CACHED_TOKENS)
     total = int(lengths.sum())
@@ -234,7 +247,7 @@ def _mixed(lengths: NDArray, at_once: int = 1) -> list[NDArray[np.intp]]:
 
 
 def _alike(lengths: NDArray, most: int) -> list[NDArray[np.intp]]:
-    """Return parts of lengths alike, of at most so many tokens, the longest first."""
+    """Group rows of similar length, longest first, each group with at most `most` tokens."""
     order = np.argsort(-lengths, kind="stable")
     parts, first, tokens = [], 0, 0
     for i, length in enumerate(lengths[order].tolist()):

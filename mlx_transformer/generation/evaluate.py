@@ -1,17 +1,16 @@
-"""How good translations are: sacreBLEU, chrF and TER with their signatures, exact match.
+"""Scores on text with references: translations (BLEU, chrF, TER), vectors (retrieval, similarity) and labels.
 
-How good an encoder is on given files, whatever runtime computes it: what it finds, how its similarities rank pairs,
-how often its labels are right.
+Retrieval: each distinct source in a file of pairs is a query; all distinct targets and negatives are the documents. The
+query's own targets are the relevant documents, r of them. A document exactly as near as a relevant one counts as
+nearer.
 
-Retrieval. Each distinct source of a file of pairs is a query, all distinct targets and negatives are the documents; its
-own targets are relevant, r of them. A document that is as near as a relevant one counts as nearer.
+    recall@k    relevant documents among the k nearest, divided by r
+    MRR         1 / the rank of the first relevant document
+    nDCG@10     sum of 1 / log2(1 + rank) over the relevant documents among the ten nearest, divided by the most that r
+                documents can reach (Jarvelin and Kekalainen 2002, with binary relevance)
 
-    recall@k    how many of the relevant ones are among the k nearest, over r
-    MRR         1 / the rank of the first relevant one
-    nDCG@10     sum of 1 / log2(1 + rank) over the relevant ones among the ten nearest, over the most that r can have
-                (Jarvelin and Kekalainen 2002, of binary relevance)
-
-All are means over the queries. Spearman's correlation is Pearson's of the ranks, equal numbers having their mean rank.
+All are means over the queries. Spearman's correlation is Pearson's correlation of the ranks; equal numbers share their
+mean rank.
 """
 
 from __future__ import annotations
@@ -36,11 +35,13 @@ from .verbs import TextVerbs
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], ter: bool = False) -> dict[str, Any]:
-    """Return corpus scores of equally many lines.
+    """Return corpus scores of translations against references, line by line.
 
-    `bleu` and `chrf` are percentages (sacreBLEU 13a, cased, one reference; Post 2018, Popovic 2015); `exact_match` is
-    the share of lines that equal their reference to the letter, in percent. `ter`, which takes its time: edits a word
-    of the references, in percent, less is better (Snover et al. 2006). Raises `UserError` on unequal counts.
+    `bleu` and `chrf` are percentages (sacreBLEU 13a, cased, one reference; Post 2018, Popovic 2015), each with its
+    signature. `exact_match` is the percentage of lines that equal their reference. ter=True adds `ter`, which is slow:
+    edits for each word of the references, in percent, lower is better (Snover et al. 2006).
+
+    Raises `UserError` if the counts of lines differ, or if there are none.
     """
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} translations but {len(references)} references: they must be equally many")
@@ -72,14 +73,17 @@ def score(hypotheses: Sequence[str], references: Sequence[str], ter: bool = Fals
 
 
 NEAREST = (1, 5, 10)
-"""The k of recall@k."""
+"""The values of k for recall@k."""
 QUERIES = 256
-"""Queries that are compared with all documents at a time."""
+"""Queries compared with all documents at a time."""
 
 
 def retrieval(model: TextVerbs, text: Matches, done: DoneShare = lambda share: None) -> dict[str, Any]:
-    """Return the scores of a model's vectors on pairs; queries and documents have the prompts of these names, if the
-    model has them. `UserError` for a model that has no vectors of texts."""
+    """Score a model's vectors on pairs; see the module for the measures.
+
+    Uses the model's prompts "query" and "document", if it has them. Raises `UserError` for a model that makes no
+    vectors of texts.
+    """
     queries = list(dict.fromkeys(text.columns[0]))
     documents = list(dict.fromkeys(each for column in text.columns[1:] for each in column))
     places = {each: i for i, each in enumerate(documents)}
@@ -96,7 +100,8 @@ def retrieval(model: TextVerbs, text: Matches, done: DoneShare = lambda share: N
 
 
 def ranking_scores(queries: NDArray, documents: NDArray, relevant: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return the means over queries (N, W), of which `relevant` has the documents' (M, W) indices, by their names."""
+    """Return {measure: mean over queries}; queries (N, W), documents (M, W), `relevant`: document indices of each
+    query."""
     rows = []
     for begin in range(0, len(queries), QUERIES):
         similar = queries[begin : begin + QUERIES].astype(np.float64) @ documents.astype(np.float64).T
@@ -110,7 +115,8 @@ def ranking_scores(queries: NDArray, documents: NDArray, relevant: Sequence[Sequ
 
 
 def _embedded(model: TextVerbs, name: str, texts: Sequence[str], done: DoneShare) -> NDArray[np.float32]:
-    """Return Vectors, of length 1 unless the model compares by products."""
+    """Embed texts with the named prompt, if the model has it; scale to length 1 unless the model compares by dot
+    product."""
     embedding = model.text_embedding
     named = {"prompt_name": name} if embedding is not None and name in embedding.prompts else {}
     vectors = model.embed(list(texts), done=done, **named)
@@ -120,8 +126,7 @@ def _embedded(model: TextVerbs, name: str, texts: Sequence[str], done: DoneShare
 
 
 def _ranks(similar: NDArray, own: Sequence[int]) -> NDArray[np.int64]:
-    """Return the ranks (r,) of the relevant documents, the best first; relevant ones of equal nearness share no
-    rank."""
+    """Return the ranks (r,) of the relevant documents, ascending; two relevant documents never share a rank."""
     others = np.delete(similar, own)
     best = np.sort(similar[list(own)])[::-1]
     return np.array([1 + i + int((others >= each).sum()) for i, each in enumerate(best)])
@@ -136,7 +141,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the rank correlation of two lists of numbers; 0 where one of them has only equal ones."""
+    """Return Spearman's rank correlation; 0 if all numbers of either list are equal."""
     ranks = [_mean_ranks(np.asarray(each, np.float64)) for each in (a, b)]
     centred = [each - each.mean() for each in ranks]
     length = float(np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
@@ -149,7 +154,10 @@ def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def similarity(model: TextVerbs, text: Labelled, done: DoneShare = lambda share: None) -> dict[str, Any]:
-    """Return how well the similarities of pairs rank as their numbers do. `UserError` for text without numbers."""
+    """Return Spearman's correlation between the cosine or dot-product similarity of each pair and its number.
+
+    Raises `UserError` if the text isn't pairs with numbers.
+    """
     scores = numbers_of(text)
     first, second = zip(*text.texts, strict=True)
     a = _embedded(model, "", first, lambda share: done(share / 2))
@@ -159,7 +167,7 @@ def similarity(model: TextVerbs, text: Labelled, done: DoneShare = lambda share:
 
 
 def numbers_of(text: Labelled) -> list[float]:
-    """Return the number of each pair; `UserError` for what isn't pairs with numbers."""
+    """Return the number of each pair. Raises `UserError` if the text isn't pairs with finite numbers."""
     if text.form not in ("label", "score") or not all(isinstance(each, tuple) for each in text.texts):
         raise UserError("similarities are compared with pairs of texts that have a number each")
     numbers = []
@@ -174,8 +182,10 @@ def numbers_of(text: Labelled) -> list[float]:
 
 
 def labels(model: TextVerbs, text: Labelled, report: LineReport) -> dict[str, Any]:
-    """Return how often a model's labels are those of the text, by the kind of its head. `UserError` for a model whose
-    head has none of the kind."""
+    """Score a model's predictions on labelled text: exact match, F1, accuracy or correlation, by the text's form.
+
+    Raises `UserError` for a model without a head of the matching kind.
+    """
     if text.form == "answer":
         pairs = [each for each in text.texts if isinstance(each, tuple)]
         answers = answer(model.encoder_head("spans", "evaluate"), pairs, AnswerOptions(), report)
@@ -202,7 +212,7 @@ def labels(model: TextVerbs, text: Labelled, report: LineReport) -> dict[str, An
 
 
 def entities_of(parts: Sequence[Part], text: str) -> set[tuple[str, int, int]]:
-    """Return the entities (label, start, end) that labelled parts of a text make up, as `tag` joins tokens."""
+    """Join labelled parts of a text to entities (label, start, end), as `tag` joins tokens."""
     entities: list[tuple[str, int, int]] = []
     for start, end, label, _ in parts:
         name = label[len(BEGINS) :] if label.startswith((BEGINS, CONTINUES)) else label
@@ -215,7 +225,7 @@ def entities_of(parts: Sequence[Part], text: str) -> set[tuple[str, int, int]]:
 
 
 def _f1(predicted: Sequence[set[Any]], expected: Sequence[set[Any]]) -> dict[str, float]:
-    """Return precision, recall and their harmonic mean, over all texts together."""
+    """Return precision, recall and F1 over all texts together (micro average)."""
     right = sum(len(f & w) for f, w in zip(predicted, expected, strict=True))
     precision, recall = (right / max(1, sum(map(len, each))) for each in (predicted, expected))
     return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / max(precision + recall, 1e-12)}

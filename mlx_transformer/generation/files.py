@@ -1,4 +1,4 @@
-"""The verbs on files: what each command makes of the lines of a text (`line_files.py` has the loop)."""
+"""The verbs on files: how each command reads, computes and writes a line (`line_files.py` has the loop)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ DONE_WITH = {
     "skip": "left empty",
 }
 JSON = (".jsonl", ".ndjson", ".json", ".txt")
-"""The endings that a file of JSON lines may have."""
+"""Allowed endings for a file of JSON lines."""
 ARRAY = ".npy"
 SEPARATOR = "\t"
-"""Stands between the texts of a line."""
+"""Separates the texts in one line."""
 
 
 def cut_at(most: int) -> str:
@@ -51,8 +51,8 @@ def cut_at(most: int) -> str:
 class Layout:
     """How the translations of a line are written.
 
-    On one line: n_best translations, separated by tabs, with `scores` each followed by its score, with `alignment` by
-    its links (0-0 1-2); every line has the same columns, and missing translations are empty columns. Or as JSON:
+    As text: n_best translations, separated by tabs; with `scores` each is followed by its score, with `alignment` by
+    its links (0-0 1-2). Every line has the same number of columns; missing translations are empty columns. As JSON:
     {"source": ..., "translations": [{"text": ..., "score": ..., "alignment": [[0, 0], [1, 2]]}, ...]}.
     """
 
@@ -101,10 +101,10 @@ def translate_stream(
     model_facts: Callable[[], Mapping[str, str]] = dict,
     **changes: Any,
 ) -> None:
-    """Translate a file, `text` or standard input: one line out for each line in, as `Layout` says.
+    """Translate a file, `text` or standard input: one line out for each line in, as `Layout` describes.
 
-    changes: fields of `TextSettings` that differ from `settings`, and options of the search. cross_weights: computes
-    alignments, for a model whose search shows no attention. Other arguments, and errors, as for `write_lines`.
+    changes: fields of `TextSettings` to override, and search options. cross_weights: computes alignments for a model
+    whose search returns no attention. Other arguments and errors as for `write_lines`.
     """
     s, options = changed(settings, changes)
     for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
@@ -151,12 +151,12 @@ def translate_stream(
 
 
 def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair = "error") -> LineWork:
-    """Score pairs of lines: log p of the target's tokens, given the source.
+    """Score pairs of lines: the log-probability of each target token, given the source.
 
-    A line of the output is the sum, a tab, and the tokens' log p, separated by spaces, the end token's last. As JSON it
-    is {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
-    overlong: a pair longer than the model takes is an error, before the first is computed, or has a line without
-    numbers (JSON: null).
+    A line of output is the sum, a tab, and the tokens' log-probabilities separated by spaces, the end token's last. As
+    JSON: {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
+    overlong: a pair longer than the model takes is an error ("error"), found before anything is computed, or gets no
+    numbers ("skip"; JSON: null).
     """
     tokenizer, limit = model.translator.tokenizer, model.config.max_positions
 
@@ -204,8 +204,11 @@ def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair 
 
 
 def embed_lines(model: TextVerbs, options: EmbedOptions, output: Target | None = None) -> LineWork:
-    """Embed each line: {"text": ..., "embedding": [...]}, or for an output that ends in .npy an array (lines, W) of
-    float32; of the other kinds {"text": ..., "weights": {id: weight}} or {"text": ..., "embeddings": [[...], ...]}."""
+    """Embed each line: {"text": ..., "embedding": [...]}, or, if the output ends in .npy, a float32 array (lines, W).
+
+    Other kinds give {"text": ..., "weights": {id: weight}} (sparse) or {"text": ..., "embeddings": [[...], ...]}
+    (multi).
+    """
     embedder = model.embedder(**asdict(options))
     _ = embedder.tokenizer  # raises here if it is missing
     as_array = output is not None and os.fspath(output).lower().endswith(ARRAY)
@@ -233,14 +236,14 @@ def embed_lines(model: TextVerbs, options: EmbedOptions, output: Target | None =
 
 
 def array_head(rows: int, width: int) -> bytes:
-    """Return the header of a .npy file of float32."""
+    """Return the header of a .npy file with a float32 array (rows, width)."""
     head = io.BytesIO()
     npy.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
     return head.getvalue()
 
 
 def short_floats(vector: NDArray[np.float32]) -> list[float]:
-    """Return numbers that JSON writes as briefly as float32 allows."""
+    """Return floats that JSON prints with as few digits as float32 needs."""
     return [float(text) for text in vector.astype(str).tolist()]
 
 
@@ -254,13 +257,16 @@ FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "sparse": ("weights", _short_weights),
     "multi": ("embeddings", lambda vectors: [short_floats(vector) for vector in vectors]),
 }
-"""By kind of vector: its key in JSON, and its form there."""
+"""{kind of vector: (its key in JSON, its form there)}."""
 
 
 def fill_lines(model: TextVerbs, top_k: int = 5, as_json: bool = True) -> LineWork:
     """Guess each <mask> of each line: {"text": ..., "masks": [[{"token": ..., "probability": ..., "text": ...}, ...],
-    ...]}; without `as_json`, for people, a line for each guess. A line without a <mask>, or longer than the model
-    takes, is a `UserError`."""
+    ...]}.
+
+    as_json=False prints one guess a line, for people. Raises `UserError` for a line without <mask>, or longer than the
+    model takes.
+    """
     tokenizer = filling_tokenizer(model.config, model.tokenizer, model.where, top_k)
 
     def check(lines: Sequence[str], first_line: int) -> None:
@@ -281,8 +287,11 @@ def fill_lines(model: TextVerbs, top_k: int = 5, as_json: bool = True) -> LineWo
 
 
 def classify_lines(model: TextVerbs, options: ClassifyOptions) -> LineWork:
-    """Classify each line, a text or a pair with a tab between: {"text": ..., "classes": [{"label": ..., "probability":
-    ...}]}, with "text_pair" for a pair, and "score" in place of "probability" for a head of scores."""
+    """Classify each line, which is a text or two texts with a tab between.
+
+    Writes {"text": ..., "classes": [{"label": ..., "probability": ...}]}, for a pair with "text_pair"; a regression
+    head has "score" in place of "probability".
+    """
     several, most = options.several, None if options.all else 1
     encoder = model.encoder_head("classes", "classify")
     number = "score" if encoder.config.head.scores and several is None else "probability"
@@ -308,8 +317,10 @@ def classify_lines(model: TextVerbs, options: ClassifyOptions) -> LineWork:
 
 def rerank_lines(model: TextVerbs, options: RerankOptions, as_json: bool = False) -> LineWork:
     """Rank the documents of each line: {"query": ..., "results": [{"index": ..., "relevance_score": ..., "document":
-    ...}]}. A line is a query and its documents, with tabs between them, or with `as_json` {"query": ..., "documents":
-    [...]}."""
+    ...}]}.
+
+    A line is a query and its documents, separated by tabs, or with `as_json` {"query": ..., "documents": [...]}.
+    """
     encoder = model.encoder_head("classes", "rerank")
     check_reranker(model.config, model.where)
 
@@ -356,8 +367,10 @@ def _query_in_json(line: str, number: int) -> tuple[str, list[str]]:
 
 
 def tag_lines(model: TextVerbs) -> LineWork:
-    """Find the entities of each line: {"text": ..., "entities": [{"label": ..., "probability": ..., "start": ...,
-    "end": ..., "text": ...}]}, places in characters from 0."""
+    """Find the entities of each line; places are in characters from 0.
+
+    Writes {"text": ..., "entities": [{"label": ..., "probability": ..., "start": ..., "end": ..., "text": ...}]}.
+    """
     encoder = model.encoder_head("token-classes", "tag")
     return LineWork(
         name="tag",
@@ -368,9 +381,11 @@ def tag_lines(model: TextVerbs) -> LineWork:
 
 
 def answer_lines(model: TextVerbs, options: AnswerOptions) -> LineWork:
-    """Answer each line, a question, a tab and its context: {"question": ..., "context": ..., "answer": {"text": ...,
-    "probability": ..., "start": ..., "end": ...}}, places in characters of the context from 0; null for an empty
-    context. A line without a tab is a `UserError`."""
+    """Answer each line: a question, a tab and its context. Places are in characters of the context from 0.
+
+    Writes {"question": ..., "context": ..., "answer": {"text": ..., "probability": ..., "start": ..., "end": ...}}, or
+    null as the answer if the context is empty. Raises `UserError` for a line without a tab.
+    """
     encoder = model.encoder_head("spans", "answer")
 
     def read(line: str, number: int) -> tuple[str, str]:

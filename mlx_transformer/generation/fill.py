@@ -1,4 +1,4 @@
-"""Hidden words found by an encoder that was trained to restore them, whatever runtime computes its logits."""
+"""Fill in <mask> with an encoder trained to restore masked words."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .translate import as_lines, fitting_tokenizer
 
 @dataclass(frozen=True)
 class Filling:
-    """One guess for a hidden word."""
+    """One guess for a <mask>."""
 
     token: str
-    """The text in its place."""
+    """The guessed text."""
     probability: float
     text: str
-    """The line with this guess, and for its other masks their best ones."""
+    """The line with this guess in place, and with the best guess for every other <mask>."""
 
 
 def fill(
@@ -38,12 +38,14 @@ def fill(
     where: str = "model",
     report: LineReport = NO_REPORT,
 ) -> list[list[list[Filling]]]:
-    """Return for each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it;
-    the vocabulary's own spelling, as [MASK], means the same.
+    """Return, for each line and each <mask> in it, the `top_k` likeliest tokens.
 
-    logits: ids (1, L) -> (1, L, V). `UserError` if the model, which `where` names, isn't an encoder with a <mask> in
-    its vocabulary, for a line without <mask>, or longer than the model takes, and for a wrong `top_k`. report: of lines
-    that are a file's.
+    A <mask> takes the space before it. The vocabulary's own spelling, e.g. [MASK], means the same.
+
+    logits: ids (1, L) -> (1, L, V). where: the model's name in error messages. report: line numbers and progress, if
+    the lines are a file's.
+    Raises `UserError` if the model isn't an encoder with a mask token, if a line has no <mask> or is longer than the
+    model takes, or for a wrong `top_k`.
     """
     tokenizer = filling_tokenizer(config, tokenizer, where, top_k)
     guesses: list[list[list[Filling]]] = []
@@ -56,7 +58,7 @@ def fill(
 
 
 def filling_tokenizer(config: TransformerConfig, tokenizer: Tokenizer | None, where: str, top_k: int = 1) -> Tokenizer:
-    """Return the tokenizer of a model that fills in `top_k` guesses; `UserError` for one that can't."""
+    """Return the tokenizer. Raises `UserError` if the model can't fill in masks, or has fewer than `top_k` tokens."""
     tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "fill")
     most = tokenizer.vocab_size - len(tokenizer.special_ids)
     if tokenizer.mask_id is None:
@@ -69,7 +71,7 @@ def filling_tokenizer(config: TransformerConfig, tokenizer: Tokenizer | None, wh
 def masked_rows(
     config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str], first_line: int = 1
 ) -> Iterator[list[int]]:
-    """Yield the ids of each line; `UserError` for one without a <mask>, or longer than the model takes."""
+    """Yield the ids of each line. Raises `UserError` for a line without <mask>, or longer than the model takes."""
     for number, line in enumerate(lines, first_line):
         if len(_parts(tokenizer, line)) == 1:
             raise UserError(f"line {number}: holds no {MASK_TOKEN}; put it where a word is to be found")
@@ -82,11 +84,11 @@ def masked_rows(
 def _guesses(
     tokenizer: Tokenizer, ids: list[int], places: list[int], logits: NDArray, top_k: int
 ) -> list[list[Filling]]:
-    """Return for each of the M places of a <mask> its likeliest tokens; logits (M, V)."""
+    """Return the likeliest tokens for each of M masks. places: their positions; logits (M, V)."""
     if not np.isfinite(logits).all():
         raise UserError("the model's logits are not finite; check its weights")
     logits[:, [*tokenizer.special_ids]] = -np.inf
-    logits[:, tokenizer.vocab_size :] = -np.inf  # rows that a published table has for no token
+    logits[:, tokenizer.vocab_size :] = -np.inf  # a published embedding table may have more rows than tokens
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]  # (M, top_k)
@@ -103,20 +105,22 @@ def _guesses(
 
 
 def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
-    """Return ids of a line, eos included, in which each <mask> is the id of what stands for hidden text; a space before
-    it belongs to it. Without a <mask> (in the line, or in the vocabulary) those of the plain text."""
+    """Return the ids of a line, eos included, with the mask token's id for each <mask> and the space before it.
+
+    If the line or the vocabulary has no <mask>, these are the ids of the plain text.
+    """
     mask_id = tokenizer.mask_id
     if mask_id is None:
         return tokenizer.encode(line)
     parts = _parts(tokenizer, line)
     if tokenizer.mask_takes_space:
         parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-    begin = len(tokenizer.encode("")) - 1  # tokens that stand before a published encoder's text, as [CLS]
+    begin = len(tokenizer.encode("")) - 1  # tokens before the text, e.g. [CLS]
     first, *others = (ids[:-1] for ids in tokenizer.encode_batch(parts))
     encoded = [first, *(ids[begin:] for ids in others)]
     return [*[id for part in encoded for id in (*part, mask_id)][:-1], tokenizer.eos_id]
 
 
 def _parts(tokenizer: Tokenizer, line: str) -> list[str]:
-    """Return what stands before, between and behind the hidden words of a line."""
+    """Split a line at its masks."""
     return re.split("|".join(map(re.escape, {MASK_TOKEN, tokenizer.mask_token})), line)

@@ -1,23 +1,20 @@
-"""An encoder with a head of one kind at work on rows of text, whatever runtime computes its logits.
+"""Encoders with a head: classify texts, rank documents, tag words, answer questions.
 
-Texts, or pairs of texts, in classes, by an encoder whose head has them.
+Classify: a text or a pair of texts.
 
-Documents in the order of how well they fit a query, by an encoder that reads both together and has one class
-(Nogueira and Cho 2019, "Passage Re-ranking with BERT"): more exact than vectors, and far slower.
+Rerank: the encoder reads the query with each document and has one class (Nogueira and Cho 2019, "Passage Re-ranking
+with BERT"). This is more exact than comparing vectors, and far slower.
 
-Words of a text with their labels (names of persons, parts of speech), by an encoder whose head classifies tokens.
+Tag: each token gets its likeliest label. B-PER and I-PER (Ramshaw and Marcus 1995) begin and continue an entity PER; O
+is none. Neighbouring tokens of one label are one entity, unless the later token begins another; `transformers` calls
+this aggregation "simple". A text too long for one row is read in overlapping windows; a token counts in the window
+where it has more text around it.
 
-Labels of the form B-PER and I-PER (Ramshaw and Marcus 1995) begin and continue an entity, PER; O is none. Neighbouring
-tokens of one label are one entity, unless the later one begins another: what `transformers` calls the aggregation
-"simple". Each token has its likeliest label by itself. A text that is too long for one row is read in windows that
-overlap; of two that a token is in, the one counts in which more of the text stands around it.
-
-The part of a context that answers a question, by an encoder whose head says where answers begin and end.
-
-A context that is too long for one row is read in windows that overlap. Begin and end are drawn from the tokens of all
-windows together (shared normalization: Clark and Gardner 2018, "Simple and Effective Multi-Paragraph Reading
-Comprehension"), and from what stands before the question, [CLS], on which models put what speaks against an answer
-(Devlin et al. 2019, section 4.3). The numbers for one window are those of `transformers`' pipeline.
+Answer: the likeliest span of the context. A context too long for one row is read in overlapping windows. Start and end
+are normalised over the tokens of all windows together (shared normalization: Clark and Gardner 2018, "Simple and
+Effective Multi-Paragraph Reading Comprehension"). The tokens before the question, e.g. [CLS], are included: models put
+the probability of "no answer" there (Devlin et al. 2019, section 4.3). With one window the numbers are those of
+`transformers`' pipeline.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from .translate import as_lines, fitting_tokenizer
 
 
 class EncoderHead:
-    """`logits(ids, token_types=...)` of rows (B, L) of one length, between a tokenizer and what is made of them."""
+    """Tokenizer, encoder and head in one: `logits(ids, token_types=...)` takes rows (B, L) of equal length."""
 
     def __init__(
         self,
@@ -54,8 +51,10 @@ class EncoderHead:
         verb: str,
         passes: Passes,
     ) -> None:
-        """where: the model's name in messages. passes: how they are computed. `UserError`, which says that `verb` needs
-        it, for a model without a head of this kind or without a tokenizer that fits it."""
+        """where: the model's name in error messages. passes: how forward passes are scheduled.
+
+        Raises `UserError`, naming `verb`, for a model without a head of this kind, or without a tokenizer that fits it.
+        """
         if config.architecture == "encoder" and config.head.kind != kind:
             raise UserError(f"{where}: {verb} needs a head of kind {kind!r}; its head is of kind {config.head.kind!r}")
         self.tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", verb, words=False)
@@ -63,8 +62,8 @@ class EncoderHead:
         self._passes = passes
 
     def logits(self, rows: Sequence[Pair], done: Callable[[float], None]) -> list[NDArray[np.float64]]:
-        """Return what the head gives for each row, (C,) or (L, C). Rows of one length are computed together, so that
-        nothing is padded."""
+        """Return the head's logits for each row, (C,) or (L, C). Rows of equal length share a pass, so nothing is
+        padded."""
         logits: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
         computed = 0
 
@@ -85,18 +84,18 @@ class EncoderHead:
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the last axis."""
+    """Softmax over the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 Text = str | tuple[str, str]
-"""One text, or two of which the model says something together."""
+"""A text, or a pair of texts."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A class and how probable it is; by a head of scores (`core/heads.py`) its score, whatever number that is."""
+    """A class and its probability; for a regression head (`core/heads.py`) its score, any number."""
 
     label: str
     probability: float
@@ -105,18 +104,19 @@ class Scored:
 def classify(
     encoder: EncoderHead, texts: Sequence[Text], several: bool | None = None, report: LineReport = NO_REPORT
 ) -> list[list[Scored]]:
-    """Return every class of the model with its probability, the likeliest first, for each text.
+    """Return all classes for each text with their probabilities, likeliest first.
 
-    several: a text may be in several classes or in none, each with a probability of its own; else, and of more than one
-    class, they sum to 1; None: as the model's config says, by which they may be scores. `UserError` for a text that is
-    longer than the model takes, unless `report` counts it; a pair that is too long loses the ends of its texts.
+    several: each class has its own probability (sigmoid), as always with a single class; otherwise they sum to 1
+    (softmax). None: as the model's config says, where a regression head gives scores.
+    An overlong pair is cut. Raises `UserError` for a single text longer than the model takes, unless `report`
+    counts it: then it is cut too.
     """
     rows = text_rows(encoder, texts, report)
     return [scored(encoder, logits, several) for logits in encoder.logits(rows, report.done)]
 
 
 def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | None = None) -> list[Scored]:
-    """Return what the logits (C,) of a text mean, as `classify` does."""
+    """Return the classes of one text with their probabilities, from its logits (C,); see `classify`."""
     head = encoder.config.head
     if head.scores and several is None:
         return [Scored(head.labels[i], float(logits[i])) for i in np.argsort(-logits, kind="stable")]
@@ -126,7 +126,7 @@ def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | No
 
 
 def text_rows(encoder: EncoderHead, texts: Sequence[Text], report: LineReport) -> list[Pair]:
-    """Return the ids of each text, in their order; what is too long is cut, or refused, as `classify` says."""
+    """Return the ids of each text, in order; overlong texts are cut or refused as in `classify`."""
     for number, text in enumerate(texts, report.first_line):
         if not isinstance(text, str) and not _is_pair(text):
             raise UserError(f"text {number}: must be text, or a pair (text, text), not {type(text).__name__}")
@@ -159,16 +159,16 @@ def _is_pair(text: object) -> bool:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document among those of a query."""
+    """A document's place in the ranking of a query."""
 
     index: int
-    """Its place among them, counted from 0."""
+    """The document's index in the list, from 0."""
     relevance_score: float
-    """How probable the class is."""
+    """The probability of the model's one class."""
 
 
 def check_reranker(config: TransformerConfig, where: str) -> None:
-    """Raise `UserError` unless a head with classes has one alone."""
+    """Raise `UserError` unless the head has exactly one class."""
     if (count := len(config.head.labels)) != 1:
         raise UserError(f"{where}: rerank needs a head with one class; its head has {count}")
 
@@ -180,8 +180,10 @@ def rerank(
     options: RerankOptions,
     report: LineReport = NO_REPORT,
 ) -> list[Ranked]:
-    """Return the documents by their relevance to the query, the best first, equal ones in their order. A query and a
-    document that are too long lose the end of the longer one, then of both; `report` counts that."""
+    """Return the documents by relevance to the query, best first; ties keep their order.
+
+    A query and document that are too long lose the end of the longer one, then of both; `report` counts them.
+    """
     if not isinstance(query, str):
         raise UserError(f"query: must be text, not {type(query).__name__}")
     classes = classify(encoder, [(query, document) for document in documents], several=True, report=report)
@@ -189,22 +191,22 @@ def rerank(
 
 
 def ordered(scores: Sequence[float], options: RerankOptions) -> list[Ranked]:
-    """Return the documents of these scores by them, as `rerank` does."""
+    """Rank documents by their scores, as `rerank` does."""
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     return [Ranked(i, scores[i]) for i in order[: options.top_n]]
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """A part of a text and its label."""
+    """A labelled part of a text."""
 
     label: str
     probability: float
-    """The mean of its tokens' probabilities."""
+    """The mean probability of its tokens."""
     start: int
-    """Its first character, counted from 0."""
+    """Index of its first character, from 0."""
     end: int
-    """The character after its last one."""
+    """Index behind its last character."""
     text: str
 
 
@@ -216,7 +218,7 @@ class _Token(NamedTuple):
 
 
 def tag(encoder: EncoderHead, texts: str | Sequence[str], report: LineReport = NO_REPORT) -> list[list[Tagged]]:
-    """Return the entities of each text, of any length, in its order, with their places in it."""
+    """Return the entities of each text in order, with their places. Texts may have any length."""
     lines = as_lines(texts)
     located = encoder.tokenizer.encode_places(lines)
     windows = [each.windows(encoder.most) for each in located]
@@ -231,7 +233,7 @@ def tag(encoder: EncoderHead, texts: str | Sequence[str], report: LineReport = N
 
 
 def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the shares (L, C) of a text's tokens, of those (tokens of a row, C) of its windows."""
+    """Join the windows' probabilities (tokens of the row, C) to those of the whole text (L, C)."""
     joined = np.zeros((count, shares[0].shape[1]))
     around = np.full(count, -1.0)
     for window, rows in zip(windows, shares, strict=True):
@@ -246,7 +248,7 @@ def _joined(count: int, windows: Sequence[Window], shares: Sequence[NDArray[np.f
 
 
 def _tokens(places: Sequence[tuple[int, int]], shares: NDArray[np.float64], labels: Sequence[str]) -> list[_Token]:
-    """Return the tokens of a text (L), with their shares (L, C)."""
+    """Give each of L tokens its likeliest label; places (L), probabilities (L, C)."""
     tokens = []
     for place, row in zip(places, shares, strict=True):
         label, best = labels[int(row.argmax())], float(row.max())
@@ -272,7 +274,7 @@ def _entities(text: str, tokens: Sequence[_Token]) -> list[Tagged]:
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the place without the spaces at its ends, which some vocabularies count to a word."""
+    """Return the place without white space at its ends, which some vocabularies count as part of a word."""
     text_left = text[start:end].lstrip()
     return end - len(text_left), end - len(text_left) + len(text_left.rstrip())
 
@@ -282,19 +284,19 @@ Places = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Answer:
-    """A part of a context."""
+    """The part of a context that answers a question."""
 
     text: str
     probability: float
-    """That an answer begins and ends there."""
+    """The probability that an answer starts and ends there."""
     start: int
-    """Its first character, counted from 0."""
+    """Index of its first character in the context, from 0."""
     end: int
-    """The character after its last one."""
+    """Index behind its last character."""
 
 
 def paired(questions: str | Sequence[str], contexts: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Return each question with its context; one of either is that of all."""
+    """Pair questions with contexts; a single string is paired with every item of the other list."""
     question_lines, context_lines = as_lines(questions), as_lines(contexts)
     if isinstance(questions, str):
         question_lines = question_lines * len(context_lines)
@@ -313,10 +315,9 @@ def answer(
     options: AnswerOptions,
     report: LineReport = NO_REPORT,
 ) -> list[Answer | None]:
-    """Return the best answer for each (question, context); None where the context has no tokens.
+    """Return the best answer for each (question, context); None if the context has no tokens.
 
-    `UserError` for a question that leaves less than half of a row to its context, unless `report` counts those; then
-    its end is left out.
+    A question may take up half of a row. A longer one is cut if `report` counts it, and otherwise a `UserError`.
     """
     tokenizer = encoder.tokenizer
     form = tokenizer.pair_form(encoder.most)
@@ -341,8 +342,10 @@ def answer(
 def _best(
     text: str, places: Places, parts: Sequence[tuple[Window, NDArray[np.float64]]], before: int, longest: int
 ) -> Answer:
-    """Return the likeliest answer in any window; the logits (L, 2) of each, in which so many stand `before` the
-    question."""
+    """Return the likeliest answer over all windows, each with logits (L, 2) for start and end.
+
+    before: number of tokens before the question, e.g. 1 for [CLS]. longest: most tokens of an answer.
+    """
     read = [np.concatenate([logits[:before], logits[w.at : w.at + w.count]]) for w, logits in parts]
     total = np.logaddexp.reduce(np.concatenate(read), axis=0)  # (2,)
     best, span = -np.inf, (0, 0)

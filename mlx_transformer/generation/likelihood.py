@@ -1,4 +1,4 @@
-"""How likely a model finds given outputs, by the steps that a search takes, and how well it predicts a text.
+"""Log-probabilities of given outputs, computed step by step as in a search, and perplexity of documents.
 
 Shapes: B sentences, L tokens, V vocabulary.
 """
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from mlx_transformer.text.tokenizer import Tokenizer
 
 LARGEST_EXPONENT = 700.0
-"""The largest that e is raised to: more is infinite in float64."""
+"""Larger exponents make exp infinite in float64."""
 
 
 def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare | None = None) -> list[np.ndarray]:
-    """Return for each input the log-probabilities of its target's tokens, float32, each given the input and the tokens
-    before.
+    """Return for each input the log-probabilities of its target's tokens (float32), each given the input and earlier
+    tokens.
 
-    ids: as for `search`. targets: outputs without start token, with eos where its probability is to be counted. done:
-    told the share of the inputs that is finished. Nothing is banned here, as it is in a search. Raises `UserError` for
-    ids outside the vocabulary, empty rows and rows longer than the model takes.
+    ids: as for `search`. targets: outputs without start token, with eos if its probability should count. done: called
+    with the finished share of inputs. Unlike in a search, no token is banned.
+    Raises `UserError` for ids outside the vocabulary, empty rows, and rows longer than the model takes.
     """
     config = model.config
     if not config.has_decoder:
-        raise UserError("an encoder alone generates nothing, so it finds no output likely")
+        raise UserError("an encoder alone generates nothing, so its outputs have no probability")
     if len(ids) != len(targets):
         raise UserError(f"{len(ids)} inputs but {len(targets)} targets: they must be equally many")
     sources = Sources.of(config, ids=ids)
@@ -51,7 +51,7 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     steps = np.array([len(row) for row in target_rows], int)
     rows: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sources)
     positions = None if model.extends_positions or config.has_encoder else config.max_positions
-    # By the number of steps: a batch takes as many as its longest target.
+    # Sorted by target length, since a batch takes as many steps as its longest target.
     for index in reported(batches(steps, lengths, lengths, Options(), positions), len, len(sources), done):
         values = _batch(model, sources[index], [target_rows[i] for i in index])
         for i, row in zip(index, values, strict=True):
@@ -68,9 +68,12 @@ def score(
     lines: str | Sequence[str],
     translations: str | Sequence[str],
 ) -> list[float]:
-    """Return log p of each line's translation, its end counted. log_p: `log_probabilities` of a model. `UserError` for
-    what isn't text, or is longer than the model takes."""
-    from .translate import as_lines  # with the tokenizer, which who has ids does without
+    """Return the log-probability of each line's translation, end token included.
+
+    log_p: the model's `log_probabilities`. Raises `UserError` for anything but text, and for text longer than the model
+    takes.
+    """
+    from .translate import as_lines  # lazy: it imports the tokenizer, which scoring ids doesn't need
 
     source, target = as_lines(lines), as_lines(translations)
     if len(source) != len(target):
@@ -80,7 +83,7 @@ def score(
 
 
 def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndarray:
-    """Return (B, longest target); what is beyond the end of a target means nothing."""
+    """Return log-probabilities (B, longest target); values after the end of a target are meaningless."""
     xp = model.arrays
     tokens = np.full((len(targets), max(map(len, targets))), model.config.eos_id, np.int32)
     for i, row in enumerate(targets):
@@ -105,11 +108,11 @@ def perplexity(
     texts: Sequence[str],
     done: Callable[[float], None],
 ) -> dict[str, Any]:
-    """Measure documents: how many tokens they have (each one's end counted), e to the mean negative log-probability of
-    a token, and the bits a byte of text takes, which doesn't depend on the vocabulary.
+    """Return documents, tokens (one end token for each document), perplexity and bits per byte, which doesn't depend on
+    the vocabulary.
 
-    logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut, and each piece predicted by itself
-    from the token before it, as in training. done: told the share that is finished.
+    logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut into pieces; each is predicted by
+    itself from the token before it, as in training. done: called with the finished share.
     """
     whole, most = [[config.bos_id, *ids] for ids in tokenizer.encode_batch(texts)], config.max_positions
     rows = [ids[start : start + most + 1] for ids in whole for start in range(0, len(ids) - 1, most)]
@@ -133,5 +136,5 @@ def perplexity(
 
 
 def perplexity_of(nats: float) -> float:
-    """e to the mean negative log-probability of a token; finite, however bad the model is."""
+    """Return exp of the mean negative log-probability of a token; finite however bad the model is."""
     return math.exp(min(nats, LARGEST_EXPONENT))

@@ -1,9 +1,9 @@
-"""Lines of a file to a file: the loop of all commands that write something for each line of text.
+"""The loop of all commands that write something for each line of text: a file in, a file out.
 
-LineReader -> some thousand lines -> LineWork: read each, compute all, show each -> Writer (`output.py`)
+LineReader -> up to 2,000 lines -> LineWork: read each line, compute all, format each result -> Writer (`output.py`)
 
-A file is read twice: a line that would end the run is found before the first result, not after the last hour. Memory
-doesn't grow with the file. An interrupted run is continued by `resume`, with the same bytes in the end.
+A file is read twice, so that a line that would end the run is found before the first result and not hours later. Memory
+use doesn't grow with the file. `resume` continues an interrupted run and gives the same bytes in the end.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from mlx_transformer.data.corpus import ParallelText
 
 PART_LINES, PART_BYTES = 2000, 4 << 20
-"""So many lines are read, computed and written together, or fewer once they have so many bytes."""
+"""Lines that are read, computed and written together; a part ends earlier when it has PART_BYTES bytes."""
 
 
 class LineReader(Iterator[Any]):
-    """Lines of UTF-8 text. Only \\n ends a line; a \\r before it belongs to the end.
+    """Lines of UTF-8 text. Only \\n ends a line; a \\r before it is dropped.
 
-    Bytes that are not UTF-8 are replaced, with one warning on standard error; a file with the mark of another encoding
-    is a `UserError`. number, position: lines and bytes that were read.
+    Bytes that are not UTF-8 are replaced, with one warning on standard error. A byte-order mark of another encoding
+    raises `UserError`. number, position: lines and bytes read so far.
     """
 
     def __init__(self, stream: BinaryIO, name: str):
         self.stream, self.name, self.number, self.position, self.warned = stream, name, 0, 0, False
 
     def start(self, number: int, position: int) -> None:
-        """Go on, or begin again, behind so many lines and bytes."""
+        """Continue after this many lines and bytes; (0, 0) starts again."""
         self.stream.seek(position)
         self.number, self.position, self.warned = number, position, False
 
@@ -71,7 +71,7 @@ class LineReader(Iterator[Any]):
             return line.decode(errors="replace")
 
     def parts(self, lines: int) -> Iterator[list[Any]]:
-        """Yield the rest, at most so many lines at a time. Where a part ends depends only on the text."""
+        """Yield the rest in lists of at most `lines` lines. Where a part ends depends only on the text."""
         part, begin = [], self.position
         for line in self:
             part.append(line)
@@ -83,7 +83,7 @@ class LineReader(Iterator[Any]):
 
 
 class PairReader(LineReader):
-    """The lines of two files side by side, as (source, target). They are in memory."""
+    """The lines of two files side by side, as (source, target). Both are held in memory."""
 
     def __init__(self, text: ParallelText, name: str):
         super().__init__(io.BytesIO(), name)
@@ -98,43 +98,43 @@ class PairReader(LineReader):
 
 @dataclass(frozen=True)
 class LineReport:
-    """The numbers of some lines, and who is told of them."""
+    """Line numbers and callbacks for some lines of a file."""
 
     first_line: int = 1
     on_overlong: Callable[[int], None] | None = None
-    """Called with the number of each line that is too long for the model and is cut; None: such a line is an error."""
+    """Called with the number of each overlong line for the model and is cut. None: such a line is an error."""
     done: Callable[[float], None] = lambda share: None
-    """Called with the share of these lines that is done."""
+    """Called with the finished share of these lines."""
 
 
 NO_REPORT = LineReport()
-"""For a caller's texts, which are no lines of a file."""
+"""For texts from a caller, not from a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineWork:
-    """What a command makes of lines."""
+    """How a command turns lines into output."""
 
     name: str
-    """The command, for the progress bar."""
+    """The command, shown on the progress bar."""
     run: Callable[[Sequence[Any], LineReport], Iterable[Any]]
-    """Computes a result for each of some thousand lines, as `read` gives them."""
+    """Compute the results of up to 2,000 lines, given as `read` returns them."""
     show: Callable[[Any, Any], str | bytes | Mapping[str, Any]]
-    """From a line and its result to the output: text, to which a line end is added, an object for JSON, or bytes."""
+    """(line, result) -> output: text, which gets a line end; a mapping, written as JSON; or bytes."""
     read: Callable[[Any, int], Any] = lambda line, number: line
-    """From a line and its number to what `run` takes; `UserError` for a line of another form."""
+    """(line, its number) -> input of `run`. Raises `UserError` for a malformed line."""
     check: Callable[..., None] | None = None
-    """check(lines, first_line=1) raises `UserError` for a line that `run` will refuse."""
+    """check(lines, first_line=1) raises `UserError` for a line that `run` would refuse."""
     overlong: str = ""
-    """What to say about lines that were too long, if there were any."""
+    """The message about overlong lines, if any."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that must be the same when a run is resumed."""
     head: Callable[[int], bytes] | None = None
-    """The first bytes of a file for so many lines."""
+    """(number of lines) -> the first bytes of the file."""
     stream: Callable[[str, LineReport], Iterable[str]] | None = None
-    """In place of `run` and `show`: the output for one line in pieces, each as soon as it is decided."""
+    """In place of `run` and `show`: yields the output for one line in pieces, each as soon as it is decided."""
     suffixes: Sequence[str] = ()
-    """The endings that the output's name may have; an output may also have none. Default: any."""
+    """Allowed endings of the output's name, besides none at all. Default: any."""
     unit: str = "lines"
 
     def pieces(self, lines: Sequence[Any], report: LineReport) -> Iterator[bytes]:
@@ -165,12 +165,12 @@ def write_lines(
     force: bool = False,
     model_facts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Write what is made of each line of a file, or of `text` or standard input, to `output` or standard output.
+    """Write the result for each line of a file, of `text` or of standard input, to `output` or standard output.
 
-    input: a file, or two whose lines belong together. resume: continue an interrupted run; force: replace an earlier
-    output; model_facts: what must be the same when a run is resumed, by name, besides input and options.
-    The number of lines that were too long for the model is printed on standard error.
-    `UserError` for anything that can't be read, written or continued.
+    input: a file, or two files whose lines belong together. resume: continue an interrupted run. force: replace an
+    earlier output. model_facts: what must be the same when a run is resumed, besides input and options.
+    The number of overlong lines for the model is printed to standard error.
+    Raises `UserError` for anything that can't be read, written or resumed.
     """
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
@@ -211,8 +211,8 @@ def _opened(stack: ExitStack, input: Path | tuple[Path, Path] | None, text: Sequ
 
 
 def _checked(reader: LineReader, work: LineWork) -> int:
-    """Read all lines once, and count them; `UserError` for one that would end the run."""
-    reader.warned = True  # the second reading warns
+    """Read and count all lines. Raises `UserError` for a line that would end the run."""
+    reader.warned = True  # the second reading warns, not this one
     for part in reader.parts(PART_LINES):
         first = reader.number - len(part) + 1
         for number, line in enumerate(part, first):
@@ -230,7 +230,7 @@ class _Job:
     reader: LineReader
     target: Writer
     lines: int | None
-    """The lines of the input, if progress is shown."""
+    """Number of input lines, if progress is shown."""
 
     def run(self, head: bytes) -> None:
         work, progress = self.work, replace(self.target.progress)
@@ -256,11 +256,11 @@ class _Job:
             print(f"{self.reader.name}: {which}: {work.overlong}", file=sys.stderr)
 
     def _pieces(self, head: bytes, watch: Callable[[float, str], None]) -> Iterator[bytes]:
-        """Yield the bytes to write. Each part is saved once the next one is there."""
+        """Yield the bytes to write. Each part is saved once the next one has been read."""
         progress, reader = self.progress, self.reader
         if not progress.written:
             yield head
-        # A person at the keyboard waits for each line.
+        # Someone typing at a terminal waits for each line.
         for lines in reader.parts(1 if self.work.stream is not None or reader.stream.isatty() else PART_LINES):
             before = progress.lines
             if before:

@@ -1,7 +1,8 @@
-"""Where the results of lines go: standard output, or a file that appears whole or not at all.
+"""Where results go: standard output, or a file that appears whole or not at all.
 
-While OUT is being made it is OUT.partial, and OUT.partial.json records how much of that is safe and what it was made
-from; at the end OUT.partial is renamed. An earlier OUT, which only `force` replaces, stays until then.
+While OUT is being written it is called OUT.partial. OUT.partial.json records how much of it is safe and the input,
+options and model it was made with. At the end OUT.partial is renamed to OUT. An earlier OUT, which only `force`
+replaces, stays until then.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from mlx_transformer.system.errors import Name, Text, UserError, joined
 from mlx_transformer.system.files import read_json
 
 FORMAT = 1
-WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed
-DIGEST = 64  # characters of a digest, which an error doesn't show
+WINDOWS = sys.platform == "win32"  # an open file can't be renamed or removed there
+DIGEST = 64  # characters of a SHA-256; errors don't show values of this length
 NUMPY = b"\x93NUMPY"
 
 Facts = Callable[[], Mapping[str, str]]
-"""Computes what must be the same in a run and in the one that continues it: input, options, model."""
+"""Returns facts that a run and its continuation must share: input, options, model."""
 
 
 def _holds_any(*forms: Callable[[Path], bool]) -> Callable[[Path], bool]:
@@ -50,13 +51,13 @@ KINDS = {
     "tag": Kind("file of entities", holds_json_lines("text", "entities")),
     "answer": Kind("file of answers", holds_json_lines("question", "context", "answer")),
 }
-"""What each command writes, and how an earlier output of it is recognised."""
+"""The file that each command writes, and how an earlier one is recognised."""
 _is_record = holds_object("format", "progress", "facts")
 
 
 def claim_lines(verb: str, out: Target | None, force: bool, *read: Path | None) -> Output | None:
-    """Return the right to write the output of a command, None for standard output; `UserError` as from `claim`, for
-    OUT.partial too."""
+    """Claim the output file of a command; None is standard output. Raises `UserError` as `claim` does, for OUT.partial
+    too."""
     if out is None or isinstance(out, Output):
         return out
     output = claim(out, KINDS[verb], force, *read)
@@ -73,7 +74,7 @@ def _partial(path: Path) -> Path:
 
 @dataclass
 class JobProgress:
-    """How far a job is. read: bytes of the input, written: bytes of the output, overlong: lines that were too long."""
+    """How far a run is: lines done, bytes read and written, and overlong lines."""
 
     lines: int = 0
     read: int = 0
@@ -83,14 +84,15 @@ class JobProgress:
 
 
 class Writer:
-    """An open output. Nothing is buffered, so closing it can't fail. progress: how much can be continued."""
+    """An open output, unbuffered so that closing can't fail. progress: how much of it can be resumed."""
 
     def __init__(self, stream: BinaryIO, name: str, ours: bool = False):
         """ours: `close` closes the stream."""
         self.stream, self.name, self.ours, self.progress = stream, name, ours, JobProgress()
 
     def write(self, data: bytes) -> None:
-        """Raise `UserError`, with the output's name, if there is no room; a `BrokenPipeError` is left to the caller."""
+        """Write all bytes. Raises `UserError` with the output's name if that fails, e.g. on a full disk;
+        `BrokenPipeError` goes to the caller."""
         left = memoryview(data)
         try:
             while left:
@@ -105,22 +107,23 @@ class Writer:
         return UserError(f"{self.name}: could not be written ({error.strerror}); look for free space")
 
     def save(self, progress: JobProgress) -> None:
-        """Make what is written so far safe."""
+        """Make everything written so far safe."""
 
     def finish(self) -> None:
-        """Complete the output: all is written."""
+        """Complete the output."""
 
     def close(self) -> None:
-        """Close it, after `finish` or an error."""
+        """Close the output, after `finish` or after an error."""
         if self.ours:
             self.stream.close()
 
 
 class Partial(Writer):
-    """OUT.partial, and its record."""
+    """OUT.partial and its record OUT.partial.json."""
 
     def __init__(self, output: Output, facts: Facts | None, resume: bool):
-        """facts: None if the job can't be continued. `UserError` if the file can't be written, or not be resumed."""
+        """facts: None if the run can't be resumed. Raises `UserError` if the file can't be written, or can't be
+        resumed."""
         self.output, path = output, output.path
         self.partial = _partial(output.place)
         self.record = self.partial.with_name(f"{self.partial.name}.json")
@@ -205,15 +208,15 @@ class Partial(Writer):
         self.finished = True
         with suppress(OSError):
             self._remove_record()
-        self.stream.close()  # which frees the lock for others
+        self.stream.close()  # releases the lock
 
     def _remove_record(self) -> None:
-        with suppress(UserError):  # damaged, or another program's file of that name, which stays
+        with suppress(UserError):  # damaged, or another program's file of that name: leave it
             if self.record.exists() and _is_record(self.record):
                 self.record.unlink()
 
     def close(self) -> None:
-        """Close it; what can be continued stays."""
+        """Close the file; keep it if it can be resumed."""
         self._close(remove=not self.finished and not self.progress.lines)
 
     def _close(self, remove: bool) -> None:
@@ -228,13 +231,13 @@ class Partial(Writer):
 
 
 def writer(output: Output | None, facts: Facts | None, resume: bool) -> Writer:
-    """Open an output: a file, by way of OUT.partial; a device or a pipe, as it is; or standard output (None)."""
+    """Open an output: a file through OUT.partial, a device or a pipe directly, or standard output (None)."""
     if output is None:
         return Writer(sys.stdout.buffer, "standard output")
     if not output.special:
         return Partial(output, facts, resume)
     if resume:
-        raise UserError(f"{output}: is no file, so nothing of it was kept; leave out --resume")
+        raise UserError(f"{output}: is not a regular file, so there is nothing to resume; leave out --resume")
     try:
         return Writer(open(output, "wb", buffering=0), str(output), ours=True)
     except OSError as error:

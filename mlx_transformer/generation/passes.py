@@ -1,4 +1,4 @@
-"""The passes of an encoder over a list of texts, a part of them each, and how many run at the same time."""
+"""Split a list of texts into forward passes of an encoder, and run these one by one or several at once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 BATCH_TOKENS = 4096
-"""Tokens computed at the same time, padding included; a longer row is computed alone."""
+"""Tokens of one forward pass, padding included; a longer row has a pass to itself."""
 
 
 class Passes:
-    """One after the other, as a runtime computes them that has no better way."""
+    """Run passes one after the other. A runtime with threads to spare has its own subclass."""
 
     at_once = 1
-    """How many run at the same time."""
+    """How many passes run at the same time."""
 
     def in_parallel(self, compute: Callable[[W], T], work: Sequence[W]) -> Iterator[T]:
-        """Run `compute` on all work, in any order."""
+        """Call `compute` on each item of `work`; results may come in any order."""
         return map(compute, work)
 
 
@@ -30,8 +30,11 @@ ONE_AT_A_TIME = Passes()
 
 
 def of_one_length(lengths: ArrayLike, tokens: int = BATCH_TOKENS) -> list[NDArray[np.intp]]:
-    """Return which rows of these lengths (N,) are computed together: of one length, at most so many tokens, the longest
-    first."""
+    """Group rows by length: return lists of row indices, longest first, each with at most `tokens` tokens.
+
+    >>> of_one_length([3, 5, 3])
+    [array([1]), array([0, 2])]
+    """
     counts = np.asarray(lengths, np.int64)
     order = np.argsort(-counts, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(counts[order])) + 1) if len(order) else []

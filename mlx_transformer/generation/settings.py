@@ -1,14 +1,15 @@
-"""How a model generates by default: generation.json in its folder, fields of `Options` by name.
+"""How a model generates by default: `generation.json` in its folder, e.g. {"beam": 4, "max_new_tokens": 512}.
 
-The caller's options win, field by field. A model trained here has no such file. Further keys:
+Its keys are fields of `Options`. The caller's options win, field by field. A model trained here has no such file.
+Further keys:
 
-languages: {code: id}, the tokens of a model of several languages. The target's is the first of every output, the
-    source's the first of every source, unless one of these is true:
-target_language_in_source: the target's is the first of every source, and nothing is forced, as in SMaLL-100.
-source_language_last: the source's stands behind the end of every source, as in mBART.
-target_language_starts: the decoder begins with the target's, in place of the start token, as in mBART.
-shortlist: the name of a file in the same folder, which names the candidates of each sentence.
-task_prefix: text before every source, as in T5.
+languages: {code: id}, the language tokens of a multilingual model. The target's token is forced as the first of every
+    output, and the source's token stands first in every source, unless one of these is true:
+target_language_in_source: the target's token stands first in every source, and nothing is forced, e.g. in SMaLL-100.
+source_language_last: the source's token stands behind the end token of every source, e.g. in mBART.
+target_language_starts: the decoder begins with the target's token in place of the start token, e.g. in mBART.
+shortlist: the name of a file in the same folder with the candidate tokens of each source token.
+task_prefix: text before every source, e.g. T5's "translate English to German: ".
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ LANGUAGES, SHORTLIST, TASK_PREFIX = "languages", "shortlist", "task_prefix"
 TARGET_IN_SOURCE, SOURCE_LAST = "target_language_in_source", "source_language_last"
 TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
-"""Where a model reads languages, if not before its source and its output."""
+"""Flags for models that read a language token elsewhere than first in the source and first in the output."""
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX)
-"""The keys of the file that are no fields of `Options`."""
+"""The keys of the file that are not fields of `Options`."""
 NO_SHORTLIST = "none"
-"""In place of a shortlist's name: all tokens are candidates."""
+"""Given in place of a shortlist file: all tokens are candidates."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
 
 
 def checked_settings(values: Any, config: TransformerConfig, where: str) -> Settings:
-    """Check the contents of the file, and return them with ids as tuples.
+    """Check the contents of generation.json; return them with lists of ids as tuples.
 
-    where: the file, with which every `UserError` begins.
+    where: the file; every `UserError` begins with it.
     """
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
@@ -58,10 +59,10 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
     if not isinstance(values.get(TASK_PREFIX, ""), str):
-        raise UserError(f"{where}: {TASK_PREFIX} is no text")
+        raise UserError(f"{where}: {TASK_PREFIX} must be text")
     file = values.get(SHORTLIST)
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
-        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")
+        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} must be the name of a file in the same folder")
     try:
         options = Options(**written)
         check_options(options, config)
@@ -72,7 +73,7 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
-    """Read the settings of a model's folder, {} without the file; `UserError` if it is damaged."""
+    """Read generation.json in a model's folder; {} if there is none. Raises `UserError` if it is damaged."""
     path = folder / SETTINGS
     return within(checked_settings(read_json(path), config, str(path)), config) if path.exists() else {}
 
@@ -84,21 +85,23 @@ def within(settings: Settings, config: TransformerConfig) -> Settings:
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {name: contents} of generation.json; {} without settings."""
+    """Return {"generation.json": its contents}; {} without settings."""
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
 
 
 def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
-    """Return {name: path} of the files that the settings name; they are copied together with generation.json."""
+    """Return {name: path} of the files that the settings name, e.g. the shortlist; they are copied with
+    generation.json."""
     name = settings.get(SHORTLIST)
     return {} if name is None or folder is None else {name: folder / name}
 
 
 def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return arguments of `save_checkpoint` for a model made from the one in `folder`: the files beside its weights.
+    """Return the arguments of `save_checkpoint` for a model made from the one in `folder`: the files to write beside
+    the weights.
 
-    These are the settings, the files that they name, how a text's vector is made, and the card's license, languages
-    and origin.
+    They are the settings, the files that these name, the pooling files of an embedding model, and the model card with
+    its license, languages and origin.
     """
     # Lazy: a search doesn't load the modules that write.
     from mlx_transformer.core.card import carried
@@ -110,12 +113,12 @@ def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
-    """Return the token of a language; `UserError` if the model doesn't have it."""
+    """Return the token id of a language code, e.g. "deu_Latn". Raises `UserError` if the model doesn't have it."""
     languages = settings.get(LANGUAGES, {})
     if not languages:
         raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
     if code not in languages:
-        folded = {name.lower(): name for name in languages}  # ENG_latn is nearest to eng_Latn
+        folded = {name.lower(): name for name in languages}  # so that ENG_latn suggests eng_Latn
         import difflib
 
         near = [folded[name] for name in difflib.get_close_matches(str(code).lower(), folded, n=3, cutoff=0.4)]
@@ -125,7 +128,7 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
 
 
 class Around(NamedTuple):
-    """The ids before and behind those of a source."""
+    """Ids to put before and behind the ids of a source."""
 
     before: list[int]
     behind: list[int]
@@ -135,9 +138,9 @@ class Around(NamedTuple):
 
 
 def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
-    """Return the language's token around a source, and the options without the one that names this language.
+    """Return the language token to put around a source, and the options without the language that it stands for.
 
-    That option is `source_language`, or `target_language` for a model whose target language stands in the source.
+    That is `source_language`, or `target_language` for a model with target_language_in_source.
     """
     others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
     source = options.get(SOURCE_LANGUAGE)
@@ -150,7 +153,7 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
 
 
 def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return source ids with their language's token, and the other options (`around_source`)."""
+    """Return the source ids with their language token added, and the remaining options (see `around_source`)."""
     around, others = around_source(settings, options)
     return (ids if ids is None or not any(around) else [around(row) for row in ids]), others
 
@@ -158,9 +161,9 @@ def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[st
 def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the model's settings with the caller's options, which win.
 
-    A setting that contradicts an option is dropped: the model's beam for sample=True, its max_new_tokens for a
-    max_length_factor, its min_new_tokens for a shorter max_new_tokens. `target_language` becomes its token: forced
-    first, or the one that the decoder begins with.
+    A setting that contradicts an option is dropped: the model's beam if sample=True, its max_new_tokens if
+    max_length_factor is given, its min_new_tokens if max_new_tokens is shorter. `target_language` becomes
+    `forced_first`, or `start_id` if the decoder begins with it.
     """
     merged = {name: value for name, value in {**settings, **passed}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
@@ -179,6 +182,7 @@ def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str
 
 
 def chosen_options(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> tuple[Around, Options]:
-    """Return the language's token around a source, and the options of a search with the model's settings."""
+    """Return the language token to put around a source, and the `Options` of a search, the model's settings
+    included."""
     around, others = around_source(settings, passed)
     return around, Options.of(resolved(settings, others))

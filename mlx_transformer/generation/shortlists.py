@@ -1,7 +1,7 @@
-"""A shortlist of a model's own: which target tokens its source tokens become, counted where its attention aligns them.
+"""Build a shortlist from a model's own alignments: which target tokens each source token may become.
 
-Each target token of a parallel text counts for the source token that it is read from most. p(t | s) = the pair's count
-over all of s; of each source token the likeliest stay. The file is of Marian's kind.
+Each target token of a parallel text counts for the source token that cross-attention weighs most. p(t | s) is the
+pair's count divided by all counts of s; the likeliest t of each s are kept. The file has Marian's format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .alignment import CrossWeights
 
 PAIRS = 512
-"""Pairs that are aligned, and then counted, at a time."""
+"""Pairs aligned and counted at a time."""
 
 
 class Counts:
@@ -33,7 +33,7 @@ class Counts:
         self.keys, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def add(self, source: Sequence[int], target: Sequence[int], weights: NDArray) -> None:
-        """weights (T, S): from row i target token i was chosen. The source's end takes no part."""
+        """Count one pair. weights (T, S): target token i was chosen from row i. The source's end token is ignored."""
         if len(target) and len(source) > 1:
             aligned = np.asarray(source)[weights[:, : len(source) - 1].argmax(axis=1)]
             self._merge(aligned * self.vocab_size + np.asarray(target), np.ones(len(target), np.int64))
@@ -48,8 +48,10 @@ class Counts:
         self.counts = total
 
     def shortlist(self, source_vocab_size: int, first: int, best: int) -> Shortlist:
-        """Return the `best` likeliest of each source token, the lower id on ties. As p(t | s) has one divisor for all
-        of s, counts order them."""
+        """Keep the `best` likeliest targets of each source token, the lower id on ties.
+
+        p(t | s) has the same divisor for all t, so sorting by counts is enough.
+        """
         source, target = np.divmod(self.keys, self.vocab_size)
         order = np.lexsort((target, -self.counts, source))
         source, target = source[order], target[order]
@@ -71,10 +73,11 @@ def built_shortlist(
     best: int = 50,
     done: Callable[[float], None] = lambda share: None,
 ) -> tuple[Shortlist, int]:
-    """Align each pair of a text by the model's attention, and count; also how many pairs were too long for the model.
+    """Align each pair of a text with the model's attention, and count; return the shortlist and how many pairs were too
+    long.
 
-    first: tokens of lower ids are candidates of every sentence. best: most of one source token. `UserError` if nothing
-    is left to count.
+    first: tokens with lower ids are candidates in every sentence. best: most candidates of one source token. Raises
+    `UserError` if there is nothing to count.
     """
     if not 1 <= first <= config.vocab_size:
         raise UserError("{first} must be from 1 to the vocabulary's {}", config.vocab_size, first=first)

@@ -1,6 +1,6 @@
-"""One input whose output is read while it is being decided: greedy search and sampling, token by token, as text.
+"""Stream one output while it is being decoded, by greedy search or sampling, token by token or as text.
 
-Beam search takes no part: which hypothesis wins is known only at its end.
+Beam search can't stream: only its end decides which hypothesis wins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlx_transformer.system.errors import Name, UserError
 
 from .translate import Overlong, Translator
 
-REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are no whole character
+REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to this
 
 
 def stream_ids(
@@ -32,10 +32,11 @@ def stream_ids(
     candidates: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[int]:
-    """Return the new tokens of one input, each as soon as it is decided: together what `generate` returns.
+    """Return an iterator over the new tokens of one input, each as soon as it is decided; all together they are the
+    output of `generate`.
 
-    ids, prefix, candidates, options: as for `search`, of one input. row: its place in a list of several, on which a
-    drawn token depends. Wrong input and options raise `UserError` at the call, not at the first token.
+    ids, prefix, candidates, options: as for `search`, for one input. row: the input's index in a list, which seeds its
+    random draws. Wrong input and options raise `UserError` at the call, not at the first token.
     """
     chosen = Options.of(options)
     if chosen.beam > 1:
@@ -47,7 +48,7 @@ def stream_ids(
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
     if listed is None:
         return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
-    # The strategy is one that reads logits, which any model gives.
+    # Greedy on logits of the candidates only; works with any model.
     own = Candidates.of(batch, chosen, model.config)
     narrowed, (batch, chosen) = among(model, own), own.narrowed(batch, chosen)
     tokens = _tokens(narrowed, batch, Greedy(model.arrays, batch, chosen, own.config, scored=False))
@@ -85,15 +86,15 @@ def stream(
     candidates_of: Callable[[Sequence[int]], Sequence[int] | None] = lambda ids: None,
     **options: Any,
 ) -> Iterator[str]:
-    """Return the translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
+    """Return an iterator over the translation of one line; the pieces join to the text of
+    `translator.translate([line])`.
 
-    A piece ends with a whole character, so a token that is part of one comes with the next. `around`: a source's ids
-    and what stands around them; `candidates_of`: the ids that the output of a source may be made of. `line_number` is
-    for messages and `on_overlong`, which is told of a line that is too long. Errors are raised at the call, as in
-    `stream_ids`.
+    Pieces hold whole characters: a token that is part of one waits for the next. around: adds language tokens to the
+    source ids. candidates_of: source ids -> ids that the output may contain. line_number: for messages. on_overlong:
+    called with the number if the line is too long. Errors are raised at the call, as in `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
-    # All are checked before the first is begun.
+    # `stream_ids` checks its input at the call, so all parts are checked before the first one starts.
     rows = [around(ids) for ids in rows]
     parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
     texts = [pieces(translator.tokenizer.decode, part) for part in parts]
@@ -101,17 +102,18 @@ def stream(
 
 
 def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of growing ids, without characters that are still incomplete: joined it is `decode` of all ids.
+    """Yield the text of a growing list of ids, holding back incomplete characters; joined, the pieces are `decode` of
+    all ids.
 
-    Everything is decoded again for each token, since what a token means may depend on those before it (a first space
-    that is dropped, half a character); for sentences that is a small part of a decoder's step.
+    Everything is decoded again for each token, since a token's text may depend on those before it (a first space is
+    dropped, a character is half complete). For sentences this is a small part of a decoder's step.
     """
     so_far: list[int] = []
     emitted, text = 0, ""
     for id in ids:
         so_far.append(id)
         text = decode(so_far)
-        complete = len(text.rstrip(REPLACEMENT))  # the end may yet become a character
+        complete = len(text.rstrip(REPLACEMENT))  # the next token may complete the character
         if complete > emitted:
             yield text[emitted:complete]
             emitted = complete

@@ -1,6 +1,6 @@
-"""Text in, text out, whatever runtime searches: empty lines, lines that are too long.
+"""Text in, text out, around any search: splits overlong lines, keeps empty ones, and tokenizes.
 
-lines -> pieces that the model can take -> ids -> search -> text -> one translation a line, in order
+lines -> pieces that fit the model -> ids -> search -> text -> one translation a line, in order
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .alignment import Alignment, CrossWeights, align
 from .arguments import Overlong
 
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
-"""The command that a model of each architecture is for."""
+"""The command for each architecture."""
 HEAD_USES = {"classes": "classify", "token-classes": "tag", "spans": "answer", "hidden": "embed", "pooled": "embed"}
-"""The command that an encoder is for, by its head's kind, where its logits aren't of words."""
+"""The command for an encoder whose head doesn't give logits of words, by the head's kind."""
 
 _SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
 _SPACE = re.compile(r"\s+")
@@ -30,16 +30,17 @@ _SPACE = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a line; score as in `Hypothesis`, summed over the pieces of a line that was split."""
+    """One translation of a line. Its score is that of the `Hypothesis`, summed over the pieces of a line that was
+    split."""
 
     text: str
     score: float
     alignment: Alignment | None = None
-    """Which source words its words were made of, where that was asked for."""
+    """Which source word each target word comes from, if asked for."""
 
 
 class Translator:
-    """`search(ids, **options) -> n-best hypotheses of each row`, with a tokenizer on both ends."""
+    """A search, `search(ids, **options)` -> n-best hypotheses of each row, with a tokenizer at both ends."""
 
     def __init__(
         self,
@@ -53,18 +54,20 @@ class Translator:
         reserved: int = 0,
         prefix: str = "",
     ):
-        """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
-        matter. reserved: positions of the source that text may not take. prefix: text before every line, and before
-        every piece of one that is split: T5's task. shows_attention:
-        `search(ids, attention=True)` gives the attention of its hypotheses. `UserError` if the model can't translate
-        text."""
+        """where: the model's name in error messages.
+        generate: `generate(ids, **options)` -> best ids of each row, used when no scores are needed.
+        shows_attention: `search(ids, attention=True)` returns cross-attention with its hypotheses.
+        reserved: source positions that text may not take, e.g. 1 for a language token.
+        prefix: text before every line, and before every piece of a line that is split, e.g. T5's task.
+        Raises `UserError` if the model can't translate text.
+        """
         tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
         self.shows_attention, self.most = shows_attention, config.max_positions - reserved
         self.prefix = prefix
 
     def with_prefix(self, prefix: str | None) -> Translator:
-        """Return the same with another prefix; None: its own."""
+        """Return a copy with another prefix; None keeps this one."""
         if prefix is None:
             return self
         if not isinstance(prefix, str):
@@ -84,11 +87,13 @@ class Translator:
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Return the `n_best` translations of each line, best first; not `scored`: only the order of the scores is
-        right. `aligned`: each with its alignment, from what aligns, or for True from the search.
+        """Return the `n_best` translations of each line, best first.
 
-        `first_line` is the number of the first line in messages, `on_overlong` is told the numbers of those that are
-        too long. Raises `UserError` for such a line under the policy "error", and for wrong options.
+        first_line: the number of the first line in messages. on_overlong: called with the number of each line that is
+        too long.
+        scored=False: scores may be 0; only the order of the translations counts.
+        aligned: add alignments, from the search's own attention (True) or from a `CrossWeights`.
+        Raises `UserError` for wrong options, and for an overlong line if overlong="error".
         """
         lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
@@ -118,8 +123,11 @@ class Translator:
         first_line: int = 1,
         on_overlong: Callable[[int], None] | None = None,
     ) -> tuple[list[int], list[list[int]]]:
-        """Return what is searched for `lines`: rows of ids, and the index of the line each belongs to. A line that is
-        empty or skipped has none, one that is split has several."""
+        """Return the rows of ids to search, and for each row the index of its line.
+
+        An empty or skipped line has no row, a split line has several: e.g. owners [0, 2, 2] if line 1 is empty and line
+        2 is split.
+        """
         lines = as_lines(lines)
         if overlong not in get_args(Overlong):
             raise UserError("{overlong!r} is not one of {}", ", ".join(get_args(Overlong)), overlong=overlong)
@@ -140,7 +148,7 @@ class Translator:
         hypotheses: list[list[Hypothesis]],
         alignments: Sequence[Sequence[Alignment]] | None = None,
     ) -> list[list[Translation]]:
-        """Return the translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
+        """Return the translations of `lines` lines from the hypotheses of their rows; owners as from `rows`."""
         texts = (self.tokenizer.decode_batch([h.ids for h in row]) for row in hypotheses)
         weights = alignments or [[None] * len(row) for row in hypotheses]
         pieces = [
@@ -168,7 +176,7 @@ class Translator:
         return self.tokenizer.source.encode_batch(lines)
 
     def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
-        """Return the ids of the line, or of its pieces, none of them longer than the model takes."""
+        """Return the ids of the line, or of its pieces; none is longer than the model takes."""
         limit = self.most
         if len(ids) <= limit:
             return [ids]
@@ -184,7 +192,8 @@ class Translator:
         )
 
     def _pieces(self, text: str, ids: list[int]) -> Iterator[list[int]]:
-        """Halve until all fits, at the sentence end nearest to the middle, else at white space, else anywhere."""
+        """Halve until every piece fits: at the sentence end nearest the middle, else at white space, else in the
+        middle."""
         limit = self.most
         if len(ids) <= limit:
             yield ids
@@ -214,8 +223,11 @@ def fitting_tokenizer(
     what: str,
     words: bool = True,
 ) -> Tokenizer:
-    """Return the tokenizer. `UserError`, which names the model by `where`, unless its architecture is `needed` for
-    `what`, its head gives logits of words (where `words` are needed), and its tokenizer is there and fits it."""
+    """Return the tokenizer if the model and it can do `what`.
+
+    Raises `UserError`, which begins with `where`, if the architecture is not `needed`, if `words` and the head gives no
+    logits of words, or if the tokenizer is missing or doesn't fit the model.
+    """
     if config.architecture != needed:
         article = "a" if needed == "decoder" else "an"
         own = HEAD_USES.get(config.head.kind, USES[config.architecture])
@@ -230,7 +242,7 @@ def fitting_tokenizer(
 
 
 def as_lines(lines: str | Iterable[str]) -> list[str]:
-    """List the lines, one string being one of them; `UserError` for what isn't text."""
+    """Return a list of lines; a string is one line. Raises `UserError` for anything but text."""
     if isinstance(lines, bytes) or not isinstance(lines, Iterable):
         raise UserError(f"expected text, or a list of lines, not {type(lines).__name__}")
     listed = [lines] if isinstance(lines, str) else list(lines)
@@ -241,8 +253,10 @@ def as_lines(lines: str | Iterable[str]) -> list[str]:
 
 
 def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]]) -> list[list[Translation]]:
-    """Return the translations of so many lines from those of their pieces, in order: the k-th best of one with the k-th
-    best of the next. A line without any is empty."""
+    """Join the translations of a line's pieces with spaces: the k-th best of a piece with the k-th best of the next.
+
+    Returns a list for each of `lines` lines; a line without pieces gets one empty translation.
+    """
     joined: list[list[Translation]] = [[] for _ in range(lines)]
     for i, new in zip(owners, pieces, strict=True):
         both = zip(joined[i], new, strict=False)

@@ -1,4 +1,4 @@
-"""The verbs of a model on ids and text, each written once for every runtime.
+"""The methods of a model on token ids and on text, written once for every runtime.
 
 Imports are lazy: searching on ids does not load the tokenizer.
 """
@@ -58,41 +58,45 @@ T = TypeVar("T")
 
 
 class TextVerbs:
-    """The verbs of a model. A runtime adds the config, the tokenizer and the way to decode.
+    """Methods of a model: `generate`, `translate`, `embed` and so on. A runtime adds the config, the tokenizer and
+    `decoding`.
 
-    Ids are lists of lists. Text is one string or a list, and the result has the same form. options: the fields of
-    `generation.options.Options`. Anything wrong with either is a `UserError`.
+    Ids are lists of lists. Text is one string or a list of strings; the result is one or a list accordingly. Search
+    options are the fields of `decoding.options.Options`. Wrong input and wrong options raise `UserError`.
+
+    >>> model.translate(["Hello.", "Good night."], beam=4)
     """
 
     config: TransformerConfig
     where: str = "model"
-    """The name of the model in messages."""
+    """The model's name in error messages."""
     has_steps: bool = True
-    """Whether the model gives tokens one by one, and the probability of given ones; a search inside a graph doesn't."""
+    """Whether the model decodes token by token and gives the probability of a given output. False if the search is in
+    the graph."""
     takes_text: bool = False
-    """Whether the tokenizer is in the graph, so that it takes no ids."""
+    """Whether the tokenizer is in the graph, so that the model reads strings, not ids."""
     passes: Passes = ONE_AT_A_TIME
-    """How an encoder's passes over several texts are computed."""
+    """How an encoder's forward passes over several texts are scheduled."""
 
     @cached_property
     def generation(self) -> Settings:
-        """How the model generates by default (`generation.json`): fields of `Options`; those of a call win."""
+        """The model's default options (`generation.json`): fields of `Options`. The options of a call win."""
         return {}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, read when it is first asked for; None if there is none."""
+        """The model's tokenizer, read on first use; None if it has none."""
         raise NotImplementedError
 
     @property
     def place(self) -> Path | None:
-        """The folder with the files that its settings name."""
+        """The model's folder, with the files that its settings name; None if there is no such folder."""
         return None
 
     @cached_property
     def shortlist(self) -> Shortlist | None:
-        """The shortlist: which ids the output for a sentence may contain; None: all. By default the one named in the
-        model's settings; another may be set."""
+        """The shortlist: which token ids the output for a source may contain; None allows all. It is the file named in
+        the model's settings unless another one is set."""
         name = self.generation.get(SHORTLIST)
         if name is None or self.place is None:
             return None
@@ -101,7 +105,7 @@ class TextVerbs:
         return open_shortlist(self.place / name, self.config)
 
     def use_shortlist(self, file: str | Path | None) -> None:
-        """Use a shortlist file in Marian's format; "none": use none; None: keep the current one."""
+        """Use a shortlist file in Marian's format; "none" uses none, None keeps the current one."""
         if str(file) == NO_SHORTLIST:
             self.shortlist = None
         elif file is not None:
@@ -111,43 +115,45 @@ class TextVerbs:
 
     @property
     def shows_attention(self) -> bool:
-        """Whether `search(ids, attention=True)` gives the attention of its hypotheses."""
+        """Whether `search(ids, attention=True)` returns the cross-attention of its hypotheses."""
         return False
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether an input's result may depend on those computed with it, by more than rounding."""
+        """Whether an input's result may depend on the rest of its batch by more than rounding."""
         return False
 
     def decoding(self) -> AbstractContextManager[Model]:
-        """Return a context that gives the model, ready for a search."""
+        """Context manager that gives the model, ready for a search."""
         raise NotImplementedError
 
     def token_logits(self, ids: list[list[int]], **others: Any) -> Any:
-        """Compute the logits (B, L, V) of rows (B, L) of one length, by a decoder or an encoder alone."""
+        """Compute the logits (B, L, V) of ids (B, L), rows of equal length; for encoder-only and decoder-only
+        models."""
         raise NotImplementedError
 
     def token_vectors(self, ids: NDArray, mask: NDArray) -> Any:
-        """Compute the encoder's output (B, L, D) of rows (B, L) and their mask, 1 on tokens."""
+        """Compute the encoder's output (B, L, D) from ids (B, L) and their mask (B, L), 1 on tokens and 0 on
+        padding."""
         raise NotImplementedError
 
     @cached_property
     def text_embedding(self) -> TextEmbedding | None:
-        """How a text's vector is made of the encoder's output, as the model's folder says; None if it doesn't."""
+        """How the encoder's output becomes a vector of the text, as the model's folder says; None if it doesn't say."""
         return None
 
     @property
     def graph_vectors(self) -> GraphVectors | None:
-        """The vectors that the model's graphs compute; None if they only compute the encoder's output."""
+        """The text vectors that the model's graph computes itself; None if it only computes the encoder's output."""
         return None
 
     def generate(
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
     ) -> list[list[int]]:
-        """Return new token ids of each input's best output.
+        """Return the new token ids of each input's best output.
 
-        Arguments as for `generation.search.search`; for a model of several languages also `source_language` and
-        `target_language`, codes of its own (`generation.json`).
+        Arguments as for `decoding.search.search`; for a multilingual model also `source_language` and
+        `target_language`, codes of its own, e.g. "deu_Latn" (`generation.json`).
         """
         from mlx_transformer.decoding.search import generate
 
@@ -156,13 +162,13 @@ class TextVerbs:
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
     ) -> list[list[Hypothesis]]:
-        """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
+        """Return the `n_best` outputs of each input with their scores, best first; see `decoding.search.search`."""
         from mlx_transformer.decoding.search import search
 
         return self._searched(search, ids, prefix, {**options})
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
-        """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
+        """Return the log-probability of every token of each target; see `generation.likelihood.log_probabilities`."""
         from .likelihood import log_probabilities
 
         with self.decoding() as model:
@@ -173,7 +179,8 @@ class TextVerbs:
     @overload
     def score(self, lines: list[str], translations: list[str]) -> list[float]: ...
     def score(self, lines: str | list[str], translations: str | list[str]) -> float | list[float]:
-        """Return log p of a line's translation, or of each of several: the sum over its tokens and the end token."""
+        """Return the log-probability of a line's translation, summed over its tokens and the end token; a list for
+        lists."""
         from .likelihood import score
 
         scores = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
@@ -196,10 +203,12 @@ class TextVerbs:
         self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Unpack[TextArguments]
     ) -> list[str]: ...
     def translate(self, lines: str | Sequence[str], *, overlong: Overlong = "error", **options: Any) -> str | list[str]:
-        """Translate a line, or each of several, in order; an empty line stays empty.
+        """Translate a line, or a list of lines in order; an empty line stays empty.
 
-        overlong: what to do with a line of more tokens than the model takes (`generation.text_options.Overlong`).
-        task_prefix, an option: text before every line, such as T5's "translate English to German: ".
+        overlong: what to do with a line of more tokens than the model takes (`generation.arguments.Overlong`).
+        task_prefix: text before every line, e.g. T5's "translate English to German: ".
+
+        >>> model.translate("Hello.", beam=4)
         """
         check_single(options, "translate", "n_best")
         outputs = [best[0].text for best in self._n_best(lines, overlong=overlong, scored=False, **options)]
@@ -210,17 +219,19 @@ class TextVerbs:
     @overload
     def n_best(self, lines: Sequence[str], **options: Unpack[BestArguments]) -> list[list[Translation]]: ...
     def n_best(self, lines: str | Sequence[str], **options: Any) -> list[Translation] | list[list[Translation]]:
-        """Return the `n_best` translations of a line, or of each of several, with their scores, best first; arguments
-        as `generation.translate.Translator.n_best` has them."""
+        """Return the `n_best` translations of a line, or of each line of a list, with scores, best first.
+
+        Options as for `generation.translate.Translator.n_best`.
+        """
         outputs = self._n_best(lines, **options)
         return outputs[0] if isinstance(lines, str) else outputs
 
     def stream(
         self, text: str, *, stop: Sequence[str] | None = None, **options: Unpack[StreamedTextArguments]
     ) -> Iterator[str]:
-        """Yield the translation of one line, or a decoder's text after one prompt, in pieces, as they are decided.
+        """Yield one line's translation, or a decoder's continuation of one prompt, piece by piece while it is decoded.
 
-        stop: as `complete` has it. options: also those of `generation.stream.stream`.
+        stop: as for `complete`. Options as for `generation.stream.stream`.
         """
         if stop is not None or self.config.architecture != "encoder-decoder":
             from .complete import stream as continued
@@ -241,7 +252,8 @@ class TextVerbs:
         self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Unpack[IdArguments]
     ) -> list[str]: ...
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
-        """Return what a decoder alone writes after a prompt, or each of several, up to the first word of `stop`."""
+        """Continue a prompt, or each prompt of a list, with a decoder-only model, up to the first of the words in
+        `stop`."""
         from .complete import complete
 
         outputs = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
@@ -252,7 +264,8 @@ class TextVerbs:
     @overload
     def fill(self, lines: Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]: ...
     def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[Filling]] | list[list[list[Filling]]]:
-        """Return the `top_k` likeliest tokens for each <mask> of a line, or of each of several, by an encoder alone."""
+        """Return the `top_k` likeliest tokens for each <mask> in a line, or in each line of a list; needs an
+        encoder-only model."""
         from .fill import fill
 
         guesses = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
@@ -263,9 +276,11 @@ class TextVerbs:
     @overload
     def classify(self, texts: list[Text], several: bool | None = None) -> list[list[Scored]]: ...
     def classify(self, texts: Text | list[Text], several: bool | None = None) -> list[Scored] | list[list[Scored]]:
-        """Return the classes of a text, of a pair (text, text), or of each of several, with their probabilities, the
-        likeliest first, by an encoder whose head has them; several: each class by itself, as the model's config says by
-        default."""
+        """Return all classes of a text, or of each text of a list, with their probabilities, likeliest first.
+
+        A text is a string or a pair (text, text). several: each class has its own probability; default: as the model's
+        config says. Raises `UserError` if the model has no classification head.
+        """
         from .heads import classify
 
         encoder = self.encoder_head("classes", "classify")
@@ -277,8 +292,10 @@ class TextVerbs:
     @overload
     def tag(self, texts: Sequence[str]) -> list[list[Tagged]]: ...
     def tag(self, texts: str | Sequence[str]) -> list[Tagged] | list[list[Tagged]]:
-        """Return the entities of a text, or of each of several, with their labels and places, by an encoder whose head
-        classifies tokens; see `generation.tag`."""
+        """Return the labelled parts of a text, e.g. names of persons, with their places; a list of them for a list.
+
+        Raises `UserError` if the model has no token classification head. See `generation.heads.tag`.
+        """
         from .heads import tag
 
         entities = tag(self.encoder_head("token-classes", "tag"), texts)
@@ -293,8 +310,11 @@ class TextVerbs:
     def answer(
         self, question: str | list[str], context: str | list[str], **options: Any
     ) -> Answer | list[Answer | None] | None:
-        """Return the part of a context that answers a question, or None of an empty one, by an encoder whose head has
-        spans; lists of either give a list. options: the fields of `generation.text_options.AnswerOptions`."""
+        """Return the part of a context that answers a question; None if the context is empty.
+
+        If either is a list, the result is a list. options: fields of `generation.arguments.AnswerOptions`. Raises
+        `UserError` if the model has no head for spans.
+        """
         from .arguments import AnswerOptions
         from .heads import answer, paired
 
@@ -303,8 +323,10 @@ class TextVerbs:
         return answers[0] if isinstance(question, str) and isinstance(context, str) else answers
 
     def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[Ranked]:
-        """Return the documents by their relevance to a query, the best first, by an encoder that reads pairs and has
-        one class; top_n: so many of them."""
+        """Return the documents by relevance to a query, best first, at most `top_n`.
+
+        Needs an encoder that reads pairs and has exactly one class; raises `UserError` for another model.
+        """
         from .arguments import RerankOptions
         from .heads import check_reranker, rerank
 
@@ -313,8 +335,10 @@ class TextVerbs:
         return rerank(encoder, query, documents, RerankOptions(top_n=top_n))
 
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
-        """Return what goes from text to a head's logits; `UserError`, which says that `verb` needs it, for a model
-        without a head of that kind."""
+        """Return the pipeline from text to a head's logits.
+
+        Raises `UserError`, naming `verb` as what needs it, if the model has no head of this kind.
+        """
         from .heads import EncoderHead
 
         return EncoderHead(self.config, self.tokenizer, self.token_logits, self.where, kind, verb, self.passes)
@@ -342,24 +366,31 @@ class TextVerbs:
     def embed(
         self, texts: str | Sequence[str], *, done: Callable[[float], None] = lambda share: None, **options: Any
     ) -> Any:
-        """Return the vector (W,) of a text, or those (N, W) of several, by an encoder alone; options: the fields of
-        `generation.text_options.EmbedOptions`. With kind="sparse" {id: weight} of a text, with "multi" the vectors
-        (L - 1, W) of its tokens, or a list of these. The end of a text is left out that is longer than the model
-        takes."""
+        """Return a text's vector (W,), or vectors (N, W) for a list of N texts; needs an encoder-only model.
+
+        kind="sparse" gives {token id: weight} for each text, "multi" the vectors (L - 1, W) of its tokens without the
+        first.
+        options: the other fields of `generation.arguments.EmbedOptions`. A text longer than the model takes is cut.
+
+        >>> model.embed(["a dog", "a cat"]).shape
+        (2, 384)
+        """
         embedder = self.embedder(**options)
         vectors = embedder.made(embedder.rows([texts] if isinstance(texts, str) else texts), done)
         return vectors[0] if isinstance(texts, str) else vectors
 
     def embedder(self, **options: Unpack[EmbedderArguments]) -> Embedder:
-        """Return what goes from text to rows of ids and to vectors; options as for `embed`. `UserError` for a model
-        that has no vectors of texts."""
+        """Return the pipeline from text to ids to vectors; options as for `embed`.
+
+        Raises `UserError` for a model that makes no vectors of texts.
+        """
         from .embed import Embedder
 
         about = self.config, self.tokenizer, self.text_embedding, self.token_vectors, self.where, self.graph_vectors
         return Embedder(*about, self.passes, **options)
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
-        """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
+        """Measure how well a decoder-only model predicts documents; see `generation.likelihood.perplexity`."""
         from .likelihood import perplexity
 
         tokenizer = self._decoders("a text's perplexity")
@@ -368,16 +399,19 @@ class TextVerbs:
     def check_lines(
         self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1, task_prefix: str | None = None
     ) -> None:
-        """Raise `UserError` for the first line that can't be translated; first_line: its number in messages.
-        task_prefix: text before each, in place of the model's own."""
+        """Raise `UserError` for the first line that can't be translated.
+
+        first_line: the number of the first line in messages. task_prefix: text before each line, in place of the
+        model's own.
+        """
         self.translator.with_prefix(task_prefix).rows(lines, overlong, first_line)
 
     @property
     def translator(self) -> Translator:
-        """The object that goes from text to rows of ids and back; `UserError` for a model that translates no text."""
+        """The pipeline from text to ids and back. Raises `UserError` if the model translates no text."""
         from .translate import Translator
 
-        reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may begin with its language
+        reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may have a language token
         return Translator(
             *(self.config, self.tokenizer, self.search, self.where, self.generate),
             shows_attention=self.shows_attention,
@@ -394,14 +428,14 @@ class TextVerbs:
             return verb(model, ids, prefix, **resolved(self.generation, chosen))
 
     def _shortlisted(self, ids: Ids | None, options: dict[str, Any]) -> tuple[Ids | None, dict[str, Any]]:
-        """Add each input's candidates by the shortlist to the options, unless the caller gives candidates."""
+        """Add each input's candidates from the shortlist to the options, unless the caller gives candidates."""
         if ids is None or self.shortlist is None or options.get("candidates") is not None:
             return ids, options
         check_ids(ids, self.config.source_vocab_size)
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
     def _candidates(self, ids: Sequence[int]) -> Any:
-        """Return the ids that the output for this source may contain, by the shortlist; None: all."""
+        """Return the ids that the output for this source may contain, by the shortlist; None allows all."""
         if self.shortlist is None:
             return None
         from mlx_transformer.core.shortlist import shares_ids
@@ -414,17 +448,18 @@ class TextVerbs:
         return self.translator.with_prefix(prefix).n_best(lines, **options)
 
     def _decoders(self, what: str) -> Tokenizer:
-        """Return the tokenizer of a decoder alone; `UserError`, which says `what` needs one, for any other model."""
+        """Return the tokenizer of a decoder-only model. For other models raises `UserError`, naming `what` as needing
+        one."""
         from .translate import fitting_tokenizer
 
         return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
 
     def _streaming(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Resolve options, with the model's own beam left out: beam search can't stream."""
+        """Resolve options without the model's own beam, since beam search can't stream."""
         return resolved(self.generation, {"beam": 1, **options})
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
-        """Begin at once, so that errors are raised at the call; go on while the caller reads."""
+        """Start at once, so that errors are raised at the call; decode on while the caller reads."""
         with self.decoding() as model:
             items = begin(model)
         return self._while_decoding(items)
