@@ -2,7 +2,7 @@
 
     6 x u64 {magic, checksum, first, best, V + 1 offsets, entries} · u64 offsets · u32 ids, ascending in each list
 
-A search that chooses among a sentence's candidates alone has fewer logits to compute (`generation/candidates.py`).
+A search that chooses among a sentence's candidates alone has fewer logits to compute (`decoding/candidates.py`).
 """
 
 from __future__ import annotations

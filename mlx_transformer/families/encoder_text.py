@@ -1,7 +1,7 @@
 """The vocabularies of published encoders as a tokenizer.json of ours: WordPiece, byte-level BPE or SentencePiece.
 
 A folder's own tokenizer.json says how its model's text was cut, down to the accents; it is taken as it is, but for what
-it says of lengths, which are the model's matter, and with the ids of its special tokens (`core/published_ids.py`). The
+it says of lengths, which are the model's matter, and with the ids of its special tokens (`text/published_ids.py`). The
 files before there were any, vocab.txt and its kin, become the same.
 """
 

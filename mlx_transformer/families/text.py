@@ -1,6 +1,6 @@
 """The vocabularies of published models, from the files that their makers ship, as our one tokenizer.json.
 
-Each family's reader gives the pieces in the order of its ids; the text is of `core/sentencepiece_tokenizer.py`.
+Each family's reader gives the pieces in the order of its ids; the text is of `text/sentencepiece_tokenizer.py`.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def exhaustive(toy, row, limit, alpha, min_new=0, prefix=(), form="gnmt"):
 
 
 def plain_beam(toy, row, k, limit, alpha, min_new=0, prefix=(), early=False, form="gnmt"):
-    """Beam search of one sentence in lists: the rules of `generation/beam.py`, written down a second time."""
+    """Beam search of one sentence in lists: the rules of `decoding/beam.py`, written down a second time."""
     eos, live, finished = toy.config.eos_id, [(0.0, [])], []
     for t in range(limit):
         candidates = []

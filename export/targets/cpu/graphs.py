@@ -1,4 +1,4 @@
-"""The largest of many values in a row, in standard operators. Twin of `top_k` in `generation/arrays.py`.
+"""The largest of many values in a row, in standard operators. Twin of `top_k` in `decoding/arrays.py`.
 
 A runtime's own TopK and ArgMax look at one value after the other. Here one pass takes the maximum of each block of some
 64 values; the winners can only lie in the blocks with the largest maxima, and only those are looked at closely.
@@ -225,7 +225,7 @@ def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[i
 
         greedy, C = 1      the sum of a row's logits, finite if they all are, and the likeliest token: both (R, 1)
         beam search        the W best extensions (B, W) of each sentence's K hypotheses, best first: log p, and
-                           hypothesis * V + token, as in `generation.beam`
+                           hypothesis * V + token, as in `decoding.beam`
 
     bans (V)          of `EXCLUDED` tokens at most, added to what is chosen by, not to the logits nor to what log p is
                       normalised by

@@ -198,7 +198,7 @@ class MoveUp:
 
 
 class CpuDecoder:
-    """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
+    """`decoding.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
 
     `beam`: of the search that takes the graph's candidates, 2 * beam of each sentence. `log_p` (B, K) of the live
     hypotheses it leaves here before each step. The result of `step` is overwritten by the next one.

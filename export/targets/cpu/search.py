@@ -1,6 +1,6 @@
 """Greedy and beam search over what `decoder_cpu` has already chosen among its logits.
 
-The same searches as `generation.greedy` and `generation.beam`, which do the rest: only the choice among the logits is
+The same searches as `decoding.greedy` and `decoding.beam`, which do the rest: only the choice among the logits is
 in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes, rules about what was
 written, more tokens that are never written or end) gets all of them.
 

@@ -39,7 +39,7 @@ PROMPT_MULTIPLE = 16
 
 @dataclass
 class OnnxCache:
-    """One batch in decoding, and `generation.steps.Decoder`. Rows are hypotheses, `beams` of each sentence side by
+    """One batch in decoding, and `decoding.steps.Decoder`. Rows are hypotheses, `beams` of each sentence side by
     side."""
 
     graphs: EncoderDecoderGraphs | CausalGraphs

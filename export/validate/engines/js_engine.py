@@ -131,7 +131,7 @@ def _array(packed: dict[str, Any]) -> Array:
 
 
 class JsModel(Model):
-    """The engine as `generation.steps.Model`; its rows are independent."""
+    """The engine as `decoding.steps.Model`; its rows are independent."""
 
     def __init__(self, engine: JsEngine):
         self.engine, self.config = engine, engine.config
@@ -145,7 +145,7 @@ class JsModel(Model):
 
 
 class JsDecoder:
-    """`generation.steps.Decoder` in the other process."""
+    """`decoding.steps.Decoder` in the other process."""
 
     def __init__(self, engine: JsEngine, number: int, rows: int):
         self.engine, self.number, self.rows = engine, number, rows

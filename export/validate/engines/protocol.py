@@ -206,7 +206,7 @@ class Engine:
         raise NotImplementedError
 
     def searching(self) -> AbstractContextManager[Any]:
-        """A context with the model in the form that `generation.steps.run` takes."""
+        """A context with the model in the form that `decoding.steps.run` takes."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ class ReferenceEngine(ModelEngine):
 
 
 class ReferenceModel(Model):
-    """The reference as `generation.steps.Model`, for rows of one length."""
+    """The reference as `decoding.steps.Model`, for rows of one length."""
 
     def __init__(self, reference: Reference):
         self.reference, self.config = reference, reference.config
@@ -101,7 +101,7 @@ class ReferenceModel(Model):
 
 
 class ReferenceDecoder:
-    """`generation.steps.Decoder` on the reference's cache."""
+    """`decoding.steps.Decoder` on the reference's cache."""
 
     def __init__(self, reference: Reference, cache: Cache):
         self.reference, self.cache = reference, cache

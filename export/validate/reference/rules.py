@@ -1,7 +1,7 @@
 """The rules of a search, written a third time: which tokens may come next in one sentence, in plain lists.
 
-Written from their meaning and not from `generation/steps.py`, so that a mistake there shows. The help of each option
-(`generation/options.py`) says what its rule is.
+Written from their meaning and not from `decoding/steps.py`, so that a mistake there shows. The help of each option
+(`decoding/options.py`) says what its rule is.
 """
 
 from __future__ import annotations

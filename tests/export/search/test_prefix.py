@@ -1,4 +1,4 @@
-"""Forced first tokens in the one-file search: each sentence's own, as `generation.steps.Rules` has them on the host."""
+"""Forced first tokens in the one-file search: each sentence's own, as `decoding.steps.Rules` has them on the host."""
 
 import numpy as np
 import onnx
