@@ -140,7 +140,7 @@ def compare(
         if origin is not None:
             report = _with_origin(report, origin, opened, engines, cases)
     report = replace(report, seed=seed, onnx=str(named), absent=tuple(absent), gradients=derivatives, files=files)
-    return replace(report, checkpoint=str(checkpoint)) if Place.of(checkpoint).what == "a published model" else report
+    return replace(report, checkpoint=str(checkpoint)) if Place.of(checkpoint).is_importable else report
 
 
 def _file_of(onnx: Path) -> Path:

@@ -215,7 +215,7 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
     _ = opened.translator
     facts["runs on"], facts["precision"] = f"MLX {packages.get('mlx')}, {device_record()}", "float32"
-    if Place.of(folder).what == "a published model":
+    if Place.of(folder).is_importable:
         return Served(opened, facts, sum(file.stat().st_size for file in sources(folder)), mx.get_peak_memory)
     checkpoint = open_checkpoint(folder, verify=False)
     if checkpoint.quantization:

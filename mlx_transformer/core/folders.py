@@ -22,6 +22,7 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, digest_of, read_mani
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
+PEFT_CONFIG = "adapter_config.json"
 ONNX_CONFIG = "mlx_transformer.json"
 """Our config in an ONNX folder."""
 MODULES = "modules.json"
@@ -136,9 +137,14 @@ class Place:
         """Return itself; `UserError` unless it is a model that can be run: a checkpoint, ONNX, or a published one."""
         if self.what in ("a checkpoint", "a run"):
             self.checkpoint_folder()
-        elif self.what not in ("an ONNX model", "a published model"):
+        elif self.what != "an ONNX model" and not self.is_importable:
             raise self.error(A_MODEL)
         return self
+
+    @property
+    def is_importable(self) -> bool:
+        """Whether `import` makes a checkpoint of it."""
+        return self.what in ("a published model", "a PEFT adapter")
 
     def error(self, needed: str) -> UserError:
         """The error of a command that needs something else: what is there, and how to make of it what is needed."""
@@ -154,7 +160,7 @@ class Place:
             "a checkpoint": export,
             "a run": export,
             "an adapter": f"merge it into its base first: mlx-transformer merge BASE {name} OUT",
-            "a PEFT adapter": "merge it with PEFT (merge_and_unload, save_pretrained), and import that",
+            "a PEFT adapter": make,
             "a published model": make if model_type in IMPORTED else known,
             "a Marian model": make,
         }
@@ -206,7 +212,7 @@ SURE: Table = (
     ("a checkpoint", lambda place: _is_of_model(place) and is_ours(place.config)),
     ("a published model", lambda place: _is_of_model(place) or _is_of_sentences(place)),
     ("an adapter", lambda place: place.holds(ADAPTER, ARRAYS)),
-    ("a PEFT adapter", lambda place: place.holds("adapter_config.json") and place.matches("adapter_model.*")),
+    ("a PEFT adapter", lambda place: place.holds(PEFT_CONFIG) and place.matches("adapter_model.*")),
     ("a Triton model", lambda place: place.holds("config.pbtxt") and (place.path / "1").is_dir()),
     ("a Marian model", lambda place: place.holds("model.npz") and place.matches("*.yml")),
 )

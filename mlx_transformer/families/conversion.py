@@ -21,11 +21,11 @@ from mlx_transformer.core.checkpoint import (
     save_checkpoint,
 )
 from mlx_transformer.core.config import KINDS, TransformerConfig
-from mlx_transformer.core.folders import MODULES, Place
+from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
-from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.core.tokenizer_files import JOINT, side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError, first_of
@@ -37,6 +37,7 @@ from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
+from .peft import read_peft
 from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import places_of_languages, with_ends
@@ -64,19 +65,26 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     """Return the model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
     sentences = read_sentence_folder(folder) if Place.of(folder).holds(MODULES) else None
     folder = folder if sentences is None else sentences.network
-    source = with_first_end(read_folder(folder, keep_float16))
+    adapter = read_peft(folder)
+    network = folder if adapter is None else adapter.base
+    source = with_first_end(read_folder(network, keep_float16))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
         what = "names no model_type" if model_type is None else f"model_type is {model_type!r:.60}"
         raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
-    family = FAMILIES[model_type]
+    family, notes = FAMILIES[model_type], list[str]()
+    if adapter is not None:
+        source, note = adapter.applied(source, family)
+        notes.append(note)
+        folder = folder if (folder / JOINT).is_file() else network
     config, weights = imported(family, source)
     heads = family.other_heads(config, source.tensors)
     weights = {n: x.astype(np.float32) if is_unbounded(n, config) else x for n, x in weights.items()}
-    tokenizer, notes = read_tokenizer(folder, config, model_type)
+    tokenizer, unread = read_tokenizer(folder, config, model_type)
+    notes += unread
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
-    where = folder / (GENERATION if source.generation else CONFIG)
+    where = network / (GENERATION if source.generation else CONFIG)
     notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
@@ -129,7 +137,7 @@ def import_huggingface(
 def as_checkpoint(model: str | Path) -> Iterator[Path]:
     """The folder of a checkpoint: of a published model one that is made of it and deleted behind, with its name; else
     `model` itself, whatever it is. `UserError` as `import_huggingface` says."""
-    if Place.of(model).what != "a published model":
+    if not Place.of(model).is_importable:
         yield Path(model)
         return
     with TemporaryDirectory() as folder:
@@ -140,7 +148,12 @@ def as_checkpoint(model: str | Path) -> Iterator[Path]:
 
 def sources(folder: Path) -> list[Path]:
     """Return the config and the weights of a published folder."""
-    names = (CONFIG, *(part for form in FORMS for part in (form.name, form.index, form.name.replace(".", "-*."))))
+    names = (
+        CONFIG,
+        PEFT_CONFIG,
+        "adapter_model.*",
+        *(part for form in FORMS for part in (form.name, form.index, form.name.replace(".", "-*."))),
+    )
     return sorted(file for name in names for file in folder.glob(name))
 
 

@@ -73,7 +73,7 @@ class Transformer(nn.Transformer, TextVerbs):
         from mlx_transformer.families.hub import find_model
 
         place = find_model(folder, revision)
-        if Place.of(place.folder).what == "a published model":
+        if Place.of(place.folder).is_importable:
             from mlx_transformer.families.conversion import read_published  # few need it: it reads any family
 
             return cls._published(read_published(place.folder), str(folder))

@@ -102,7 +102,7 @@ NEEDS_CHECKPOINT = {
     "exported": "is an ONNX model, and here a checkpoint is needed",
     "begun": "this run has written no model yet; its newest checkpoint is .*/step-00000008",
     "adapter": "is an adapter, and here a checkpoint is needed; merge it .* mlx-transformer merge BASE .*/x OUT",
-    "PEFT": "is a PEFT adapter, and here a checkpoint is needed; merge it with PEFT",
+    "PEFT": "is a PEFT adapter, and here a checkpoint is needed; make one of it",
     "theirs": "is a published model, and here a checkpoint is needed; .* mlx-transformer import .*/x OUT",
     "Marian": "is a Marian model, and here a checkpoint is needed; .* mlx-transformer import .*/x OUT",
     "Triton": "is a Triton model, and here a checkpoint is needed",

@@ -1,0 +1,186 @@
+"""Adapters of PEFT (https://github.com/huggingface/peft): LoRA, rsLoRA and DoRA, applied to the published base model.
+
+adapter_config.json names the base and says how adapter_model.safetensors changes its tensors. For a linear map of
+weight W (O, D), with A (R, D), B (O, R) and s = alpha / R, or alpha / sqrt(R) in rsLoRA:
+
+    W + s B A                              LoRA
+    m (W + s B A) / ||W + s B A||          DoRA, row by row, with the magnitudes m (O,)
+
+Other tensors in the file, such as a classifier's, replace those of the base (`modules_to_save`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.adapter import SMALLEST_NORM
+from mlx_transformer.core.folders import PEFT_CONFIG, Place
+from mlx_transformer.system.errors import UserError, first_of, refusal
+from mlx_transformer.system.files import read_object
+from mlx_transformer.system.tensors import stored_tensors
+from mlx_transformer.system.torch_files import stored_torch_tensors
+
+from .engine import Family, Published
+from .hub import find_model
+
+WEIGHTS = "adapter_model.safetensors"
+OLD_WEIGHTS = "adapter_model.bin"
+PREFIX = "base_model.model."
+PARTS = {
+    "lora_A.weight": "a",
+    "lora_B.weight": "b",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "lora_embedding_A": "embedding_a",
+    "lora_embedding_B": "embedding_b",
+}
+"""{the end of a tensor's name in the file: what it is}"""
+HEADS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+}
+"""{PEFT's task: the class of the model that the adapter was trained in}"""
+CHANGED_BASE = ("pissa", "olora", "loftq", "corda")
+"""Ways of starting an adapter that change the base's weights too."""
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter's folder, read."""
+
+    path: Path
+    config: Mapping[str, Any]
+    """The contents of adapter_config.json."""
+    parts: Mapping[str, Mapping[str, NDArray]]
+    """{module of the base: {"a", "b", "magnitude", ...: array}}"""
+    replaced: Mapping[str, NDArray]
+    """Tensors in place of the base's, by name."""
+
+    @property
+    def base(self) -> Path:
+        """The folder of the base: base_model_name_or_path as it is, beside the adapter, or a name on the Hub."""
+        name = self.config.get("base_model_name_or_path")
+        if not name or not isinstance(name, str):
+            raise UserError(f"{self.path / PEFT_CONFIG}: base_model_name_or_path names no base; write its folder there")
+        beside = self.path / name
+        return beside if not Path(name).is_dir() and beside.is_dir() else find_model(name).folder
+
+    def applied(self, base: Published, family: Family) -> tuple[Published, str]:
+        """Return the base with the adapter's changes, and a note of what was changed.
+
+        Raises `UserError` with every tensor that the base doesn't have, or has in another shape.
+        """
+        tensors = dict(base.tensors)
+        problems: list[str] = []
+        for module, parts in self.parts.items():
+            name = self._name(f"{module}.weight", tensors, family)
+            if name is None:
+                problems.append(f"the base has no {module}")
+                continue
+            try:
+                tensors[name] = self._changed(module, parts, tensors[name])
+            except ValueError:
+                shapes = ", ".join(f"{part} {array.shape}" for part, array in parts.items())
+                problems.append(f"{module}: {shapes} don't fit the base's {tuple(tensors[name].shape)}")
+        for module, array in self.replaced.items():
+            tensors[self._name(module, tensors, family) or module] = array
+        if problems:
+            raise refusal(f"{self.path}: doesn't fit its base {base.path}", problems, self.path)
+        ranks = sorted({array.shape[0] for parts in self.parts.values() for n, array in parts.items() if n[-1] == "a"})
+        kind = "DoRA" if self.config.get("use_dora") else "rsLoRA" if self.config.get("use_rslora") else "LoRA"
+        ranks_said = f" of rank {', '.join(map(str, ranks))}" if ranks else ""
+        note = f"merged into {base.path}: {kind}{ranks_said} of {len(self.parts)} matrices"
+        if self.replaced:
+            note += f", and {len(self.replaced)} tensors of its own ({first_of(sorted(self.replaced), ', ')})"
+        return replace(base, tensors=tensors, config=self._with_head(base.config, tensors)), note
+
+    def _changed(self, module: str, parts: Mapping[str, NDArray], weight: Any) -> NDArray:
+        """The weight with the adapter's change, computed in float64 and rounded once."""
+        weight = np.asarray(weight)
+        if "embedding_a" in parts:  # A (R, V), B (D, R); the table is (V, D)
+            a, b = parts["embedding_a"], parts["embedding_b"]
+            change = (b.astype(np.float64) @ a.astype(np.float64)).T
+        else:
+            a, b = parts["a"], parts["b"]
+            change = b.astype(np.float64) @ a.astype(np.float64)  # (O, D)
+            change = change.T if self.config.get("fan_in_fan_out") else change
+        if change.shape != weight.shape:
+            raise ValueError
+        total = weight.astype(np.float64) + self._scale(module, a.shape[0]) * change
+        if "magnitude" in parts:
+            norms = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), SMALLEST_NORM)
+            total = total / norms * parts["magnitude"].reshape(-1, 1)
+        return total.astype(weight.dtype)
+
+    def _scale(self, module: str, rank: int) -> float:
+        patterns = self.config.get("alpha_pattern") or {}
+        own = (value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
+        alpha = float(next(own, self.config.get("lora_alpha", rank)))
+        return alpha / (rank**0.5 if self.config.get("use_rslora") else rank)
+
+    @staticmethod
+    def _name(name: str, tensors: Mapping[str, Any], family: Family) -> str | None:
+        """The tensor's name in the base's file, which may have the family's prefix or not."""
+        names = (name, name.removeprefix(family.prefix), family.prefix + name)
+        return next((each for each in names if each in tensors), None)
+
+    def _with_head(self, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json of the base as the model that the adapter was trained in: PEFT names a task, not a head."""
+        end = HEADS.get(str(self.config.get("task_type")))
+        classes = config.get("architectures") or [""]
+        if end is None or not self.replaced or str(classes[0]).endswith(end):
+            return dict(config)
+        begin = re.sub(r"(For[A-Z]\w+|LMHeadModel|Model)$", "", str(classes[0]))
+        rows = [tensors[name].shape[0] for name in self.replaced if name.endswith(("weight", "bias"))]
+        labels = {str(i): f"LABEL_{i}" for i in range(min(rows, default=2))}  # as transformers calls them
+        numbers = {name: int(i) for i, name in labels.items()}
+        return {**config, "architectures": [begin + end], "id2label": labels, "label2id": numbers}
+
+
+def read_peft(path: Path) -> PeftAdapter | None:
+    """Read the adapter in a folder; None if it holds none.
+
+    Raises `UserError` for damage, and for adapters of other kinds than LoRA, rsLoRA and DoRA.
+    """
+    if Place.of(path).what != "a PEFT adapter":
+        return None
+    config = read_object(path / PEFT_CONFIG)
+    kind = config.get("peft_type")
+    problems = [] if kind == "LORA" else [f"peft_type {kind!r:.40}: LORA can be read (LoRA, rsLoRA, DoRA)"]
+    start = str(config.get("init_lora_weights", True)).lower()
+    if start.startswith(CHANGED_BASE):
+        problems.append(f"init_lora_weights {start!r:.40} changed the base too: merge it with PEFT")
+    patterns = config.get("alpha_pattern") or {}
+    alphas = [config.get("lora_alpha", 1), *(patterns.values() if isinstance(patterns, dict) else [None])]
+    if not all(isinstance(alpha, int | float) for alpha in alphas):
+        problems.append("lora_alpha must be a number, alpha_pattern an object of numbers")
+    if problems:
+        raise refusal(f"{path / PEFT_CONFIG}: can't be read", problems, path)
+    file = path / WEIGHTS
+    stored = stored_tensors(file) if file.is_file() else stored_torch_tensors(path / OLD_WEIGHTS)
+    parts: dict[str, dict[str, NDArray]] = {}
+    replaced: dict[str, NDArray] = {}
+    for name, tensor in stored.items():
+        array = np.asarray(tensor, np.float32)
+        own = name.removeprefix(PREFIX)
+        end = next((end for end in PARTS if own.endswith(f".{end}")), None)
+        if end is not None:
+            parts.setdefault(own.removesuffix(f".{end}"), {})[PARTS[end]] = array
+        elif ".lora_" in own:
+            problems.append(f"{own} is of no kind that can be read")
+        else:
+            replaced[own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = array
+    for module, arrays in parts.items():
+        if not ({"a", "b"} <= arrays.keys() or {"embedding_a", "embedding_b"} == arrays.keys()):
+            problems.append(f"{module} has only {' and '.join(sorted(arrays))}")
+    if problems:
+        raise refusal(f"{path}: can't be read", problems, path)
+    return PeftAdapter(path, config, parts, replaced)
