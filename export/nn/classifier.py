@@ -1,11 +1,11 @@
-"""From hidden states to logits (section 3.4): the one way that the network and a search among chosen ids both take.
+"""From hidden states to logits (section 3.4), for the network and for a search among chosen ids.
 
     hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
-A new option of logits is a line in `before` or `after`, here and in the twin. What a search adds, such as bans, comes
-after all of it.
+A new option of logits is a line in `before` or `after`, here and in the twin. A search changes the logits after that,
+e.g. it bans tokens.
 
-Shapes: D model, C outputs: all V of the vocabulary (the classes of an encoder's head), or chosen ones.
+Shapes: D model, C outputs: the whole vocabulary V, the classes of an encoder's head, or chosen ids.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mlx_transformer.core.config import TransformerConfig
 from .primitives import Op, scope
 
 Product = Callable[[Op, ir.Value], ir.Value]
-"""x W^T + b: (..., D) -> (..., C), with all rows of the matrix or with chosen ones (`rows.py`)."""
+"""x W^T + b: (..., D) -> (..., C), with all rows of W or with chosen rows (`rows.py`)."""
 
 
 class Classifier:
-    """Called with hidden states (..., D), it returns logits (..., C)."""
+    """Hidden states (..., D) -> logits (..., C)."""
 
     def __init__(self, config: TransformerConfig, product: Product):
         self.config, self.product = config, product
@@ -32,12 +32,12 @@ class Classifier:
         return self.after(op, self.product(op, self.before(op, hidden)))
 
     def before(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """Change what the product reads, (..., D)."""
+        """Scale the hidden states (..., D) by `logit_scale`."""
         scale = self.config.logit_scale
         return hidden if scale is None else op.Mul(hidden, scale)
 
     def after(self, op: Op, y: ir.Value) -> ir.Value:
-        """Change each product (..., C) by itself."""
+        """Cap the logits (..., C) at `logit_cap`. Only elementwise functions belong here."""
         cap = self.config.logit_cap
         if cap is None:
             return y

@@ -1,14 +1,15 @@
-"""Taps: named points inside a forward pass. In a graph a tap is the name of a value, so it costs nothing.
-
-encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
-decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
-
-Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+"""Encoder and decoder layers, and the stacks of N layers (section 3.1, figure 1).
 
 Shapes: B batch, S source, T target, L either, D model.
 
     post-norm, the paper's            pre-norm
     x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+
+A tap is called with the name and the value of certain points of the forward pass, e.g. to compare two implementations.
+In a graph it gives the value this name, which costs nothing:
+
+encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
+decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def no_tap(name: str, value: ir.Value) -> None:
 
 
 def within(tap: Tap, scope: str) -> Tap:
-    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
+    """A tap that puts `scope` before each name, e.g. "encoder" before "norm"; the empty name becomes `scope` itself."""
     if tap is no_tap:
         return no_tap
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
@@ -58,7 +59,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> ir.Value:
-        """Return (B, L, D) -> (B, L, D)."""
+        """(B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             y = self.self_attention_norm(op, x) if self.normed else x
             x = op.Add(x, self.attend_self(op, y, mask, rotation, tap))
@@ -82,7 +83,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention or SSRU, attention to the encoder's output (unless decoder-only), feed-forward."""
+    """Causal self-attention or SSRU, cross-attention (unless decoder-only), feed-forward; each with residual and norm."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -108,8 +109,7 @@ class DecoderLayer(nn.Module):
         past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """Return (B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps
-        left."""
+        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: the layer's cache."""
         if self.pre_norm:
             x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, past, tap))
             if cross is not None:
@@ -124,7 +124,7 @@ class DecoderLayer(nn.Module):
         return x
 
     def tap_weights(self) -> None:
-        """Tap the weights of the attention to the encoder's output as well, as cross_attention.weights."""
+        """Also tap the weights of the cross-attention, as "cross_attention.weights"."""
         self.taps_weights = True
 
     def attend_self(
@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
 
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> KeyValues:
-        """Return a step of its own only so that its nodes and parameters are named within this layer."""
+        """A method only so that its nodes and parameters are named within this layer."""
         return self.cross_attention.keys_values(op, memory)
 
     def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Mask, tap: Tap) -> ir.Value:
@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Positions, N encoder layers."""
+    """Positions, then N encoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -188,7 +188,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Positions, N decoder layers."""
+    """Positions, then N decoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -228,6 +228,5 @@ class Decoder(nn.Module):
 
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
-        """Return every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed
-        once."""
+        """Every layer's keys and values of the encoder's output (B, S, D); the same at every step, so computed once."""
         return [cast(DecoderLayer, layer).cross_keys_values(op, memory) for layer in self.layers]

@@ -1,9 +1,9 @@
-"""The simpler simple recurrent unit (SSRU) that stands in place of a decoder's self-attention (Kim et al. 2019, "From
-Research to Production and Back: Ludicrously Fast Neural Machine Translation", section 3.3).
+"""The simpler simple recurrent unit (SSRU), which replaces self-attention in a decoder (Kim et al. 2019, "From Research
+to Production and Back: Ludicrously Fast Neural Machine Translation", section 3.3).
 
     u_t = x_t W    f_t = sigmoid(x_t W_f + b_f)    c_t = f_t c_{t-1} + (1 - f_t) u_t    y_t = relu(c_t)
 
-All of it but the recurrence of c is products over all positions at once, and the recurrence takes ceil(log2 T) rounds.
+The matrix products are over all positions at once; only c is recurrent, and takes ceil(log2 T) rounds.
 
 Shapes: B batch, T new positions, R rows (sentences x beams), D model.
 """
@@ -21,40 +21,40 @@ from .feedforward import relu
 from .primitives import Linear, Op, branch, scope, size
 
 END = 2**63 - 1
-"""Behind the last position, however many there are."""
+"""The end of a Slice that runs to the last position."""
 
 
 class LayerState:
-    """The memory of one layer, of all earlier positions: c before the ReLU (R, D), zeros at the start."""
+    """The state of one layer after all earlier positions: c before the ReLU (R, D), zeros at the start."""
 
     def __init__(self, state: ir.Value | None = None) -> None:
         self.state = state
 
     def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
-        """Go on by f and v = (1 - f) u (R, T, D); returns c of each new position, (R, T, D)."""
+        """Advance by f and v = (1 - f) u, each (R, T, D); returns c at each new position, (R, T, D)."""
         c = recurrence(op, f, v, self.state)
         self.state = op.Gather(c, -1, axis=1)
         return c
 
     def contents(self) -> tuple[ir.Value]:
-        """Return the state after the last position, once there was one."""
+        """The state after the last position; ValueError before the first."""
         if self.state is None:
             raise ValueError("an empty layer holds nothing")
         return (self.state,)
 
 
 class OneStep(LayerState):
-    """The same where a run has one new position a row: rows (..., D) of any axes, as the state has them."""
+    """A state that advances by one position per run: without the axis T, f, v and the state are (..., D)."""
 
     def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
-        """f and v (..., D); returns c, (..., D), the state after it."""
+        """Advance by f and v (..., D); returns c (..., D), the new state."""
         (state,) = self.contents()
         self.state = op.Add(op.Mul(f, state), v)
         return self.state
 
 
 class SSRU(nn.Module):
-    """Each position's weighted mean of the inputs so far, in which every number forgets at a rate of its own."""
+    """A weighted mean of the inputs so far, in which each feature forgets at its own rate f."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -62,18 +62,18 @@ class SSRU(nn.Module):
         self.forget_proj = Linear(config.d_model, config.d_model)
 
     def forward(self, op: Op, x: ir.Value, past: LayerState | None = None) -> ir.Value:
-        """Return (B, T, D) -> (B, T, D), after the positions of the `past`."""
-        f = op.Sigmoid(self.forget_proj(op, x))
-        v = op.Mul(op.Sub(1.0, f), self.input_proj(op, x))
+        """(B, T, D) -> (B, T, D), after the positions of the state `past`."""
+        f = op.Sigmoid(self.forget_proj(op, x))  # (B, T, D)
+        v = op.Mul(op.Sub(1.0, f), self.input_proj(op, x))  # (B, T, D)
         return relu(op, (LayerState() if past is None else past).extend(op, f, v))
 
 
 def recurrence(op: Op, f: ir.Value, v: ir.Value, state: ir.Value | None = None) -> ir.Value:
     """c_t = f_t c_{t-1} + v_t along the second axis, c_{-1} being the state (B, D) or 0: (B, T, D) -> (B, T, D).
 
-    Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: after each round a position
-    knows twice as many before it (Hillis and Steele 1986). A single position takes no round, and on a GPU, which has no
-    Loop, nothing leaves it then.
+    Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: each round doubles the
+    number of earlier positions that a position has seen (Hillis and Steele 1986). A single position needs no round.
+    Then no Loop runs, for which a GPU has no kernel, and everything stays on the GPU.
     """
     length, name = size(op, f, 1), f"{v.name}/recurrence"
 
