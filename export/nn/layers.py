@@ -83,7 +83,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention or SSRU, cross-attention (unless decoder-only), feed-forward; each with residual and norm."""
+    """Causal self-attention or SSRU, cross-attention (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
