@@ -44,7 +44,7 @@ class PortSession:
         self.cross = [value for value in self.outputs if value.startswith("cross.")]
 
     def __call__(self, outputs: Sequence[str], values: Mapping[str, NDArray]) -> Values:
-        """Run the graph; returns these outputs by value. Raises `UserError` if an output is missing or not as declared."""
+        """Run the graph; returns these outputs by value. `UserError` if an output is missing or not as declared."""
         key = tuple(outputs)
         if key not in self._names:
             self.need(outputs=outputs)
