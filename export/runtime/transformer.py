@@ -315,7 +315,7 @@ class OnnxTransformer(TextVerbs):
         return self._if(self.config.has_encoder).encode(*self._source(ids, mask, others))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
-        """Teacher-forced logits (B, T, V) of target_ids (B, T) over the encoder's output `hidden` (B, S, D) and mask."""
+        """Teacher-forced logits (B, T, V) of target_ids (B, T) over the encoder output `hidden` (B, S, D) and mask."""
         ids = self._ids(target_ids, self.config.vocab_size)
         return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden))
 
