@@ -119,7 +119,7 @@ class GraphBuilder:
 def merge_equal(model: ir.Model) -> None:
     """Merge nodes that apply the same operator to the same values."""
     wide = [node for node in model.graph.all_nodes() if FULL_PRECISION in node.meta]
-    for node in wide:  # for the merge another operator: a float32 node must not become one with a 16-bit node
+    for node in wide:  # a float32 node must not be merged with a 16-bit node: make them different operators meanwhile
         node.overload = FULL_PRECISION
     CommonSubexpressionEliminationPass()(model)
     for node in wide:

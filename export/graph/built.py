@@ -29,7 +29,7 @@ PLAIN = {
     ir.AttributeType.STRING,
     ir.AttributeType.STRINGS,
 }
-"""Types of attributes with values to compare and hash."""
+"""Types of attributes whose values can be part of a key."""
 READ = 20
 """Most elements of a constant whose values onnxscript uses for inference."""
 

@@ -13,7 +13,7 @@ from onnx_ir.convenience import replace_nodes_and_values
 
 
 class Nodes:
-    """New nodes in place of a node, or for the value of a name: the owner. Their names begin with its name.
+    """New nodes that replace a node or compute a value, the owner; their names begin with the owner's.
 
     They are collected until `before`, `replace` or `at_start` puts them into a graph. Initializers go into the
     outermost graph, where all branches and bodies can read them.

@@ -1,6 +1,6 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v widths of one head's keys, values.
+Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v: widths of one head's keys, values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .primitives import Linear, Op, scoped
 
 
 class Attention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O, for encoder self-, decoder self- and cross-attention.
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O, for self-attention and cross-attention alike.
 
-    Two steps, `keys_values` and `attend`, so that the keys and values of the encoder's output are computed only once.
-    Options of the network are applied in these two methods; a target may override `split`, `merge` and `kernel`.
+    Call `keys_values`, then `attend`: keys and values of the encoder's output are computed once for all decoding steps.
+    Options of the network act in these two methods; `split`, `merge` and `kernel` are how a target computes them.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -63,13 +63,13 @@ class Attention(nn.Module):
         past: LayerCache | None = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Attend from x (B, T, D) over k, v and the cache `past`; returns (B, T, D).
+        """Attend from x (B, T, D) over the cached keys and values in `past`, then k and v; returns (B, T, D).
 
-        `rows` (1,): the number of rows of k and v, if several rows of x share one of them. The hypotheses of a sentence
-        become its queries, so that its keys and values are neither repeated nor read twice.
+        rows (1,): number of rows in k and v, where several rows of x share one. E.g. all hypotheses of a sentence are
+        queries over the one row of its source, so the source's keys are neither repeated nor read twice.
         """
         q = self.queries(op, x, rotation, rows)  # (B, H, T, d_k), or (rows, H, B/rows*T, d_k)
-        y = self.kernel(op, q, k, v, mask, past)  # the same with d_v
+        y = self.kernel(op, q, k, v, mask, past)  # (B, H, T, d_v)
         return self.output_proj(op, self.merge(op, y, None if rows is None else x))  # (B, T, D)
 
     def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
@@ -85,7 +85,10 @@ class Attention(nn.Module):
         return merge_heads(op, y, like)
 
     def kernel(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, past: LayerCache | None) -> ir.Value:
-        """Equation 1 over `past` and the new k and v (B, K, S, ...): q (B, H, T, d_k) -> (B, H, T, d_v)."""
+        """Equation 1 for q (B, H, T, d_k), k (B, K, S, d_k) and v (B, K, S, d_v); returns (B, H, T, d_v).
+
+        With `past`, k and v are those of the new positions only; they are appended to it.
+        """
         if past is not None:
             k, v = past.extend(op, k, v)
         return attention(op, q, k, v, mask, self.scale)
@@ -100,7 +103,7 @@ class Attention(nn.Module):
         rotation: Rotation = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys.
+        """Attention weights (B, H, T, S) of each head, for display; each row sums to 1 over the keys.
 
         `attend` adds the same nodes; equal nodes of a graph are merged, so nothing is computed twice.
         """
@@ -108,13 +111,14 @@ class Attention(nn.Module):
 
 
 MakeAttention = Callable[[TransformerConfig], Attention]
-"""`Attention`, or a target's replacement, e.g. `CpuAttention`."""
+"""Makes an attention module from a config: `Attention`, or a subclass of it, e.g. `CpuAttention`."""
 
 
 def attention(op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v).
+    """softmax(Q K^T / sqrt(d_k)) V (equation 1); returns (B, H, T, d_v).
 
-    `scale` replaces 1 / sqrt(d_k)."""
+    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k).
+    """
     weights = attention_weights(op, q, k, mask, scale)  # (B, H, T, S)
     return matmul_shared_heads(op, weights, v)  # (B, H, T, d_v)
 
@@ -141,7 +145,7 @@ def matmul_shared_heads(op: Op, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def split_heads(op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
-    """(B, T, H*d) -> (B, H, T, d); with `rows` (1,), fewer and longer rows: (rows, H, B/rows*T, d)."""
+    """Split (B, T, H*d) into heads (B, H, T, d). With `rows` (1,), join rows too: (rows, H, B/rows*T, d)."""
     each = [heads, extent(x, 2) // heads]
     if rows is None:
         return op.Transpose(op.Reshape(x, [0, 0, *each]), perm=[0, 2, 1, 3])
@@ -151,7 +155,7 @@ def split_heads(op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -
 
 
 def merge_heads(op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
-    """(B, H, T, d) -> (B, T, H*d); with `like` (B', T', D), undo `rows` of `split_heads`: (B', T', H*d)."""
+    """Concatenate heads (B, H, T, d) -> (B, T, H*d). `like` (B, T, ...): undo the joining of rows, back to its B, T."""
     width = extent(y, 1) * extent(y, 3)
     shape = [0, 0, width] if like is None else op.Concat(op.Shape(like, end=2), [width], axis=0)
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), shape)

@@ -1,4 +1,4 @@
-"""The decoder's cache: every layer's keys and values (or its SSRU's state), so that a step computes only new positions.
+"""The cache of decoding: keys and values of each layer, or the state of its SSRU. A step computes new positions only.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, L new positions, P past positions, d one head.
 
@@ -31,7 +31,7 @@ class LayerCache:
         self.values = values
 
     def extend(self, op: Op, k: ir.Value, v: ir.Value) -> KeyValues:
-        """Append keys and values (R, K, L, d); returns all so far, (R, K, P+L, d)."""
+        """Append keys and values (R, K, L, d); return all of them so far, (R, K, P+L, d)."""
         if self.keys is None or self.values is None:
             self.keys, self.values = k, v
         else:
@@ -47,7 +47,7 @@ class LayerCache:
 
 
 class Cache:
-    """The decoding state of one batch: made from a graph's inputs, advanced by `Transformer.step`."""
+    """Caches of all layers for one batch; made from a graph's inputs, extended by `Transformer.step`."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Cache:
         return positions_after(op, self.offset, size(op, ids, 1), self.index)
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """Mask of the new positions over themselves and everything cached; the same in every layer."""
+        """Self-attention mask of the new positions over cached and new ones; the same in every layer."""
         if self.tokens is not None:
             return causal_padding_mask(op, self.tokens, position_ids.distances)
         return causal_mask(op, position_ids.distances)
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """Empty caches for the decoder's layers, before the first step."""
+    """Empty caches, one for each decoder layer."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]

@@ -2,8 +2,8 @@
 
     hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
-A new option of logits is a line in `before` or `after`, here and in the twin. A search changes the logits after that,
-e.g. it bans tokens.
+To add an option of the logits, add a line to `before` or `after`, here and in the twin. Rules of a search, e.g. banned
+tokens, are applied to the finished logits.
 
 Shapes: D model, C outputs: the whole vocabulary V, the classes of an encoder's head, or chosen ids.
 """
@@ -23,7 +23,7 @@ Product = Callable[[Op, ir.Value], ir.Value]
 
 
 class Classifier:
-    """Hidden states (..., D) -> logits (..., C)."""
+    """Maps hidden states (..., D) to logits (..., C)."""
 
     def __init__(self, config: TransformerConfig, product: Product):
         self.config, self.product = config, product
@@ -32,12 +32,12 @@ class Classifier:
         return self.after(op, self.product(op, self.before(op, hidden)))
 
     def before(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """Scale the hidden states (..., D) by `logit_scale`."""
+        """Scale hidden states (..., D) before the product."""
         scale = self.config.logit_scale
         return hidden if scale is None else op.Mul(hidden, scale)
 
     def after(self, op: Op, y: ir.Value) -> ir.Value:
-        """Cap the logits (..., C) at `logit_cap`. Only elementwise functions belong here."""
+        """Elementwise function of the product (..., C)."""
         cap = self.config.logit_cap
         if cap is None:
             return y

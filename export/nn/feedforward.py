@@ -27,7 +27,7 @@ def gelu(op: Op, x: ir.Value) -> ir.Value:
 
 
 def gelu_tanh(op: Op, x: ir.Value) -> ir.Value:
-    """The approximation of `gelu` with tanh, from the same paper."""
+    """The tanh approximation of GELU, from the same paper."""
     return op.Gelu(x, approximate="tanh")
 
 
@@ -45,7 +45,10 @@ ACTIVATIONS: dict[str, Callable[[Op, ir.Value], ir.Value]] = {
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated: (act(x Wg) * x W1) W2 (Shazeer 2020). Each position by itself."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated (act(x Wg) * x W1) W2 (Shazeer 2020), at each position separately.
+
+    The activation is ReLU in the paper; `config.activation` chooses another, e.g. "gelu".
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Masks, built once at the graph's boundary: each attention adds one merged mask to its scores.
+"""Attention masks. Padding, causality and windows are merged into a single mask before the layers run.
 
 Shapes: B batch, T queries, S keys. A mask is float32 and broadcasts to (B, H, T, S): 0 where a query may attend, -1e9
 elsewhere. With -1e9 all runtimes agree on a row that is masked everywhere: its softmax is uniform. With minus infinity
@@ -16,23 +16,23 @@ Mask = ir.Value | None
 
 
 def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
-    """Hide padded keys: tokens (B, S) int64, 1 on tokens -> (B, 1, 1, S)."""
+    """Mask padded keys: tokens (B, S) int64, 1 on tokens -> (B, 1, 1, S)."""
     return additive(op, op.Unsqueeze(as_boolean(op, tokens), [1, 2]))
 
 
 def causal_mask(op: Op, distances: ir.Value) -> ir.Value:
-    """Hide later keys: distances from queries to keys (T, S) -> (T, S)."""
+    """Mask later keys: distances from queries to keys (T, S) -> (T, S)."""
     return additive(op, op.LessOrEqual(distances, 0))
 
 
 def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Value:
-    """Hide later and padded keys: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
+    """Mask later keys and padded keys: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
     visible = op.LessOrEqual(distances, 0)
     return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
 
 def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int) -> ir.Value:
-    """Hide keys more than `window` positions away, and the keys that `mask` (B, 1, 1, S) hides.
+    """Mask keys more than `window` positions away, and those masked in `mask` (B, 1, 1, S).
 
     Distances from queries to keys (L, S) -> (B, 1, L, S), without a mask (L, S). Sums are clipped at `HIDDEN`, so that
     a query that sees no key stays uniform.
@@ -42,9 +42,9 @@ def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int) -> ir.Valu
 
 
 def pooling_weights(op: Op, tokens: ir.Value, pooling: str) -> ir.Value:
-    """The weight of each position in its row's vector: tokens (B, S) int64, 1 on tokens -> (B, 1, S).
+    """Weight of each position in the pooled vector of its row: tokens (B, S) int64, 1 on tokens -> (B, 1, S).
 
-    `pooling`: "first" takes the first token, "mean" averages all tokens.
+    pooling "first": 1 on the first token; "mean": 1/n on each of the row's n tokens.
     """
     if pooling == "first":
         first = op.Cast(op.Equal(op.CumSum(tokens, 1), 1), to=ir.DataType.INT64)

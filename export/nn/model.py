@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         token_types: ir.Value | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """Encode source_ids (B, S) or inputs_embeds (B, S, D); returns the memory (B, S, D)."""
+        """The encoder's output, the memory (B, S, D), for source_ids (B, S) or inputs_embeds (B, S, D)."""
         first = inputs_embeds if source_ids is None else source_ids
         assert first is not None
         x = self.embedded(op, source_ids, inputs_embeds=inputs_embeds, token_types=token_types)
@@ -83,9 +83,9 @@ class Transformer(nn.Module):
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:
-        """Logits (B, L, V) after the new tokens `ids` (B, L); the cache's layers advance by L.
+        """Logits (B, L, V) of the tokens after `ids` (B, L). Extends the cache's layers by L positions.
 
-        `among`: a product with the classifier's rows of chosen ids, which gives logits (B, L, C).
+        among: a product with the classifier's rows of chosen ids, for their logits (B, L, C).
         """
         x = self.embed_target(op, ids)  # (B, L, D)
         position_ids = cache.position_ids(op, ids)
@@ -95,9 +95,9 @@ class Transformer(nn.Module):
         return self.logits(op, x, among=among, tap=tap)
 
     def transformed(self, op: Op, memory: ir.Value, weights: ir.Value | None = None, *, tap: Tap = no_tap) -> ir.Value:
-        """Apply the head's layers before the classifier: memory (B, S, D) -> (B, S, D).
+        """The head before its classifier: pooling by `weights` (B, 1, S), if given, then dense layer, activation, norm.
 
-        `weights` (B, 1, S): the weight of each position in its row's vector; the result is then (B, D).
+        Returns (B, S, D), or (B, D) if pooled.
         """
         head = self.config.head
         x = memory if weights is None else op.Reshape(op.MatMul(op.CastLike(weights, memory), memory), [0, -1])
@@ -111,7 +111,7 @@ class Transformer(nn.Module):
     def logits(self, op: Op, hidden: ir.Value, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:
         """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with `among`.
 
-        Returns the hidden states if the encoder's head has no classifier.
+        Returns the hidden states if the head has no classifier.
         """
         y = hidden
         if self.config.head.classifies:
@@ -173,12 +173,12 @@ class Transformer(nn.Module):
         return op.Mul(x, math.sqrt(self.config.d_model)) if self.config.scale_embeddings else x
 
     def _output(self) -> Embedding:
-        """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        """The module whose weight is the output matrix: `output_proj`, or the tied embedding."""
         return getattr(self, output_weight_name(self.config).removesuffix(".weight"))
 
 
 class OutputBias(nn.Module):
-    """The classifier's bias, if its matrix is a tied embedding."""
+    """The output bias of a classifier whose matrix is a tied embedding."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

@@ -1,8 +1,7 @@
-"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles rotate queries and keys, relative
-positions add a bias to the scores.
+"""Positions: absolute (added to the embeddings), rotary (rotate queries and keys), relative (added to the scores).
 
-Shapes: B batch, L positions, S keys, D model, H heads, d_k one head. Tables come from `core/positions.py`, bit for bit
-the same as the MLX side's, and have `max_positions` rows: a position past them is an error of the Gather.
+Shapes: B batch, L positions, S keys, D model, H heads, d_k one head's width. The tables come from `core/positions.py`,
+so that MLX and ONNX use the same bits. They have `max_positions` rows; at a later position the Gather fails.
 """
 
 from __future__ import annotations
@@ -56,19 +55,18 @@ def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
 
 
 class PositionedInput(NamedTuple):
-    """A stack's input with its positions: each kind of position changes one of these three."""
+    """A stack's input with positions applied: each kind of positions changes one of the three."""
 
     x: ir.Value
-    """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
+    """(B, L, D), with sinusoids or learned rows added (section 3.5)."""
     rotations: list[Rotation]
     """Rotary angles of each layer."""
     masks: list[Mask]
-    """The mask of each layer's self-attention, with the bias of relative positions."""
+    """Self-attention mask of each layer, with relative positions added."""
 
 
 class Positions(nn.Module):
-    """Positions of the tokens of one stack. Parameters: `weight` if learned or relative, or a table in each of
-    `layers`."""
+    """Positions of one stack. Parameters: `weight` if learned or relative; with "relative_layers" a table per layer."""
 
     def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()
@@ -85,7 +83,7 @@ class Positions(nn.Module):
             self.layers = nn.ModuleList([RelativeTable(layer) for layer in config.layers(stack)])
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
-        """Add positions to a stack's input x (B, L, D) and its mask."""
+        """Apply positions to x (B, L, D) and its mask."""
         angles = self.turned(op, position_ids)
         return PositionedInput(self.add_rows(op, x, position_ids), angles, self.add_bias(op, mask, position_ids))
 
@@ -102,7 +100,7 @@ class Positions(nn.Module):
         return f"positions{base}{width}"
 
     def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
-        """Each layer's mask, which also hides the keys outside the layer's window."""
+        """Each layer's mask, with keys outside its window masked."""
         windows = [layer.window for layer in self.config.layers(self.stack)]
         masks = {
             w: mask if w is None else window_mask(op, mask, position_ids.distances, w) for w in dict.fromkeys(windows)
@@ -110,15 +108,15 @@ class Positions(nn.Module):
         return [masks[w] for w in windows]
 
     def add_rows(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
-        """x (B, L, D) plus learned rows or sinusoids; other kinds of positions leave x as it is."""
+        """x + position rows, (B, L, D), for sinusoidal and learned positions."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))  # (B, L, D)
 
     def add_bias(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
-        """Each layer's mask; relative positions add a bias to it, one number per head and distance: (B, H, L, S)
-        (Raffel et al. 2020)."""
+        """Each layer's mask. Relative positions add a learned number per head and distance, (B, H, L, S) (Raffel et al.
+        2020)."""
         if self.kind not in RELATIVE:
             return [mask] * self.count if self.causal else self.windowed(op, mask, position_ids)
         first = self.config.max_positions - 1  # the table's entry for distance 0
@@ -129,19 +127,19 @@ class Positions(nn.Module):
 
 
 class RelativeTable(nn.Module):
-    """A layer's own relative bias, as in umT5 (Chung et al. 2023)."""
+    """A layer's own table of relative positions, as in umT5 (Chung et al. 2023)."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
 
     def forward(self, op: Op, rows: ir.Value) -> ir.Value:
-        """Rows of the table (L, S) -> bias (1, H, L, S)."""
+        """Bucket numbers (L, S) -> bias (1, H, L, S)."""
         return relative_bias(op, self.weight, rows)
 
 
 def relative_bias(op: Op, weight: ir.Value, rows: ir.Value) -> ir.Value:
-    """Look up rows (L, S) of the table `weight` (buckets, H): (1, H, L, S)."""
+    """Bias of the scores (1, H, L, S): entries of a table `weight` (buckets, H) for these bucket numbers (L, S)."""
     return op.Unsqueeze(op.Transpose(op.Gather(weight, rows, axis=0), perm=[2, 0, 1]), [0])
 
 
@@ -181,7 +179,7 @@ def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
 
 
 def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:
-    """The row of the weight for each distance from 1 - max_positions on: (2 * max_positions - 1,)."""
+    """Bucket (row of the weight) of each distance, from 1 - max_positions on: (2 * max_positions - 1,)."""
     name = "positions.causal_buckets" if causal else "positions.buckets"
     return table(op, name, lambda: relative_buckets(config.max_positions, config, causal))
 

@@ -246,7 +246,7 @@ class OnnxTransformer(TextVerbs):
         """The n best outputs of each input, with scores.
 
         attention: also give each output its cross-attention weights, computed by one more pass. Raises `UserError` if
-        the folder was exported without attention, or without ids.
+        the folder was exported without attention, or if vectors (inputs_embeds) are given instead of ids.
         """
         if attention:
             self._check_attention()

@@ -31,7 +31,7 @@ SMALL = 1 << 16
 
 
 class BufferPool:
-    """Lends float32 arrays to any thread. It never holds more memory than was lent at the same time."""
+    """Lends float32 arrays to any thread. It never holds more memory than was on loan at any moment."""
 
     def __init__(self) -> None:
         self._free: list[Buffer] = []  # smallest first
