@@ -17,11 +17,11 @@ class Role(Enum):
     """The role of a matrix in the network; each lower precision treats the roles differently."""
 
     WEIGHT = "multiplied with activations"
-    UNBOUNDED = "the same, and results may be beyond float16's range"
+    UNBOUNDED = "multiplied with activations, with results that may exceed float16's range"
     CLASSIFIER = "multiplied with the last activations"
-    EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
-    LOOKED_UP = "rows that an encoder alone looks up by tokens, and no classifier multiplies with"
-    ADDED = "rows or numbers looked up by positions or kinds of tokens: few, added to what has a meaning already"
+    EMBEDDING = "rows looked up by tokens, and multiplied too if a classifier is tied to it"
+    LOOKED_UP = "rows looked up by tokens in an encoder-only model, and never multiplied"
+    ADDED = "few rows or numbers, looked up by positions or token types and added to embeddings or scores"
 
 
 ROLE, FULL_PRECISION = "role", "full precision"

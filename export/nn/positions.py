@@ -42,7 +42,7 @@ def positions_of(op: Op, length: ir.Value, tokens: ir.Value) -> PositionIds:
 
 
 def positions_after(op: Op, offset: ir.Value | None, length: ir.Value, index: ir.Value | None = None) -> PositionIds:
-    """`length` positions from `offset` on. `index` (B, L): the positions to read instead, if there is padding."""
+    """`length` positions from `offset` on. `index` (B, L) replaces them, e.g. where padding takes no position."""
     total = length if offset is None else op.Add(offset, length)
     places = op.Range(0 if offset is None else offset, total, 1)
     read = op.Unsqueeze(places, [0]) if index is None else index

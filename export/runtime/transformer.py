@@ -344,7 +344,7 @@ class OnnxTransformer(TextVerbs):
         """
         if hidden is None:
             if mask is None:
-                raise UserError("start: a decoder alone needs the mask of its first tokens (all ones without padding)")
+                raise UserError("start: a decoder-only model needs the mask of its first tokens: all ones if unpadded")
             return self._of(CausalGraphs).begin(np.asarray(mask).astype(np.int64))
         return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden))
 
