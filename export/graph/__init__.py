@@ -1,1 +1,1 @@
-"""Graphs made, changed and read: what every target and pass shares."""
+"""Building, changing and reading graphs, for every target and pass."""

@@ -1,4 +1,4 @@
-"""A graph in the making, for every target."""
+"""`GraphBuilder`: declares a graph's inputs and outputs, collects its nodes and gives the finished model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DTYPES = {
     "bool": ir.DataType.BOOL,
     "string": ir.DataType.STRING,
 }
-"""The types of ports, in ONNX."""
+"""The types of ports (`export/interface.py`) in ONNX."""
 UNDECLARED = Ports((), ())
 
 
 class GraphBuilder:
-    """One graph in the making: its inputs by value (`export/interface.py`), its outputs, taps."""
+    """A graph under construction. `inputs`: the input of each value (`export/interface.py`), e.g. "source_mask"."""
 
     def __init__(self, name: str, ports: Ports = UNDECLARED) -> None:
-        """ports: what is declared of the graph; without them `input` and `output` declare."""
+        """ports: the graph's inputs and outputs. Without them, declare with `input` and `output`."""
         self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
         self.builder = RememberingBuilder(self.graph)
         self.op: Op = self.builder.op
@@ -44,34 +44,35 @@ class GraphBuilder:
 
     @classmethod
     def declared(cls, name: str, request: Request) -> Self:
-        """Begin the graph of that name with the inputs that it has for this request."""
+        """Begin the graph `name`, e.g. "encoder_model", with the inputs it has for this request."""
         return cls(name, GRAPHS[name](request))
 
     def input(self, name: str, *axes: str | int, dtype: str = "float32") -> ir.Value:
         return self.builder.input(name, DTYPES[dtype], list(axes))
 
     def source(self) -> dict[str, Any]:
-        """Return the arguments of `Transformer.encode`: ids, or None and vectors; the mask; what else the graph
-        reads."""
+        """Arguments of `Transformer.encode`: source_ids (None if the graph reads vectors), the mask, other inputs."""
         source: dict[str, Any] = {"source_ids": None}
         source |= {value: x for value, x in self.inputs.items() if value in SOURCE_NAMES}
         if (vectors := source.get("inputs_embeds")) is not None:
-            # A tap names the value that it is given: where no positions are added, that would be the input.
+            # A tap renames its value. If no positions are added, that would be the graph's input.
             source["inputs_embeds"] = self.op.Identity(vectors)
         return source
 
     def pairs(self, value: str) -> list[KeyValues]:
-        """Return the keys and values of every layer that come in as `value`; none where the graph takes none."""
+        """The (keys, values) of every layer that come in as `value`, "cache" or "cross"; [] if the graph has none."""
         values = self.entries(value)
         return list(zip(values[::2], values[1::2], strict=True))
 
     def entries(self, value: str) -> list[ir.Value]:
-        """Return all that comes in as `value`, layer by layer."""
+        """All inputs of `value`, layer by layer, e.g. cache.0.key, cache.0.value, cache.1.key, ..."""
         return [x for name, x in self.inputs.items() if name.startswith(f"{value}.")]
 
     def give(self, **values: ir.Value | Sequence[tuple[ir.Value, ...]] | None) -> None:
-        """Make these values outputs, in the order of their ports; those without a port are left out. cache, cross: the
-        keys and values of every layer, or its state."""
+        """Make these values outputs, in the order of their ports; a value without a port is left out.
+
+        cache, cross: for every layer its (keys, values), or its (state,).
+        """
         single = {name: value for name, value in values.items() if isinstance(value, ir.Value)}
         for name, value in values.items():
             if value is not None and not isinstance(value, ir.Value):
@@ -84,18 +85,18 @@ class GraphBuilder:
             if port.value in single:
                 self.output(port.name, single[port.value], *port.axes, type=DTYPES[port.dtype])
                 self._outputs_made.add(port.value)
-        if "attention" in single:  # before a target changes one of two equal nodes
+        if "attention" in single:  # before a target changes nodes: `weights` adds the same ones as `attend`
             merge_equal(ir.Model(self.graph, ir_version=IR_VERSION))
 
     def output(self, name: str, value: ir.Value, *axes: str | int, type: ir.DataType = ir.DataType.FLOAT) -> None:
-        if value in self.tapped:  # its name is taken
+        if value in self.tapped:  # a value has one name, and the tap needs it
             value = self.op.Identity(value)
         value.shape = ir.Shape(axes)
         value.type = ir.TensorType(type)
         self.builder.add_output(value, name)
 
     def tap(self, name: str, value: ir.Value) -> None:
-        """Name a value: a tap costs nothing else."""
+        """Give a value its tap's name; adds no node."""
         if name != "logits":  # an output already
             value.name = name
             self.tapped.append(value)
@@ -109,16 +110,16 @@ class GraphBuilder:
         _check_names(model)
         for node in model.graph.all_nodes():
             node.metadata_props.clear()
-            for value in node.outputs:  # the builder's guesses; runtimes infer their own
+            for value in node.outputs:  # drop the builder's guesses; runtimes infer their own
                 if not value.is_graph_output():
                     value.shape = value.type = None
         return model
 
 
 def merge_equal(model: ir.Model) -> None:
-    """Make nodes one that compute the same from the same values."""
+    """Merge nodes that apply the same operator to the same values."""
     wide = [node for node in model.graph.all_nodes() if FULL_PRECISION in node.meta]
-    for node in wide:  # another operator, as long as equal ones are made one
+    for node in wide:  # a float32 node must not be merged with a 16-bit node: make them different operators meanwhile
         node.overload = FULL_PRECISION
     CommonSubexpressionEliminationPass()(model)
     for node in wide:
@@ -126,7 +127,7 @@ def merge_equal(model: ir.Model) -> None:
 
 
 def _check_names(model: ir.Model) -> None:
-    """Raise `ValueError` if two nodes have one name: reports and profiles would take them for each other."""
+    """Raise `ValueError` if two nodes have the same name: reports and profiles would confuse them."""
     twice = [f"{name} ({n})" for name, n in Counter(node.name for node in model.graph.all_nodes()).items() if n > 1]
     if twice:
         raise ValueError(f"{model.graph.name}: node names used more than once: {', '.join(twice)}")

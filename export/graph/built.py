@@ -1,10 +1,12 @@
-"""A builder that asks onnx once: what a node's output is depends on its operator and the types of its inputs, and those
-are few, however many layers and graphs there are. onnxscript asks for every node, half of the time of an export.
+"""Two caches that make exports fast: inferred types of node outputs, and whole graphs.
 
-Graphs that have been built already: each is built once, and copied for whoever asks for it again.
+`RememberingBuilder` infers the type and shape of a node's outputs once for each operator and types of inputs. There are
+few such combinations, however many layers and graphs there are. onnxscript infers them for every node, which takes half
+the time of an export.
 
-One package is built several times before it is written: for each precision, and for the measurements of int8 before
-that. A copy takes a sixth of the time. Weights are no part of it: they are filled into the copy.
+`built_once` builds each graph once and returns copies of it. One package is built several times before it is written:
+for each precision, and before that for the measurements of int8. A copy takes a sixth of the time. It has no weights;
+they are filled in later.
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ PLAIN = {
     ir.AttributeType.STRING,
     ir.AttributeType.STRINGS,
 }
-"""Attributes that are equal where their values are."""
+"""Types of attributes whose values can be part of a key."""
 READ = 20
-"""Elements of the largest constant whose values onnxscript lets an inference read."""
+"""Most elements of a constant whose values onnxscript uses for inference."""
 
 Inferred = tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None]
 _inferred: dict[tuple[Any, ...], list[Inferred]] = {}
 
 
 class RememberingBuilder(onnxscript.GraphBuilder):
-    """`onnxscript.GraphBuilder`, node for node; a version of it without these hooks is only slower."""
+    """`onnxscript.GraphBuilder` with a cache; adds the same nodes.
+
+    The methods below override private hooks. If a later onnxscript doesn't call them, building is only slower.
+    """
 
     def subgraph(
         self,
@@ -46,10 +51,10 @@ class RememberingBuilder(onnxscript.GraphBuilder):
         *,
         name: str = "subgraph",
     ) -> ir.Graph:
-        """Build the graph of a branch or a loop's body, remembering as well."""
+        """Build a branch or a loop's body, with the cache too."""
 
         def traced(op: Any, *values: ir.Value | None) -> Any:
-            op.builder.__class__ = type(self)  # onnxscript names the class of the builders inside
+            op.builder.__class__ = type(self)  # onnxscript always makes its own class of builder here
             return trace_function(op, *values)
 
         return super().subgraph(traced, inputs, outputs, name=name)
@@ -61,7 +66,7 @@ class RememberingBuilder(onnxscript.GraphBuilder):
             return None
 
     def _cast_inputs(self, schema: OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
-        """Leave values as they are. Numbers among the inputs are onnxscript's to give a type."""
+        """Leave values as they are. If an input is a plain number, onnxscript gives it a type."""
         if all(x is None or isinstance(x, ir.Value) for x in inputs):
             return inputs
         return super()._cast_inputs(schema, inputs)
@@ -69,8 +74,8 @@ class RememberingBuilder(onnxscript.GraphBuilder):
     def _partition_inputs_attributes(
         self, schema: OpSchema | None, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Give attributes the schema's order. Anything that is not plainly inputs by place and attributes by name, and
-        all that is wrong, is onnxscript's to sort."""
+        """Put attributes in the schema's order. Any call but positional inputs with named attributes, and every wrong
+        call, goes to onnxscript."""
         if schema is not None:
             attributes, required = _attributes(schema.name, schema.since_version, schema.domain)
             fits = schema.min_input <= len(args) <= schema.max_input
@@ -79,7 +84,7 @@ class RememberingBuilder(onnxscript.GraphBuilder):
         return super()._partition_inputs_attributes(schema, args, kwargs)
 
     def _cast_attributes(self, schema: OpSchema | None, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Give each attribute the schema's type, which onnxscript would look for in the value."""
+        """Give each attribute the type in the schema; onnxscript would derive it from the value."""
         types = {} if schema is None else _attributes(schema.name, schema.since_version, schema.domain)[0]
         return {name: ir.convenience.convert_attribute(name, x, types.get(name)) for name, x in attributes.items()}
 
@@ -108,19 +113,19 @@ _schema = functools.cache(get_schema)
 
 @functools.cache
 def _attributes(operator: str, version: int, domain: str) -> tuple[dict[str, ir.AttributeType], set[str]]:
-    """Return the types of an operator's attributes in order, and the names of those that it can't do without."""
+    """The types of an operator's attributes, in order, and the names of the required attributes."""
     attributes = ir.schemas.OpSignature.from_op_schema(_schema(operator, version, domain)).attributes
     return {x.name: x.type for x in attributes}, {x.name for x in attributes if x.required}
 
 
 def _key(node: ir.Node) -> tuple[Any, ...] | None:
-    """Return all that the types and shapes of a node's outputs depend on; None where that can't be told."""
+    """The key of a node: everything its outputs' types and shapes depend on. None if something isn't known."""
     attributes = node.attributes.values()
     graphs = [attribute for attribute in attributes if attribute.type == ir.AttributeType.GRAPH]
     plain = [attribute for attribute in attributes if attribute.type in PLAIN]
     if len(graphs) + len(plain) < len(attributes):
         return None
-    # A branch's or a body's nodes have been asked about: what it returns is known.
+    # The nodes of a branch or body were inferred when they were added: the types of its outputs are known.
     read = [*node.inputs, *(x for each in graphs for x in (*each.as_graph().inputs, *each.as_graph().outputs))]
     inputs = [None if x is None else _input_key(x) for x in read]
     if UNKNOWN in inputs:
@@ -134,7 +139,7 @@ UNKNOWN = ()
 
 
 def _input_key(x: ir.Value) -> tuple[Any, ...]:
-    """Return what is known of an input: its type, its shape and, of a small constant, its values."""
+    """The type and shape of an input, and the values of a small constant; UNKNOWN if it can't be a key."""
     if type(x.type) is not ir.TensorType:
         return UNKNOWN
     shape = None if x.shape is None else tuple(x.shape.dims)
@@ -147,13 +152,13 @@ def _input_key(x: ir.Value) -> tuple[Any, ...]:
 
 
 KEPT = 20_000
-"""The nodes of the graphs that are kept, those asked for last: some 100 MB. A graph of six layers has a few hundred."""
+"""Most nodes of all cached graphs together, about 100 MB; a graph of six layers has a few hundred."""
 _BUILT: dict[Hashable, tuple[ir.Model, int]] = {}
-"""Graphs with the numbers of their nodes, what was asked for last at the end."""
+"""Graphs with their numbers of nodes, the most recently used last."""
 
 
 def built_once(key: Hashable, build: Callable[[], ir.Model]) -> ir.Model:
-    """Return what `build` makes, a copy that is the caller's own; `key` tells one graph from every other."""
+    """The graph from `build`, as a copy the caller may change. `key` must be different for every other graph."""
     entry = _BUILT.pop(key, None)
     if entry is None:
         model = build()
@@ -165,7 +170,7 @@ def built_once(key: Hashable, build: Callable[[], ir.Model]) -> ir.Model:
 
 
 def forget() -> None:
-    """Let the next graph be built anew: what builds it has been changed."""
+    """Empty the cache of graphs, e.g. after the code that builds them has changed."""
     _BUILT.clear()
 
 
@@ -173,7 +178,7 @@ def _copied(model: ir.Model) -> ir.Model:
     copy = model.clone()
     for value in _values(copy):
         if ROWS_OF in value.meta:
-            parameter = value.meta[ROWS_OF]  # which stays the same where another graph holds it
+            parameter = value.meta[ROWS_OF]  # it isn't copied if another graph holds it
             value.meta[ROWS_OF] = copy.graph.initializers.get(str(parameter.name), parameter)
     return copy
 

@@ -1,4 +1,4 @@
-"""New nodes in a graph that is built already: what every pass adds, names and puts in its place."""
+"""`Nodes`: how passes add nodes and initializers to a finished graph, name them and put them in place."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from onnx_ir.convenience import replace_nodes_and_values
 
 
 class Nodes:
-    """New nodes that take the place of one node, or that compute one value; they are named after it.
+    """New nodes that replace a node or compute a value, the owner; their names begin with the owner's.
 
     They are collected until `before`, `replace` or `at_start` puts them into a graph. Initializers go into the
     outermost graph, where all branches and bodies can read them.
+
+        add = Nodes(model, node)
+        add.replace(add("Mul", node.inputs[0], add.constant(np.float32(2))))
     """
 
     def __init__(
@@ -24,8 +27,8 @@ class Nodes:
     ) -> None:
         """`owner`: the node, or the name of the value.
 
-        `constants`: what the names of constants begin with. `output`: what the name of an output adds to its node's.
-        `numbered`: the name of every node ends with its number; otherwise only second and later ones of an operator do.
+        `constants`: prefix of the names of constants. `output`: added to a node's name for its output's name, e.g.
+        ".0". `numbered`: a running number ends every node's name, otherwise only from an operator's second node on.
         """
         self.model, self.owner, self.constants = model, owner, constants
         self.name = owner if isinstance(owner, str) else owner.name
@@ -34,13 +37,13 @@ class Nodes:
         self._made = Counter[str]()
 
     def __call__(self, operator: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any) -> ir.Value:
-        """Add a node and return its output."""
+        """Add a node with one output; returns the output."""
         return self.several(1, operator, *inputs, domain=domain, **attributes)[0]
 
     def several(
         self, outputs: int, operator: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any
     ) -> Sequence[ir.Value]:
-        """Add a node and return its outputs, of which there are so many."""
+        """Add a node with this number of outputs; returns them."""
         count = self._made.total() if self.numbered else self._made[operator]
         name = f"{self.name}/{operator}" + (f"_{count}" if count or self.numbered else "")
         self._made[operator] += 1
@@ -53,7 +56,7 @@ class Nodes:
         return node.outputs
 
     def constant(self, array: ArrayLike) -> ir.Value:
-        """Return an initializer of this value, the same one for all values that are equal."""
+        """An initializer with this value; equal values of the same type share one."""
         array = np.asarray(array)
         initializers = self.model.graph.initializers
         kind = "x".join(map(str, array.shape)) or "scalar"
@@ -66,31 +69,31 @@ class Nodes:
         return initializers[name]
 
     def initializer(self, value: ir.Value) -> ir.Value:
-        """Return the initializer of this name, which is `value` if there was none."""
+        """Make `value` an initializer, unless its name is taken; returns the initializer of this name."""
         return self.model.graph.initializers.setdefault(str(value.name), value)
 
     def outside(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """Add a node to the outermost graph, if the owner is in a branch of it."""
+        """Add a node; if the owner is in a branch, put it at the start of the outermost graph at once."""
         value = self(operator, *inputs, **attributes)
         if self._node.graph is not self.model.graph:
             self.model.graph.insert_before(self.model.graph[0], self.nodes.pop())
         return value
 
     def before(self) -> None:
-        """Put the nodes before the owner, which stays."""
+        """Put the nodes before the owner, and keep the owner."""
         graph = self._node.graph
         assert graph is not None
         graph.insert_before(self._node, self.nodes)
         self.nodes = []
 
     def replace(self, result: ir.Value) -> None:
-        """Put the nodes in the place of the owner; whoever read its output reads `result`."""
+        """Replace the owner by the nodes; the readers of its output read `result`."""
         graph = self._node.graph
         assert graph is not None
         replace_nodes_and_values(graph, self._node, [self._node], self.nodes, [self._node.outputs[0]], [result])
 
     def at_start(self) -> None:
-        """Put the nodes before all others of the outermost graph: every branch and body may read their values."""
+        """Put the nodes at the start of the outermost graph, where every branch and body can read their values."""
         self.model.graph.insert_before(self.model.graph[0], self.nodes)
         self.nodes = []
 

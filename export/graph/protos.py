@@ -1,4 +1,4 @@
-"""Graphs read from files: their parts, who makes and who reads each value, and copies that show more values."""
+"""Graphs read from files, as protobuf messages: their nodes and tensors, changed copies, and models in one file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_protobuf
 
 COMPUTED = "/computed"
-"""Ends the names of the outputs that `cut` makes."""
+"""Suffix of the outputs that `cut` adds."""
 
 
 def read_model(file: Path) -> onnx.ModelProto:
     """Read a model without its data files.
 
-    Raises `UserError` for a file that holds no model, for an input or output of an unknown type, and for a tensor whose
-    numbers don't fill its shape.
+    Raises `UserError` if the file holds no ONNX model, an input or output of an unknown type, or a tensor with too few
+    or too many numbers for its shape.
     """
     data = read_protobuf(file)
     try:
@@ -45,10 +45,10 @@ def _fills_its_shape(tensor: onnx.TensorProto) -> bool:
         if tensor.HasField("raw_data"):
             bits = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
             return len(tensor.raw_data) == -(-bits // 8)
-        if tensor.data_type == onnx.TensorProto.STRING:  # of bytes, which needn't be UTF-8
+        if tensor.data_type == onnx.TensorProto.STRING:  # to_array would decode the bytes, which needn't be UTF-8
             return len(tensor.string_data) == math.prod(tensor.dims)
         return list(numpy_helper.to_array(tensor).shape) == list(tensor.dims)
-    except (ValueError, TypeError, KeyError):  # a type without numbers, or another number of them
+    except (ValueError, TypeError, KeyError):  # an unknown type, or a wrong number of values
         return False
 
 
@@ -57,19 +57,19 @@ def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
 
 
 class Wiring:
-    """Who makes and who reads each value of a graph."""
+    """Which node makes a value of a graph, and which nodes read it."""
 
     def __init__(self, graph: onnx.GraphProto):
         self.nodes = list(graph.node)
         self.maker = {output: node for node in graph.node for output in node.output}
 
     def last(self, scope: str) -> str | None:
-        """Return the output of the last node within a module."""
+        """The output of the last node within a module, e.g. "encoder.layers.0"; None if there is no such node."""
         outputs = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
         return outputs[-1] if outputs else None
 
     def first(self, scope: str, operator: str) -> onnx.NodeProto | None:
-        """Return the first node of a type anywhere within a module."""
+        """The first node of this operator within a module; None if there is no such node."""
         nodes = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
         return next(nodes, None)
 
@@ -77,18 +77,18 @@ class Wiring:
         return [node for node in self.nodes if value in node.input]
 
     def behind(self, value: str, operator: str) -> str:
-        """Return the value before the node that makes this one, if that is of the type; otherwise the value itself."""
+        """The first input of the node that makes the value, if it is of this operator; otherwise the value itself."""
         maker = self.maker.get(value)
         return maker.input[0] if maker is not None and maker.op_type == operator else value
 
 
 def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the branches and bodies of a node."""
+    """The branches of an If, or the body of a Loop."""
     yield from (attribute.g for attribute in node.attribute if attribute.HasField("g"))
 
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph, each followed by those of its branches."""
+    """All nodes of a graph, each followed by the nodes of its branches."""
     for node in graph.node:
         yield node
         for inner in inner_graphs(node):
@@ -96,7 +96,7 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def reached(outputs: Iterable[str], edges: Iterable[tuple[Iterable[str], Iterable[str]]]) -> set[str]:
-    """Return every value from which a way leads to the outputs. edges: what each node reads, and what it makes."""
+    """The outputs and all values they depend on. edges: the inputs and the outputs of each node."""
     maker = {output: inputs for inputs, made in edges for output in made}
     nodes, open_values = set(), list(outputs)
     while open_values:
@@ -108,14 +108,14 @@ def reached(outputs: Iterable[str], edges: Iterable[tuple[Iterable[str], Iterabl
 
 
 def edges_of(graph: onnx.GraphProto) -> Iterator[tuple[list[str], Sequence[str]]]:
-    """Yield what each node of a graph reads, its branches too, and what it makes."""
+    """The inputs of each node, those read inside its branches too, and its outputs."""
     for node in graph.node:
         inside = (name for inner in inner_graphs(node) for each in all_nodes(inner) for name in each.input)
         yield [*node.input, *inside], node.output
 
 
 def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the initializers of a graph and of the graphs within it."""
+    """The initializers of a graph and of the graphs within it."""
     yield from graph.initializer
     for node in graph.node:
         for inner in inner_graphs(node):
@@ -123,19 +123,19 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return by name what is constant in a graph and in those within it: initializers, and tensors that nodes are."""
+    """The constants of a graph and the graphs within it, by name: initializers, and tensors of Constant nodes."""
     made = (node for node in all_nodes(graph) if node.op_type == "Constant" and node.attribute[0].HasField("t"))
     return {t.name: t for t in initializers(graph)} | {node.output[0]: node.attribute[0].t for node in made}
 
 
 def arrays_of(model: onnx.ModelProto, folder: Path, names: Container[str]) -> dict[str, NDArray]:
-    """Return those initializers of a model by name, from data files of `folder` too."""
+    """The initializers of these names as arrays; their data files are in `folder`."""
     tensors = (tensor for tensor in initializers(model.graph) if tensor.name in names)
     return {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in tensors}
 
 
 def data_files_of(model: onnx.ModelProto) -> Iterator[str]:
-    """Yield the name of the data file of each initializer that is in one."""
+    """The data file of each initializer outside the model's own file; names may repeat."""
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
@@ -143,18 +143,18 @@ def data_files_of(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy of a graph in which the values of these names (those that it has) are outputs as well."""
+    """A copy in which the values of these names are outputs too; unknown names are ignored."""
     tapped = deepcopy(model)
     present = {output for node in model.graph.node for output in node.output}
     outputs = {output.name for output in model.graph.output}
     for name in names:
         if name in present - outputs:
-            tapped.graph.output.append(onnx.ValueInfoProto(name=name))  # of whatever type it is
+            tapped.graph.output.append(onnx.ValueInfoProto(name=name))  # of any type
     return tapped
 
 
 def outputs_as_float32(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy of a graph whose outputs of these names are cast to float32; inside it they stay what they are."""
+    """A copy with the outputs of these names cast to float32; inside the graph their types stay."""
     copy = deepcopy(model)
     inside = {name: f"{name}/narrow" for name in names}
     _rename(copy.graph, inside)
@@ -167,7 +167,7 @@ def outputs_as_float32(model: onnx.ModelProto, names: Sequence[str]) -> onnx.Mod
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values that a graph's nodes write and read, those of its branches too."""
+    """Rename values in a graph's nodes and in its branches."""
     for node in graph.node:
         for values in (node.input, node.output):
             values[:] = [names.get(value, value) for value in values]
@@ -176,7 +176,8 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def cut(model: onnx.ModelProto, points: Mapping[str, str]) -> onnx.ModelProto:
-    """Return a copy whose outputs are POINT/computed, with an input for the value of every point."""
+    """A copy cut at the points, {value: point}. Each value becomes an input; its computed value becomes the
+    output POINT/computed, e.g. "encoder.norm/computed". All other outputs are removed."""
     copy = deepcopy(model)
     graph, names = copy.graph, {value: point for point, value in points.items()}
     for node in graph.node:
@@ -191,7 +192,7 @@ def cut(model: onnx.ModelProto, points: Mapping[str, str]) -> onnx.ModelProto:
 
 
 def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Return the part of a graph that computes this value, which doesn't depend on any input."""
+    """The part of a graph computing the value `name`, which must not depend on any input."""
     needed = reached([name], ((node.input, node.output) for node in model.graph.node))
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     part.graph.name = name
@@ -202,15 +203,17 @@ def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 INITIALIZER, GRAPH, RAW_DATA = b"\x2a", b"\x3a", b"\x4a"
-"""How the fields begin, in the bytes of a GraphProto, a ModelProto and a TensorProto, that are bytes of a length."""
+"""Protobuf tags of the length-delimited fields GraphProto.initializer, ModelProto.graph and TensorProto.raw_data."""
 PIECE = 1 << 20
-"""Bytes that are copied together."""
+"""Bytes copied at a time."""
 
 
 def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
-    """Write a model whose initializers lie in data files of `folder` as one file, which holds them: the outermost piece
-    by piece, where a message that is serialised as a whole takes three times their memory. Graphs within have vectors
-    alone. The model loses its graph."""
+    """Write a model with its initializers, which are in data files of `folder`, into one file.
+
+    The outermost graph's initializers are copied piece by piece: to serialise the whole message takes three times their
+    memory. Inner graphs hold only vectors, which are loaded. `model` is changed: it loses its graph.
+    """
     graph, heads, tensors = model.graph, [], [*model.graph.initializer]
     for tensor in (each for node in graph.node for inner in inner_graphs(node) for each in initializers(inner)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -243,7 +246,7 @@ def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
 
 
 def _varint(value: int) -> bytes:
-    """Return a number as protobuf has it: seven bits a byte, the lowest first."""
+    """A number as a protobuf varint: seven bits per byte, the lowest first."""
     digits = []
     while value > 127:
         digits.append(value & 127 | 128)

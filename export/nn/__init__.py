@@ -1,1 +1,1 @@
-"""The network as graphs of ONNX, file by file the twin of `mlx_transformer/nn`."""
+"""The network as ONNX graphs, file by file the twin of `mlx_transformer/nn`."""

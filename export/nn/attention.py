@@ -1,6 +1,6 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v: one head's keys and values.
+Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v: widths of one head's keys, values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .primitives import Linear, Op, scoped
 
 
 class Attention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. Encoder self-, decoder self- and cross-attention alike.
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O, for self-attention and cross-attention alike.
 
-    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. The changes that
-    an option of the network makes stand in these two; `split`, `merge` and `kernel` are how a target computes them.
+    Call `keys_values`, then `attend`: keys and values of the encoder's output are computed once for all decoding steps.
+    Options of the network act in these two methods; `split`, `merge` and `kernel` are how a target computes them.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -45,9 +45,9 @@ class Attention(nn.Module):
 
     @scoped
     def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:
-        """Return (B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
-        k = self.split(op, self.key_proj(op, x), self.key_value_heads)
-        v = self.split(op, self.value_proj(op, x), self.key_value_heads)
+        """Project x (B, S, D) to keys (B, K, S, d_k) and values (B, K, S, d_v)."""
+        k = self.split(op, self.key_proj(op, x), self.key_value_heads)  # (B, K, S, d_k)
+        v = self.split(op, self.value_proj(op, x), self.key_value_heads)  # (B, K, S, d_v)
         k = self.key_norm(op, k) if self.has_query_key_norm else k
         return rotate(op, k, rotation), v
 
@@ -63,17 +63,17 @@ class Attention(nn.Module):
         past: LayerCache | None = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Return queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
+        """Attend from x (B, T, D) over the cached keys and values in `past`, then k and v; returns (B, T, D).
 
-        `rows` (1,): of the keys, where several of x share one: the hypotheses of a sentence are its queries, so that
-        its keys and values are neither repeated nor read twice.
+        rows (1,): number of rows in k and v, where several rows of x share one. E.g. all hypotheses of a sentence are
+        queries over the one row of its source, so the source's keys are neither repeated nor read twice.
         """
-        q = self.queries(op, x, rotation, rows)
-        y = self.kernel(op, q, k, v, mask, past)
-        return self.output_proj(op, self.merge(op, y, None if rows is None else x))
+        q = self.queries(op, x, rotation, rows)  # (B, H, T, d_k), or (rows, H, B/rows*T, d_k)
+        y = self.kernel(op, q, k, v, mask, past)  # (B, H, T, d_v)
+        return self.output_proj(op, self.merge(op, y, None if rows is None else x))  # (B, T, D)
 
     def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
-        """Return (B, T, D) -> (B, H, T, d_k)."""
+        """Project x (B, T, D) to queries (B, H, T, d_k)."""
         q = self.split(op, self.query_proj(op, x), self.heads, rows)
         q = self.query_norm(op, q) if self.has_query_key_norm else q
         return rotate(op, q, rotation)
@@ -85,7 +85,10 @@ class Attention(nn.Module):
         return merge_heads(op, y, like)
 
     def kernel(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, past: LayerCache | None) -> ir.Value:
-        """Equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) of the new positions -> (B, H, T, d_v)."""
+        """Equation 1 for q (B, H, T, d_k), k (B, K, S, d_k) and v (B, K, S, d_v); returns (B, H, T, d_v).
+
+        With `past`, k and v are those of the new positions only; they are appended to it.
+        """
         if past is not None:
             k, v = past.extend(op, k, v)
         return attention(op, q, k, v, mask, self.scale)
@@ -100,58 +103,59 @@ class Attention(nn.Module):
         rotation: Rotation = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys.
+        """Attention weights (B, H, T, S) of each head, for display; each row sums to 1 over the keys.
 
-        Nothing that `attend` has computed is computed again: equal nodes of a graph become one.
+        `attend` adds the same nodes; equal nodes of a graph are merged, so nothing is computed twice.
         """
         return attention_weights(op, self.queries(op, x, rotation, rows), k, mask, self.scale)
 
 
 MakeAttention = Callable[[TransformerConfig], Attention]
-"""The class itself, or what a target has in its place."""
+"""Makes an attention module from a config: `Attention`, or a subclass of it, e.g. `CpuAttention`."""
 
 
 def attention(op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v).
+    """softmax(Q K^T / sqrt(d_k)) V (equation 1); returns (B, H, T, d_v).
 
-    scale: instead of 1 / sqrt(d_k)."""
-    weights = attention_weights(op, q, k, mask, scale)
-    return matmul_shared_heads(op, weights, v)
+    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k).
+    """
+    weights = attention_weights(op, q, k, mask, scale)  # (B, H, T, S)
+    return matmul_shared_heads(op, weights, v)  # (B, H, T, d_v)
 
 
 def attention_weights(op: Op, q: ir.Value, k: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
     """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked."""
     q = op.Mul(q, 1 / math.sqrt(extent(q, 3)) if scale is None else scale)
-    scores = matmul_shared_heads(op, q, op.Transpose(k, perm=[0, 1, 3, 2]))
+    scores = matmul_shared_heads(op, q, op.Transpose(k, perm=[0, 1, 3, 2]))  # (B, H, T, S)
     if mask is not None:
         scores = op.Add(scores, mask)
     return op.Softmax(scores, axis=-1)
 
 
 def matmul_shared_heads(op: Op, x: ir.Value, y: ir.Value) -> ir.Value:
-    """x @ y for x (B, H, T, m), y (B, K, m, n) -> (B, H, T, n): head h reads y's head h // (H/K) (Ainslie et al. 2023).
+    """x (B, H, T, m) @ y (B, K, m, n) -> (B, H, T, n): head h reads head h // (H/K) of y (Ainslie et al. 2023).
 
-    The H/K heads that share one lie side by side, so they become rows of one product: nothing of y is repeated.
+    The H/K heads that read the same head of y are neighbours and become rows of one product, so y is not repeated.
     """
     heads, shared = extent(x, 1), extent(y, 1)
     if heads == shared:
         return op.MatMul(x, y)
     rows = op.Reshape(x, [0, shared, -1, 0])  # (B, K, H/K*T, m)
-    return op.Reshape(op.MatMul(rows, y), [0, heads, -1, 0])
+    return op.Reshape(op.MatMul(rows, y), [0, heads, -1, 0])  # (B, H, T, n)
 
 
 def split_heads(op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
-    """Return (B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d)."""
+    """Split (B, T, H*d) into heads (B, H, T, d). With `rows` (1,), join rows too: (rows, H, B/rows*T, d)."""
     each = [heads, extent(x, 2) // heads]
     if rows is None:
         return op.Transpose(op.Reshape(x, [0, 0, *each]), perm=[0, 2, 1, 3])
-    longer = op.Reshape(x, op.Concat(rows, [-1, *each], axis=0))
+    longer = op.Reshape(x, op.Concat(rows, [-1, *each], axis=0))  # (rows, B/rows*T, H, d)
     longer.shape = ir.Shape([None, None, *each])
     return op.Transpose(longer, perm=[0, 2, 1, 3])
 
 
 def merge_heads(op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
-    """Return (B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
+    """Concatenate heads (B, H, T, d) -> (B, T, H*d). `like` (B, T, ...): undo the joining of rows, back to its B, T."""
     width = extent(y, 1) * extent(y, 3)
     shape = [0, 0, width] if like is None else op.Concat(op.Shape(like, end=2), [width], axis=0)
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), shape)

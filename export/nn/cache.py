@@ -1,10 +1,9 @@
-"""The memory of decoding: every layer's keys and values (or its SSRU's state), so that a step computes only its new
-positions.
+"""The cache of decoding: keys and values of each layer, or the state of its SSRU. A step computes new positions only.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, L new positions, P past positions, d one head.
 
-Here a cache is a view of a graph's inputs: `past_key_values.*` come in, `present.*` (what `extend` leaves) go out. The
-runtime repeats, reorders and drops rows between two runs.
+In a graph the cache is inputs and outputs: `past_key_values.*` come in, `present.*`, extended by the new positions, go
+out. The runtime repeats, reorders and drops rows between two runs.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ class LayerCache:
         self.values = values
 
     def extend(self, op: Op, k: ir.Value, v: ir.Value) -> KeyValues:
-        """Append (R, K, L, d); returns all keys and values so far, (R, K, P+L, d)."""
+        """Append keys and values (R, K, L, d); return all of them so far, (R, K, P+L, d)."""
         if self.keys is None or self.values is None:
             self.keys, self.values = k, v
         else:
-            self.keys = op.Concat(self.keys, k, axis=2)
-            self.values = op.Concat(self.values, v, axis=2)
+            self.keys = op.Concat(self.keys, k, axis=2)  # (R, K, P+L, d_k)
+            self.values = op.Concat(self.values, v, axis=2)  # (R, K, P+L, d_v)
         return self.keys, self.values
 
     def contents(self) -> KeyValues:
-        """Return all keys and values so far, once there are some."""
+        """All keys and values so far; ValueError if there are none yet."""
         if self.keys is None or self.values is None:
             raise ValueError("an empty layer cache holds nothing")
         return self.keys, self.values
 
 
 class Cache:
-    """State of one batch's decoding; made from a graph's inputs, advanced by `Transformer.step`."""
+    """Caches of all layers for one batch; made from a graph's inputs, extended by `Transformer.step`."""
 
     def __init__(
         self,
@@ -61,29 +60,29 @@ class Cache:
     ):
         keys = layers[0].keys if isinstance(layers[0], LayerCache) else None
         self.offset = None if keys is None else size(op, keys, 2)
-        """Positions decoded so far, padding included (scalar); None without a past that says it."""
+        """Positions decoded so far, padding included (scalar); None without past keys to count."""
         self.layers = layers
         self.tokens = tokens
         """Decoder-only: past and new tokens (R, P+L), 0 on padding."""
         self.index = index
-        """Positions of the new tokens (R, L), where the past doesn't say them: a decoder alone has padding, which takes
-        none, and a state has no length."""
+        """Positions of the new tokens (R, L), if they can't be counted from the past: padding in a decoder-only model
+        takes no position, and an SSRU's state has no length."""
         self.cross = cross
         self.cross_mask: Mask = None
         if source_tokens is not None:
             self.cross_mask = padding_mask(op, source_tokens)
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """Return positions of these further tokens (R, L)."""
+        """Positions of the new tokens `ids` (R, L)."""
         return positions_after(op, self.offset, size(op, ids, 1), self.index)
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """Mask for the new positions over themselves and everything cached; the same in every layer."""
+        """Self-attention mask of the new positions over cached and new ones; the same in every layer."""
         if self.tokens is not None:
             return causal_padding_mask(op, self.tokens, position_ids.distances)
         return causal_mask(op, position_ids.distances)
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """Return what the decoder's layers remember before the first step."""
+    """Empty caches, one for each decoder layer."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]

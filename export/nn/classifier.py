@@ -1,11 +1,11 @@
-"""From hidden states to logits (section 3.4): the one way that the network and a search among chosen ids both take.
+"""From hidden states to logits (section 3.4), for the network and for a search among chosen ids.
 
     hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
-A new option of logits is a line in `before` or `after`, here and in the twin. What a search adds, such as bans, comes
-after all of it.
+To add an option of the logits, add a line to `before` or `after`, here and in the twin. Rules of a search, e.g. banned
+tokens, are applied to the finished logits.
 
-Shapes: D model, C outputs: all V of the vocabulary (the classes of an encoder's head), or chosen ones.
+Shapes: D model, C outputs: the whole vocabulary V, the classes of an encoder's head, or chosen ids.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mlx_transformer.core.config import TransformerConfig
 from .primitives import Op, scope
 
 Product = Callable[[Op, ir.Value], ir.Value]
-"""x W^T + b: (..., D) -> (..., C), with all rows of the matrix or with chosen ones (`rows.py`)."""
+"""x W^T + b: (..., D) -> (..., C), with all rows of W or with chosen rows (`rows.py`)."""
 
 
 class Classifier:
-    """Called with hidden states (..., D), it returns logits (..., C)."""
+    """Maps hidden states (..., D) to logits (..., C)."""
 
     def __init__(self, config: TransformerConfig, product: Product):
         self.config, self.product = config, product
@@ -32,12 +32,12 @@ class Classifier:
         return self.after(op, self.product(op, self.before(op, hidden)))
 
     def before(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """Change what the product reads, (..., D)."""
+        """Scale hidden states (..., D) before the product."""
         scale = self.config.logit_scale
         return hidden if scale is None else op.Mul(hidden, scale)
 
     def after(self, op: Op, y: ir.Value) -> ir.Value:
-        """Change each product (..., C) by itself."""
+        """Elementwise function of the product (..., C)."""
         cap = self.config.logit_cap
         if cap is None:
             return y

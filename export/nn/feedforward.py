@@ -27,7 +27,7 @@ def gelu(op: Op, x: ir.Value) -> ir.Value:
 
 
 def gelu_tanh(op: Op, x: ir.Value) -> ir.Value:
-    """Return the same paper's approximation."""
+    """The tanh approximation of GELU, from the same paper."""
     return op.Gelu(x, approximate="tanh")
 
 
@@ -45,7 +45,10 @@ ACTIVATIONS: dict[str, Callable[[Op, ir.Value], ir.Value]] = {
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated: (act(x Wg) * x W1) W2 (Shazeer 2020). Each position on its own."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated (act(x Wg) * x W1) W2 (Shazeer 2020), at each position separately.
+
+    The activation is ReLU in the paper; `config.activation` chooses another, e.g. "gelu".
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -54,15 +57,15 @@ class FeedForward(nn.Module):
         if self.gated:
             self.gate_proj = Linear(config.d_model, config.d_ff, bias)
         self.up_proj = Linear(config.d_model, config.d_ff, bias)
-        # T5's and their sums are; transformers computes in float16 but for them.
+        # T5's results exceed float16's range: as in transformers, this matrix and the sums over it stay float32.
         role = Role.UNBOUNDED if is_unbounded("feed_forward.down_proj.weight", config) else Role.WEIGHT
         self.down_proj = Linear(config.d_ff, config.d_model, bias, role)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        """Return (B, L, D) -> (B, L, D)."""
+        """(B, L, D) -> (B, L, D)."""
         if self.gated:
-            inner = op.Mul(self.activation(op, self.gate_proj(op, x)), self.up_proj(op, x))
+            inner = op.Mul(self.activation(op, self.gate_proj(op, x)), self.up_proj(op, x))  # (B, L, F)
         else:
-            inner = self.activation(op, self.up_proj(op, x))
-        return self.down_proj(op, inner)
+            inner = self.activation(op, self.up_proj(op, x))  # (B, L, F)
+        return self.down_proj(op, inner)  # (B, L, D)

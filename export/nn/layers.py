@@ -1,14 +1,15 @@
-"""Taps: named points inside a forward pass. In a graph a tap is the name of a value, so it costs nothing.
-
-encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
-decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
-
-Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+"""Encoder and decoder layers, and the stacks of N layers (section 3.1, figure 1).
 
 Shapes: B batch, S source, T target, L either, D model.
 
-    post-norm, the paper's            pre-norm
+    post-norm, as in the paper        pre-norm
     x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+
+A tap observes tensors at named points of a forward pass. In a graph it gives the value this name, which costs nothing.
+The MLX side and the reference use the same names:
+
+encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
+decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ from .primitives import Op, scoped
 from .ssru import SSRU, LayerState
 
 Tap = Callable[[str, ir.Value], None]
+"""Called with the name of a point and its value, e.g. tap("encoder.norm", x)."""
 
 
 def no_tap(name: str, value: ir.Value) -> None:
-    """Observe nothing: the default tap."""
+    """The default tap: does nothing."""
 
 
 def within(tap: Tap, scope: str) -> Tap:
-    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
+    """A tap that puts `scope` before every name: "norm" becomes "encoder.norm", "" becomes "encoder"."""
     if tap is no_tap:
         return no_tap
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward; a residual connection and a norm around each."""
+    """Self-attention, then feed-forward; each with a residual connection and a norm."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
         super().__init__()
@@ -58,7 +60,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> ir.Value:
-        """Return (B, L, D) -> (B, L, D)."""
+        """(B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             y = self.self_attention_norm(op, x) if self.normed else x
             x = op.Add(x, self.attend_self(op, y, mask, rotation, tap))
@@ -82,7 +84,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention or SSRU, attention to the encoder's output (unless decoder-only), feed-forward."""
+    """Causal self-attention (or SSRU), cross-attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -108,8 +110,7 @@ class DecoderLayer(nn.Module):
         past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """Return (B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps
-        left."""
+        """(B, T, D) -> (B, T, D). cross: keys and values of the encoder's output; past: cache of earlier positions."""
         if self.pre_norm:
             x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, past, tap))
             if cross is not None:
@@ -124,7 +125,7 @@ class DecoderLayer(nn.Module):
         return x
 
     def tap_weights(self) -> None:
-        """Tap the weights of the attention to the encoder's output as well, as cross_attention.weights."""
+        """Also tap the weights of the cross-attention, as "cross_attention.weights"."""
         self.taps_weights = True
 
     def attend_self(
@@ -140,7 +141,7 @@ class DecoderLayer(nn.Module):
 
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> KeyValues:
-        """Return a step of its own only so that its nodes and parameters are named within this layer."""
+        """A method only so that its nodes and parameters are named within this layer."""
         return self.cross_attention.keys_values(op, memory)
 
     def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Mask, tap: Tap) -> ir.Value:
@@ -159,7 +160,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Positions, N encoder layers."""
+    """Adds positions, then N encoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -173,7 +174,7 @@ class Encoder(nn.Module):
             self.norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
-        """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
+        """Encode scaled embeddings (B, S, D) to the memory (B, S, D)."""
         x, rotations, masks = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
@@ -188,7 +189,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Positions, N decoder layers."""
+    """Adds positions, then N decoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -211,7 +212,7 @@ class Decoder(nn.Module):
         past: Sequence[LayerCache | LayerState] | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
+        """Decode scaled embeddings (B, T, D) to the classifier's input (B, T, D)."""
         x, rotations, masks = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
@@ -228,6 +229,5 @@ class Decoder(nn.Module):
 
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
-        """Return every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed
-        once."""
+        """Keys and values of the encoder's output (B, S, D) for each layer; computed once for all decoding steps."""
         return [cast(DecoderLayer, layer).cross_keys_values(op, memory) for layer in self.layers]

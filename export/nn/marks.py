@@ -1,6 +1,6 @@
-"""Marks and numbers in a graph by which those who change or judge it later know what the network meant.
+"""Marks on the nodes and values of a graph, for the passes and checks that read it later, e.g. the role of a matrix.
 
-Nothing here imports onnxscript: who judges a graph, as `validate` does, builds none.
+Nothing here imports onnxscript: `validate` judges graphs without building any.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from enum import Enum
 import onnx_ir as ir
 
 HIDDEN = -1e9
-"""Added to the scores of what a query may not see (`masks.py`)."""
+"""Added to the scores of keys that a query may not see (`masks.py`)."""
 
 
 class Role(Enum):
-    """The role of a matrix in the network: lower precisions treat each of them in its own way."""
+    """The role of a matrix in the network; each lower precision treats the roles differently."""
 
     WEIGHT = "multiplied with activations"
-    UNBOUNDED = "the same, and results may be beyond float16's range"
+    UNBOUNDED = "multiplied with activations, with results that may exceed float16's range"
     CLASSIFIER = "multiplied with the last activations"
-    EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
-    LOOKED_UP = "rows that an encoder alone looks up by tokens, and no classifier multiplies with"
-    ADDED = "rows or numbers looked up by positions or kinds of tokens: few, added to what has a meaning already"
+    EMBEDDING = "rows looked up by tokens, and multiplied too if a classifier is tied to it"
+    LOOKED_UP = "rows looked up by tokens in an encoder-only model, and never multiplied"
+    ADDED = "few rows or numbers, looked up by positions or token types and added to embeddings or scores"
 
 
 ROLE, FULL_PRECISION = "role", "full precision"
-"""Keys of `meta`: a parameter's Role, and a node's mark that it stays float32 in any precision."""
+"""Keys of `meta`: a parameter's Role, and the mark of a node that stays float32 in any precision."""
 ROWS_OF, IS_BIAS = "rows of", "is a bias"
-"""Keys of `meta` (`rows.py`): of some rows of a classifier, the parameter (V, D) that they are of; and of what is added
-to its product."""
+"""Keys of `meta` (`rows.py`): for chosen rows of a classifier, the parameter (V, D) they come from; and the mark of the
+bias added to their product."""
 
 
 def extent(x: ir.Value, axis: int) -> int:
-    """Return the extent of one fixed axis, known while building."""
+    """The length of an axis; ValueError if it isn't fixed while the graph is built."""
     length = None if x.shape is None else x.shape[axis]
     if not isinstance(length, int):
         raise ValueError(f"{x.name}: axis {axis} of shape {x.shape} is not fixed")

@@ -1,8 +1,8 @@
-"""Masks, built once at the graph's boundary: one merged mask an attention, added to the scores.
+"""Attention masks. Padding, causality and windows are merged into a single mask before the layers run.
 
-Shapes: B batch, T queries, S keys. A mask is float32 that broadcasts to (B, H, T, S): 0 where a query may attend, -1e9
-elsewhere. That value is the one on which runtimes agree for a row that is masked everywhere (the row becomes uniform);
-minus infinity would make it NaN.
+Shapes: B batch, T queries, S keys. A mask is float32 and broadcasts to (B, H, T, S): 0 where a query may attend, -1e9
+elsewhere. With -1e9 all runtimes agree on a row that is masked everywhere: its softmax is uniform. With minus infinity
+it would be NaN.
 """
 
 from __future__ import annotations
@@ -16,34 +16,40 @@ Mask = ir.Value | None
 
 
 def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
-    """Hide padded keys: tokens (B, S) int64, 1 on tokens -> (B, 1, 1, S)."""
+    """Mask padded keys: tokens (B, S) int64, 1 on tokens -> (B, 1, 1, S)."""
     return additive(op, op.Unsqueeze(as_boolean(op, tokens), [1, 2]))
 
 
 def causal_mask(op: Op, distances: ir.Value) -> ir.Value:
-    """No query sees a later key: distances from queries to keys (T, S) -> (T, S)."""
+    """Mask later keys: distances from queries to keys (T, S) -> (T, S)."""
     return additive(op, op.LessOrEqual(distances, 0))
 
 
 def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Value:
-    """Return the causal mask and the padding's in one: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
+    """Mask later keys and padded keys: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
     visible = op.LessOrEqual(distances, 0)
     return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
 
 def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int) -> ir.Value:
-    """Hide keys that are more than `window` positions away, and those that a mask (B, 1, 1, S) hides: distances from
-    queries to keys (L, S) -> (B, 1, L, S). No sum is less than `HIDDEN`, which a query that sees nothing has of all."""
+    """Mask keys more than `window` positions away, and those masked in `mask` (B, 1, 1, S).
+
+    Distances from queries to keys (L, S) -> (B, 1, L, S), without a mask (L, S). Sums are clipped at `HIDDEN`, so that
+    a query that sees no key stays uniform.
+    """
     near = op.Where(op.LessOrEqual(op.Abs(distances), window), 0.0, HIDDEN)
     return near if mask is None else op.Clip(op.Add(near, mask), HIDDEN)
 
 
 def pooling_weights(op: Op, tokens: ir.Value, pooling: str) -> ir.Value:
-    """Return how much each of a row's positions counts in its vector: tokens (B, S) int64, 1 on tokens -> (B, 1, S)."""
+    """Weight of each position in the pooled vector of its row: tokens (B, S) int64, 1 on tokens -> (B, 1, S).
+
+    pooling "first": 1 on the first token; "mean": 1/n on each of the row's n tokens.
+    """
     if pooling == "first":
         first = op.Cast(op.Equal(op.CumSum(tokens, 1), 1), to=ir.DataType.INT64)
         tokens = op.Mul(tokens, first)
-    with full_precision(op):  # Cast gives float32 in graphs of sixteen bits too
+    with full_precision(op):  # Cast gives float32 in 16-bit graphs too
         chosen = op.Cast(tokens, to=ir.DataType.FLOAT)
         if pooling == "mean":
             chosen = op.Div(chosen, op.Max(op.ReduceSum(chosen, [1], keepdims=1), 1.0))

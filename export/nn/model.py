@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al. 2017, figure 1), and its encoder-only and decoder-only shapes.
+"""The Transformer (Vaswani et al. 2017, figure 1), and its encoder-only and decoder-only forms.
 
 Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
@@ -30,11 +30,10 @@ from .rows import Rows, take
 
 
 class Transformer(nn.Module):
-    """Made from a config; its parameters are filled from a checkpoint when the graph is written (`package/write.py`).
+    """Built from a config; the parameters are filled from a checkpoint when a graph is written (`package/write.py`).
 
-    Ids are (B, L) int64, masks (B, L) int64 with 1 on tokens and 0 on padding, on either side. `inputs_embeds`
-    (B, S, D) stand in place of a source's ids, where rows of the embedding are once they are multiplied by
-    sqrt(d_model).
+    Ids are (B, L) int64. Masks are (B, L) int64, 1 on tokens and 0 on padding, which may be on either side.
+    `inputs_embeds` (B, S, D) replace the source ids: vectors like the embedding's rows times sqrt(d_model).
     """
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
@@ -75,27 +74,31 @@ class Transformer(nn.Module):
         token_types: ir.Value | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """Return the encoder's output, the memory (B, S, D)."""
+        """The encoder's output, the memory (B, S, D), for source_ids (B, S) or inputs_embeds (B, S, D)."""
         first = inputs_embeds if source_ids is None else source_ids
         assert first is not None
         x = self.embedded(op, source_ids, inputs_embeds=inputs_embeds, token_types=token_types)
-        mask = padding_mask(op, source_mask)
+        mask = padding_mask(op, source_mask)  # (B, 1, 1, S)
         position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:
-        """Return logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: the
-        classifier's product for chosen ids, for their logits (B, L, C)."""
-        x = self.embed_target(op, ids)
+        """Logits (B, L, V) of the tokens after `ids` (B, L). Extends the cache's layers by L positions.
+
+        among: a product with the classifier's rows of chosen ids, for their logits (B, L, C).
+        """
+        x = self.embed_target(op, ids)  # (B, L, D)
         position_ids = cache.position_ids(op, ids)
         mask = cache.self_mask(op, position_ids)
         scope = within(tap, "decoder")
-        x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
+        x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)  # (B, L, D)
         return self.logits(op, x, among=among, tap=tap)
 
     def transformed(self, op: Op, memory: ir.Value, weights: ir.Value | None = None, *, tap: Tap = no_tap) -> ir.Value:
-        """Return what the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B,
-        1, S) say how much of each position there is in a row's vector."""
+        """The head before its classifier: pooling by `weights` (B, 1, S), if given, then dense layer, activation, norm.
+
+        Returns (B, S, D), or (B, D) if pooled.
+        """
         head = self.config.head
         x = memory if weights is None else op.Reshape(op.MatMul(op.CastLike(weights, memory), memory), [0, -1])
         if head.activation is None:
@@ -106,8 +109,10 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, op: Op, hidden: ir.Value, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:
-        """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with the product of chosen ids. An
-        encoder whose head has no classifier gives the hidden states."""
+        """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with `among`.
+
+        Returns the hidden states if the head has no classifier.
+        """
         y = hidden
         if self.config.head.classifies:
             y = self.classifier(among)(op, hidden)
@@ -115,18 +120,18 @@ class Transformer(nn.Module):
         return y
 
     def classifier(self, among: Product | None = None) -> Classifier:
-        """The way from hidden states to logits, of all ids or by the product of chosen ones."""
+        """Maps hidden states to the logits of all ids, or of the chosen ids of the product `among`."""
         return Classifier(self.config, self.product if among is None else among)
 
     def product(self, op: Op, x: ir.Value) -> ir.Value:
-        """x W^T + b: (B, L, D) -> (B, L, V), tied or not."""
+        """x W^T + b: (B, L, D) -> (B, L, V), with the classifier's own matrix or a tied embedding."""
         if self.config.own_classifier:
             return self.output_proj(op, x)
         y = self._output().as_linear(op, x)
         return self.output_proj(op, y) if self.config.output_bias else y
 
     def output_rows(self, op: Op, ids: ir.Value) -> Rows:
-        """Take the classifier's rows of these ids (C,), once: the product for them."""
+        """Gather the classifier's rows of chosen ids (C,): the product that gives their logits."""
         weight = take(op, self.output_weight, ids)
         if not self.config.output_bias:
             return Rows(weight, None)
@@ -137,7 +142,7 @@ class Transformer(nn.Module):
 
     @property
     def output_weight(self) -> Parameter:
-        """(V, D), tied or not."""
+        """The classifier's matrix (V, D), its own or a tied embedding."""
         return self._output().weight
 
     def embedded(
@@ -148,18 +153,16 @@ class Transformer(nn.Module):
         inputs_embeds: ir.Value | None = None,
         token_types: ir.Value | None = None,
     ) -> ir.Value:
-        """Return what enters the encoder: the embedding of its ids, or vectors in their place; and the kinds of its
-        tokens."""
+        """The encoder's input (B, S, D): embedded ids or `inputs_embeds`, plus the embedding of their token types."""
         x = inputs_embeds if source_ids is None else self.embed_source(op, source_ids)
         assert x is not None
         return x if token_types is None else self._with_types(op, x, token_types)
 
     def _with_types(self, op: Op, x: ir.Value, token_types: ir.Value) -> ir.Value:
-        """Return what enters the encoder (B, S, D), with the rows of its tokens' kinds."""
         return op.Add(x, self.token_type_embedding(op, token_types))
 
     def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Return (B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
+        """(B, S) -> (B, S, D), times sqrt(d_model) if `scale_embeddings` (section 3.4)."""
         return self._embed(op, source_embedding_name(self.config), ids)
 
     def embed_target(self, op: Op, ids: ir.Value) -> ir.Value:
@@ -170,12 +173,12 @@ class Transformer(nn.Module):
         return op.Mul(x, math.sqrt(self.config.d_model)) if self.config.scale_embeddings else x
 
     def _output(self) -> Embedding:
-        """Return the module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        """The module whose weight is the output matrix: `output_proj`, or the tied embedding."""
         return getattr(self, output_weight_name(self.config).removesuffix(".weight"))
 
 
 class OutputBias(nn.Module):
-    """The classifier's bias where its matrix is an embedding."""
+    """The output bias of a classifier whose matrix is a tied embedding."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

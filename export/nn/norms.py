@@ -30,7 +30,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """weight * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019).
 
-    RMSNormalization is an operator from opset 23 on; this chain is the one that ONNX Runtime fuses into one kernel.
+    Not the operator RMSNormalization, which begins with opset 23: ONNX Runtime fuses this chain into one kernel.
     """
 
     def __init__(self, width: int, epsilon: float):
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        with full_precision(op):  # a square overflows float16 at 256
+        with full_precision(op):  # 256 squared overflows float16
             mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
             y = op.Div(x, op.Sqrt(op.Add(mean_square, self.epsilon)))
         return op.Mul(y, self.weight)

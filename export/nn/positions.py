@@ -1,8 +1,7 @@
-"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys, numbers by
-relative position are added to the scores.
+"""Positions: absolute (added to the embeddings), rotary (rotate queries and keys), relative (added to the scores).
 
-Shapes: B batch, L positions, D model, d_k one head. Tables come from `core/positions.py`, bit for bit the same as the
-MLX side's, and have `max_positions` rows: a position past them is an error of the Gather.
+Shapes: B batch, L positions, S keys, D model, H heads, d_k one head's width. The tables come from `core/positions.py`,
+so that MLX and ONNX use the same bits. They have `max_positions` rows; at a later position the Gather fails.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from .masks import Mask, window_mask
 from .primitives import Op, Parameter, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
-"""cos and sin, (B, 1, L, d_k/2), B may be 1; None where positions are not rotary."""
+"""cos and sin, each (B, 1, L, d_k/2), B may be 1; None if positions are not rotary."""
 
 
 class PositionIds(NamedTuple):
-    """The new positions: which row of a table each one reads, and how far the keys are from each.
+    """The new positions: the row of a table that each one reads, and its distances to the keys.
 
-    A target whose activations have one row a token has no axis L, and an index (N,).
+    In a target whose activations have one row per token there is no axis L, and `index` is (N,).
     """
 
     index: ir.Value
     """(B, L), B may be 1."""
     distances: ir.Value
-    """(L, S): the key's place minus the query's, so keys to come are positive. Padding takes a place."""
+    """(L, S): the key's place minus the query's, so later keys are positive. Padding takes a place."""
 
 
 def positions_of(op: Op, length: ir.Value, tokens: ir.Value) -> PositionIds:
-    """Return the number of tokens (B, L) before each position: padding takes none."""
+    """The number of tokens (B, L), 1 on tokens, before each of `length` places: padding takes no position."""
     places = op.Range(0, length, 1)
     return PositionIds(op.Max(op.Sub(op.CumSum(tokens, 1), 1), 0), distances(op, places, places))
 
 
 def positions_after(op: Op, offset: ir.Value | None, length: ir.Value, index: ir.Value | None = None) -> PositionIds:
-    """`length` positions from `offset` on, after all those before. `index` (B, L): if padding takes none of them."""
+    """`length` positions from `offset` on. `index` (B, L) replaces them, e.g. where padding takes no position."""
     total = length if offset is None else op.Add(offset, length)
     places = op.Range(0 if offset is None else offset, total, 1)
     read = op.Unsqueeze(places, [0]) if index is None else index
@@ -51,24 +50,23 @@ def positions_after(op: Op, offset: ir.Value | None, length: ir.Value, index: ir
 
 
 def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
-    """Return places (L,) and (S,) -> (L, S)."""
+    """Places of queries (L,) and of keys (S,) -> (L, S)."""
     return op.Sub(keys, op.Unsqueeze(queries, [1]))
 
 
 class PositionedInput(NamedTuple):
-    """A stack's input with its positions wherever this kind of them acts."""
+    """A stack's input with positions applied: each kind of positions changes one of the three."""
 
     x: ir.Value
-    """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
+    """(B, L, D), with sinusoids or learned rows added (section 3.5)."""
     rotations: list[Rotation]
     """Rotary angles of each layer."""
     masks: list[Mask]
-    """The bias that is added to the scores of each layer's self-attention."""
+    """Self-attention mask of each layer, with relative positions added."""
 
 
 class Positions(nn.Module):
-    """Positions of the tokens of one stack. Parameters: `weight` if learned or relative, or a table in each of
-    `layers`."""
+    """Positions of one stack. Parameters: `weight` if learned or relative; with "relative_layers" a table per layer."""
 
     def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()
@@ -85,24 +83,24 @@ class Positions(nn.Module):
             self.layers = nn.ModuleList([RelativeTable(layer) for layer in config.layers(stack)])
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
-        """x (B, L, D)."""
+        """Apply positions to x (B, L, D) and its mask."""
         angles = self.turned(op, position_ids)
         return PositionedInput(self.add_rows(op, x, position_ids), angles, self.add_bias(op, mask, position_ids))
 
     def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
-        """cos and sin for each layer, computed once for all layers that rotate alike."""
+        """cos and sin of each layer, computed once for all layers with the same rotation."""
         distinct, of_layer = distinct_rotations(self.config, self.stack)
         angles = [rotation(op, layer, position_ids, self.tables_of(layer)) for layer in distinct]
         return [angles[i] for i in of_layer]
 
     def tables_of(self, layer: TransformerConfig) -> str:
-        """The name of a layer's cos and sin tables: "positions", "positions.500000" or "positions.500000.64"."""
+        """The name of a layer's cos and sin tables, e.g. "positions", "positions.500000" or "positions.500000.64"."""
         base = "" if layer.rotary_base == self.config.rotary_base else f".{layer.rotary_base:g}"
         width = "" if layer.d_k == self.config.d_k else f".{layer.d_k}"
         return f"positions{base}{width}"
 
     def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
-        """Return each layer's mask with what its window hides."""
+        """Each layer's mask, with keys outside its window masked."""
         windows = [layer.window for layer in self.config.layers(self.stack)]
         masks = {
             w: mask if w is None else window_mask(op, mask, position_ids.distances, w) for w in dict.fromkeys(windows)
@@ -110,38 +108,38 @@ class Positions(nn.Module):
         return [masks[w] for w in windows]
 
     def add_rows(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
-        """x + position rows, (B, L, D)."""
+        """x + position rows, (B, L, D), for sinusoidal and learned positions."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
-        return op.Add(x, op.Gather(rows, position_ids.index, axis=0))
+        return op.Add(x, op.Gather(rows, position_ids.index, axis=0))  # (B, L, D)
 
     def add_bias(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
-        """Return each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et
-        al. 2020)."""
+        """Each layer's mask. Relative positions add a learned number per head and distance, (B, H, L, S) (Raffel et al.
+        2020)."""
         if self.kind not in RELATIVE:
             return [mask] * self.count if self.causal else self.windowed(op, mask, position_ids)
-        first = self.config.max_positions - 1  # of the table: that of the distance 0
-        rows = op.Gather(bucket_table(op, self.config, self.causal), op.Add(position_ids.distances, first))
+        first = self.config.max_positions - 1  # the table's entry for distance 0
+        rows = op.Gather(bucket_table(op, self.config, self.causal), op.Add(position_ids.distances, first))  # (L, S)
         if self.kind == "relative_layers":
             return [plus_mask(op, layer(op, rows), mask) for layer in self.layers]
         return [plus_mask(op, relative_bias(op, self.weight, rows), mask)] * self.count
 
 
 class RelativeTable(nn.Module):
-    """A layer's own numbers by relative position, as in umT5 (Chung et al. 2023)."""
+    """A layer's own table of relative positions, as in umT5 (Chung et al. 2023)."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.weight = Parameter([config.relative_buckets, config.heads], Role.ADDED)
 
     def forward(self, op: Op, rows: ir.Value) -> ir.Value:
-        """Return (L, S) -> (1, H, L, S)."""
+        """Bucket numbers (L, S) -> bias (1, H, L, S)."""
         return relative_bias(op, self.weight, rows)
 
 
 def relative_bias(op: Op, weight: ir.Value, rows: ir.Value) -> ir.Value:
-    """Return numbers (1, H, L, S) of these rows (L, S) of a table."""
+    """Bias of the scores (1, H, L, S): entries of a table `weight` (buckets, H) for these bucket numbers (L, S)."""
     return op.Unsqueeze(op.Transpose(op.Gather(weight, rows, axis=0), perm=[2, 0, 1]), [0])
 
 
@@ -150,10 +148,10 @@ def plus_mask(op: Op, bias: ir.Value, mask: Mask) -> ir.Value:
 
 
 def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds, name: str = "positions") -> Rotation:
-    """Return the angles of these positions, by tables of that name; None unless positions are rotary."""
+    """cos and sin of these positions, from the tables called `name`; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
-    # Heads are the second axis of queries and keys, whatever the target.
+    # The new axis is that of the heads, the second of queries and keys in every target.
     cos, sin = (
         op.Unsqueeze(op.Gather(rows, position_ids.index, axis=0), [1]) for rows in rotary_table(op, config, name)
     )
@@ -161,18 +159,18 @@ def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds, name:
 
 
 def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
-    """Turn each pair (x_i, x_{i + d_k/2}) of (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
+    """Rotate each pair (x_i, x_{i + d_k/2}) of x (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
     if rotation is None:
         return x
     cos, sin = rotation
-    x1, x2 = op.Split(x, axis=-1, num_outputs=2, _outputs=2)
+    x1, x2 = op.Split(x, axis=-1, num_outputs=2, _outputs=2)  # (B, H, L, d_k/2)
     turned1 = op.Sub(op.Mul(x1, cos), op.Mul(x2, sin))
     turned2 = op.Add(op.Mul(x2, cos), op.Mul(x1, sin))
-    return op.Concat(turned1, turned2, axis=-1)
+    return op.Concat(turned1, turned2, axis=-1)  # (B, H, L, d_k)
 
 
 def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
-    """Return (max_positions, D)."""
+    """Sinusoids (max_positions, D)."""
 
     def rows() -> NDArray:
         return sinusoids(config.max_positions, config.d_model, config.positions, first=config.first_position)
@@ -181,7 +179,7 @@ def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
 
 
 def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:
-    """Return rows of the weight by distance from 1 - max_positions on (2 * max_positions - 1,)."""
+    """Bucket (row of the weight) of each distance, from 1 - max_positions on: (2 * max_positions - 1,)."""
     name = "positions.causal_buckets" if causal else "positions.buckets"
     return table(op, name, lambda: relative_buckets(config.max_positions, config, causal))
 

@@ -1,8 +1,7 @@
-"""The parts that `mlx.nn` gives the other side: the base class of modules, Linear and Embedding, and tables of
-constants.
+"""The parts that `mlx.nn` provides on the MLX side: Linear, Embedding, parameters and their names, constant tables.
 
-An initializer is called what the checkpoint calls it, and a graph holds only the parameters that it uses. Weights stay
-(out, in), bit for bit.
+An initializer has the parameter's name in the checkpoint, and a graph holds only the parameters that it uses. Weights
+stay (out, in), bit for bit.
 
 Shapes: L positions, D width in, O width out, V vocabulary.
 """
@@ -21,7 +20,7 @@ from onnxscript import GraphBuilder, nn
 from .marks import FULL_PRECISION, ROLE, Role
 
 Op = Any
-"""The builder's dispatcher: `op.MatMul(x, w)` adds a node. Every method below takes it first."""
+"""The builder's dispatcher: `op.MatMul(x, w)` adds a node. Every `forward` takes it first."""
 
 
 class Parameter(nn.Parameter):
@@ -33,20 +32,20 @@ class Parameter(nn.Parameter):
             self.meta[ROLE] = role
 
     def _realize(self, builder: GraphBuilder) -> Parameter:
-        # The inherited form takes the name from the scope, which is another one inside an If's branches.
+        # The inherited method names a parameter after its scope, which differs inside the branches of an If.
         builder.root.graph.initializers.setdefault(str(self.name), self)
         return self
 
 
 def name_parameters(model: nn.Module) -> None:
-    """Call every parameter by its way through the modules: encoder.layers.0.self_attention.query_proj.weight."""
+    """Name every parameter by its path in the modules, e.g. encoder.layers.0.self_attention.query_proj.weight."""
     for name, parameter in model.named_parameters():
         parameter.name = name
 
 
 @contextmanager
 def scope(op: Op, name: str, kind: str) -> Iterator[None]:
-    """Name nodes that are added inside within `name`, something of the given kind."""
+    """Nodes added inside belong to a module `name` of class `kind`, and are named after it."""
     op.builder.push_module(name, kind)
     try:
         yield
@@ -56,7 +55,7 @@ def scope(op: Op, name: str, kind: str) -> Iterator[None]:
 
 @contextmanager
 def full_precision(op: Op) -> Iterator[None]:
-    """Keep nodes that are added inside in float32 in graphs of sixteen bits."""
+    """Nodes added inside stay float32 in 16-bit graphs."""
     graph = op.builder.graph
     before = len(graph)
     yield
@@ -65,7 +64,7 @@ def full_precision(op: Op) -> Iterator[None]:
 
 
 def branch(op: Op, name: str, outputs: Sequence[ir.Value], values: Callable[[Op], Sequence[ir.Value]]) -> ir.Graph:
-    """Return a branch of an If: what `values` adds, named within `name`."""
+    """A branch of an If: the nodes that `values` adds, named within `name`."""
 
     def named(op: Op) -> Sequence[ir.Value]:
         with scope(op, name, "If"):
@@ -75,7 +74,7 @@ def branch(op: Op, name: str, outputs: Sequence[ir.Value], values: Callable[[Op]
 
 
 def scoped(method: Callable[..., Any]) -> Callable[..., Any]:
-    """For methods other than `forward`: nodes and parameters are named within the module, as `forward`'s are."""
+    """Decorator: nodes and parameters of a method are named within the module, as they are in `forward`."""
 
     @functools.wraps(method)
     def call(self: nn.Module, op: Op, *args: Any, **named: Any) -> Any:
@@ -96,40 +95,40 @@ class Linear(nn.Module):
         self.bias = Parameter([out]) if bias else None
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        """Return (..., D) -> (..., O)."""
+        """(..., D) -> (..., O)."""
         y = matmul_transposed(op, x, self.weight)
         return y if self.bias is None else op.Add(y, self.bias)
 
 
 class Embedding(nn.Module):
-    """Rows of a table; the same table transposed is a classifier."""
+    """Rows of a table (V, D); transposed, the same table is a tied classifier."""
 
     def __init__(self, vocab_size: int, width: int, role: Role):
         super().__init__()
         self.weight = Parameter([vocab_size, width], role)
 
     def forward(self, op: Op, ids: ir.Value) -> ir.Value:
-        """Return integers (B, L) -> (B, L, D)."""
+        """Look up ids (B, L) -> (B, L, D)."""
         return op.Gather(self.weight, ids, axis=0)
 
     @scoped
     def as_linear(self, op: Op, x: ir.Value) -> ir.Value:
-        """Return (B, L, D) -> (B, L, V)."""
+        """x W^T: (B, L, D) -> (B, L, V)."""
         return matmul_transposed(op, x, self.weight)
 
 
 def matmul_transposed(op: Op, x: ir.Value, weight: ir.Value) -> ir.Value:
-    """x W^T. Runtimes fold the Transpose of an initializer when they load; in the outer graph, where all of them do."""
+    """x W^T. The Transpose is in the outermost graph, where every runtime folds that of an initializer when loading."""
     return op.MatMul(x, op.builder.root.op.Transpose(weight, perm=[1, 0], _name=f"{weight.name}/Transpose"))
 
 
 def table(op: Op, name: str, make: Callable[[], NDArray | ir.TensorProtocol]) -> ir.Value:
-    """Return a constant by its full name, made at its first use in a graph."""
+    """The constant called `name`, which `make` computes at its first use in a graph."""
     root = op.builder.root
     known = root.graph.initializers.get(name)
     return root.initializer(ir.tensor(make(), name=name), qualify=False) if known is None else known
 
 
 def size(op: Op, x: ir.Value, axis: int) -> ir.Value:
-    """Return the extent of one dynamic axis, a scalar int64."""
+    """The length of a dynamic axis, a scalar int64."""
     return op.Gather(op.Shape(x), axis, axis=0)

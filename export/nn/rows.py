@@ -1,9 +1,9 @@
-"""Some rows of the classifier: the logits of a shortlist's ids alone.
+"""Chosen rows of the classifier: logits for the ids of a shortlist only.
 
     ids (C,) --> Gather(W) --> Transpose --> weight (D, C), once a batch
     hidden (..., D) --> MatMul(weight) --> Add(Gather(bias, ids)) --> logits (..., C)
 
-Lower precisions know the product by its weight's mark (`export/precision/chosen.py`).
+Passes for lower precisions recognise the product by the mark on its weight (`export/precision/products.py`).
 
 Shapes: C ids, D model, V vocabulary.
 """
@@ -20,7 +20,7 @@ from .primitives import Op, Parameter
 
 @dataclass(frozen=True)
 class Rows:
-    """`weight` (D, C), `bias` (C,)."""
+    """The product with chosen rows: `weight` (D, C), `bias` (C,)."""
 
     weight: ir.Value
     bias: ir.Value | None
@@ -30,20 +30,20 @@ class Rows:
             self.bias.meta[IS_BIAS] = True
 
     def __call__(self, op: Op, hidden: ir.Value) -> ir.Value:
-        """Return (..., D) -> (..., C)."""
+        """(..., D) -> (..., C)."""
         y = op.MatMul(hidden, self.weight)
         return y if self.bias is None else op.Add(y, self.bias)
 
 
 def mark(weight: ir.Value, parameter: Parameter) -> ir.Value:
-    """Say of a weight (D, C) which parameter's rows it holds."""
+    """Mark a weight (D, C) with the parameter (V, D) whose rows it holds."""
     weight.meta[ROWS_OF] = parameter
     return weight
 
 
 def take(op: Op, parameter: Parameter, ids: ir.Value) -> ir.Value:
-    """Return the rows `ids` of a parameter (V, D), as a product reads them: (D, C)."""
+    """Gather the rows `ids` (C,) of a parameter (V, D), transposed for a product: (D, C)."""
     parameter._realize(op.builder)
-    weight = op.Transpose(op.Gather(parameter, ids, axis=0), perm=[1, 0])
+    weight = op.Transpose(op.Gather(parameter, ids, axis=0), perm=[1, 0])  # (D, C)
     weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([extent(parameter, 1), None])
     return mark(weight, parameter)

@@ -1,9 +1,9 @@
-"""The simpler simple recurrent unit (SSRU) that stands in place of a decoder's self-attention (Kim et al. 2019, "From
+"""The simpler simple recurrent unit (SSRU), which can replace a decoder's self-attention (Kim et al. 2019, "From
 Research to Production and Back: Ludicrously Fast Neural Machine Translation", section 3.3).
 
     u_t = x_t W    f_t = sigmoid(x_t W_f + b_f)    c_t = f_t c_{t-1} + (1 - f_t) u_t    y_t = relu(c_t)
 
-All of it but the recurrence of c is products over all positions at once, and the recurrence takes ceil(log2 T) rounds.
+u and f are computed for all positions at once; the recurrence of c takes ceil(log2 T) rounds.
 
 Shapes: B batch, T new positions, R rows (sentences x beams), D model.
 """
@@ -21,40 +21,40 @@ from .feedforward import relu
 from .primitives import Linear, Op, branch, scope, size
 
 END = 2**63 - 1
-"""Behind the last position, however many there are."""
+"""The end of a Slice that runs to the last position."""
 
 
 class LayerState:
-    """The memory of one layer, of all earlier positions: c before the ReLU (R, D), zeros at the start."""
+    """The cache of one layer: c of the last position (R, D), before the ReLU; None (zeros) at the start."""
 
     def __init__(self, state: ir.Value | None = None) -> None:
         self.state = state
 
     def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
-        """Go on by f and v = (1 - f) u (R, T, D); returns c of each new position, (R, T, D)."""
+        """Continue the recurrence with f and v = (1 - f) u, both (R, T, D); return c of each new position."""
         c = recurrence(op, f, v, self.state)
         self.state = op.Gather(c, -1, axis=1)
         return c
 
     def contents(self) -> tuple[ir.Value]:
-        """Return the state after the last position, once there was one."""
+        """The state after the last position; ValueError before the first."""
         if self.state is None:
             raise ValueError("an empty layer holds nothing")
         return (self.state,)
 
 
 class OneStep(LayerState):
-    """The same where a run has one new position a row: rows (..., D) of any axes, as the state has them."""
+    """A cache that advances by one position per run: without the axis T, f, v and the state are (..., D)."""
 
     def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
-        """f and v (..., D); returns c, (..., D), the state after it."""
+        """Continue the recurrence with f and v (..., D); return c (..., D), the new state."""
         (state,) = self.contents()
         self.state = op.Add(op.Mul(f, state), v)
         return self.state
 
 
 class SSRU(nn.Module):
-    """Each position's weighted mean of the inputs so far, in which every number forgets at a rate of its own."""
+    """Replaces self-attention by a gated running average of the inputs, with a forget gate for each feature."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -62,18 +62,18 @@ class SSRU(nn.Module):
         self.forget_proj = Linear(config.d_model, config.d_model)
 
     def forward(self, op: Op, x: ir.Value, past: LayerState | None = None) -> ir.Value:
-        """Return (B, T, D) -> (B, T, D), after the positions of the `past`."""
-        f = op.Sigmoid(self.forget_proj(op, x))
-        v = op.Mul(op.Sub(1.0, f), self.input_proj(op, x))
+        """(B, T, D) -> (B, T, D), continuing from the earlier positions in `past`."""
+        f = op.Sigmoid(self.forget_proj(op, x))  # (B, T, D)
+        v = op.Mul(op.Sub(1.0, f), self.input_proj(op, x))  # (B, T, D)
         return relu(op, (LayerState() if past is None else past).extend(op, f, v))
 
 
 def recurrence(op: Op, f: ir.Value, v: ir.Value, state: ir.Value | None = None) -> ir.Value:
-    """c_t = f_t c_{t-1} + v_t along the second axis, c_{-1} being the state (B, D) or 0: (B, T, D) -> (B, T, D).
+    """c_t = f_t c_{t-1} + v_t along the second axis, (B, T, D) -> (B, T, D). c_{-1} is `state` (B, D), or 0.
 
-    Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: after each round a position
-    knows twice as many before it (Hillis and Steele 1986). A single position takes no round, and on a GPU, which has no
-    Loop, nothing leaves it then.
+    A parallel scan (Hillis and Steele 1986): for s = 1, 2, 4, ..., positions t - s and t combine to
+    (f_{t-s} f_t, f_t v_{t-s} + v_t), so that each round doubles the number of positions in c_t. A single position takes
+    no round: then no Loop runs, for which a GPU has no kernel, and everything stays on the GPU.
     """
     length, name = size(op, f, 1), f"{v.name}/recurrence"
 

@@ -1,1 +1,1 @@
-"""Lower precision: what there is (`table.py`) and the passes over graphs that make it."""
+"""Precisions of a package (`table.py`), and the passes that turn float32 graphs into them."""

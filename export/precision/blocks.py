@@ -1,21 +1,22 @@
-"""Weights in blocks of a row: 4 or 8 bits, one scale a block.
+"""int8-weights and int4: weights in blocks of a row, 4 or 8 bits, one scale per block.
 
     portable      W (D, O) --> DequantizeLinear(block_size, axis 0) --> MatMul      opset 21; ONNX Runtime fuses the two
     cpu, web      MatMulNBits(x, W, scales)                                         ONNX Runtime's own operator
 
-The type that they are multiplied with is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where
-ONNX Runtime makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it);
-without it, and so in whatever else opens the file, the activations are rounded to int8. Weights of 8 bits that meet
-float32 activations are unpacked, in every target: ONNX Runtime has a fast product with float32 for blocks of four bits,
-but none for those of eight (10 to 17 times as long for one sentence). It computes such weights once, when it loads the
-graph, and multiplies them as fast as any in float32, in as much memory.
+The activations are float32 or rounded to int8 (`table.ACTIVATIONS`). MatMulNBits has an attribute for it. If ONNX
+Runtime fuses the standard operators to a MatMulNBits, a session option decides, which `runtime/sessions.py` sets. A
+program that opens the file with ONNX Runtime and without this option rounds the activations to int8.
+
+8-bit weights with float32 activations are unpacked, in every target. ONNX Runtime has a fast product with float32 for
+4-bit blocks, but not for 8-bit blocks (10 to 17 times as long for one sentence). It unpacks the weights once, when it
+loads the graph. From then on they are float32 weights, in speed and in memory.
 
     rows      q int8  (O, D)    --> Cast ------------> Mul scale (O, 1) -----------------------> Transpose --> W (D, O)
     blocks    q uint8 (O, G, b) --> Cast --> Sub 128 --> Mul scale (O, G, 1) --> Reshape [Slice] --> Transpose --> W
     either    MatMul(x, W) [--> Add] --> y
 
-Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in
-`int8.py`, except for target web, where GatherBlockQuantized and MatMulNBits read the same bytes.
+Embeddings and the classifier always have 8 bits: with 4, a few rare words lose their meaning. They are stored as in
+`int8.py`, except in target web, where GatherBlockQuantized and MatMulNBits read the same bytes.
 
 Shapes: D width in, O width out, V entries of a table, G blocks of a row, b values of a block.
 """
@@ -39,16 +40,16 @@ from .rounding import BLOCK, block_rows, packed
 from .table import ACTIVATIONS, STANDARD, UNPACKED
 
 Unpack = Callable[[Nodes, Linear], ir.Value]
-"""Adds the nodes that make the weight (O, D) in float32 from what is stored."""
+"""Adds nodes that compute the weight (O, D) in float32 from the stored integers."""
 
 
 def weight_only(
     model: ir.Model, bits: int, activations: str, operators: str, *, fused: bool, blocks_in_tables: bool
 ) -> None:
-    """Change a built graph, before its weights are filled, by `bits` for what isn't a table.
+    """Change a built graph, before its weights are filled. `bits`: of weights other than tables, which have 8.
 
-    `operators`: that read blocks (`table.blocks_operators`). `blocks_in_tables`: tables are in blocks too; otherwise as
-    in `int8.py`, there `fused` with ONNX Runtime's own operator.
+    `operators`: read the blocks (`table.blocks_operators`). `blocks_in_tables`: tables are in blocks too; otherwise
+    they are stored as in `int8.py`, and `fused` uses ONNX Runtime's own operator for their products.
     """
     products = linears(model)
     others = [linear for linear in products if not linear.is_table]
@@ -67,8 +68,11 @@ def weight_only(
 def _change_tables(
     model: ir.Model, products: Sequence[Linear], activations: str, fused: bool, blocks_in_tables: bool
 ) -> None:
-    """Change tables to 8 bits. A table is stored in one way, whether it is looked up, multiplied or both: in blocks if
-    it may be and consists of whole ones, as GatherBlockQuantized reads no other; else in rows."""
+    """Change tables to 8 bits.
+
+    A table is stored once, whether it is looked up, multiplied or both. It is in blocks if `blocks_in_tables` and its
+    width is a multiple of `BLOCK`, since GatherBlockQuantized reads only whole blocks; else it is in rows.
+    """
 
     def in_blocks(width: int) -> bool:
         return blocks_in_tables and width % BLOCK == 0
@@ -91,7 +95,7 @@ def _change_tables(
 
 
 def _multiply_unpacked(model: ir.Model, products: Sequence[Linear], unpack: Unpack) -> None:
-    """Change these products, before the graph's weights are filled; each weight is unpacked once."""
+    """Replace these products by products with unpacked weights; each weight is unpacked once."""
     unpacked: dict[str, ir.Value] = {}
     for linear in products:
         name = str(linear.weight.name)
@@ -112,7 +116,7 @@ def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str)
 
 
 def _unpack(add: Nodes, linear: Linear) -> ir.Value:
-    """Unpack a weight from blocks of 8 bits, for a product in float32."""
+    """A weight (O, D) in float32, computed from 8-bit blocks."""
     out, width = _sizes(linear)
     rows = unpack_blocks(add, *stored_blocks(add, linear.weight, linear.rows, 8), axis=2)
     return join_blocks(add, rows, add.constant([out, -1]), width, axis=1)
@@ -133,12 +137,12 @@ def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
     add = Nodes(model, linear.node)
     q = add.initializer(late_initializer(name, late, 0, (width, out), kind))
     scale = add.initializer(late_initializer(f"{name}_scale", late, 1, (groups, out), ir.DataType.FLOAT))
-    # ONNX Runtime fuses the two, and would look in a branch for weights that are outside it.
+    # ONNX Runtime fuses DequantizeLinear and MatMul. In a branch it would not find the weights, which are outside.
     weight = add.outside("DequantizeLinear", q, scale, axis=0, block_size=BLOCK)
     put_product(add, linear, add("MatMul", linear.x, weight))
 
 
 def _sizes(linear: Linear) -> tuple[int, int]:
-    """Return (O, D)."""
+    """(O, D) of the weight."""
     out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
     return out, width

@@ -1,11 +1,10 @@
-"""float16 and bfloat16: weights and activations of sixteen bits, or weights alone; inputs and outputs as in float32.
+"""float16 and bfloat16: weights and activations in 16 bits, or only weights; inputs and outputs stay float32.
 
-    float32 input --> Cast --> sixteen bits ... --> Cast --> float32 output
+    float32 input --> Cast --> 16 bits ... --> Cast --> float32 output
 
-Nodes that `nn/` marks with `full_precision`, as RMSNorm's chain, stay float32, and so do in float16 the products with
-matrices of `Role.UNBOUNDED` and all that is added to them; LayerNormalization and Softmax accumulate in float32 by
-themselves. A mask's -1e9 is infinite in float16: there it is -6e4, and e^(score - 6e4) is 0 as well.
-Parameters keep their names.
+Nodes that `nn/` marks with `full_precision`, e.g. RMSNorm's, stay float32. In float16 so do products with matrices of
+`Role.UNBOUNDED` and the sums over them. LayerNormalization and Softmax accumulate in float32 anyway. A mask's -1e9
+would be infinite in float16, so it becomes -6e4; e^(score - 6e4) is 0 too. Parameters keep their names.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat
 
 
 def half(model: ir.Model, kind: ir.DataType) -> None:
-    """Change a built graph, before its weights are filled. `kind`: FLOAT16 or BFLOAT16."""
+    """Compute a built graph in 16 bits, before its weights are filled. `kind`: FLOAT16 or BFLOAT16."""
     unbounded = _keep_sums(model) if kind == ir.DataType.FLOAT16 else set()
     wide = [node for node in model.graph.all_nodes() if _is_wide(node)]
     constants = _constants(model) | unbounded
@@ -49,8 +48,10 @@ def half(model: ir.Model, kind: ir.DataType) -> None:
 
 
 def stored_half(model: ir.Model, kind: ir.DataType) -> None:
-    """Store sixteen bits in the file alone: each parameter is cast to float32, once, when a runtime loads the graph.
-    For runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
+    """Store the parameters in 16 bits, and cast them to float32 once, when a runtime loads the graph.
+
+    For runtimes that don't compute in this type, e.g. ONNX Runtime's CPU provider.
+    """
     for value in list(model.graph.initializers.values()):
         if value.dtype == ir.DataType.FLOAT and value.const_value is None:
             _narrow(value, kind)
@@ -62,7 +63,8 @@ def _is_wide(node: ir.Node) -> bool:
 
 
 def _keep_sums(model: ir.Model) -> set[ir.Value]:
-    """Mark what reads the matrices of results that may be beyond float16's range, and the sums; return the matrices."""
+    """Mark products with `Role.UNBOUNDED` matrices, and the sums over their results, as float32; returns the
+    matrices."""
     matrices = {value for value in model.graph.initializers.values() if value.meta.get(ROLE) is Role.UNBOUNDED}
     reached = list(matrices)
     while reached:
@@ -81,7 +83,7 @@ def _is_weight(value: ir.Value, matrices: Container[ir.Value | None]) -> bool:
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:
-    """Return the constants of the nodes that stay float32; one that others read too is two from here on."""
+    """The constants of the nodes that stay float32; a copy, if 16-bit nodes read the constant too."""
     constants = set()
     for value in list(model.graph.initializers.values()):
         uses = list(value.uses())
@@ -103,7 +105,7 @@ def _narrow(value: ir.Value, kind: ir.DataType) -> None:
     name = str(value.name)
 
     def make(array: NDArray) -> list[NDArray]:
-        with np.errstate(over="ignore"):  # the next line's business
+        with np.errstate(over="ignore"):  # checked below
             narrow = array.astype(TYPES[kind])
         if not np.isfinite(narrow).all():
             raise UserError(f"{name} has values beyond {kind.name.lower()}'s range; export it in another precision")
@@ -134,7 +136,7 @@ def _cast_after(graph: ir.Graph, value: ir.Value, kind: ir.DataType) -> None:
 
 
 def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value]) -> None:
-    """Put casts where float32 begins and ends; constants, axes among them, stay as they are."""
+    """Add casts to float32 before a node, and back to `kind` after it. Constants, e.g. axes, get none."""
     assert node.graph is not None
     for i, value in enumerate(node.inputs):
         producer = None if value is None else value.producer()
@@ -152,7 +154,7 @@ def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value])
 
 
 def _cast_output(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """Return a float32 output of the same name, behind the value, which takes another."""
+    """A float32 output behind the 16-bit value; the output takes the value's name, the value gets another."""
     name = str(value.name)
     value.name = f"{name}.narrow"
     cast = _cast(value, f"{name}/Cast", ir.DataType.FLOAT)

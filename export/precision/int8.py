@@ -1,4 +1,22 @@
-"""Activations as integers of 8 bits, what a product of integers reads: with a scale a row, or with a fixed one.
+"""int8: signed weights with one scale per output or per matrix; activations with one scale per row or a fixed scale.
+
+    x --> Abs --> ReduceMax --> m --+-------------------------------------------+
+    |                               |                                           |
+    +----------------------------> Div --> QuantizeLinear --> MatMulInteger --> Cast --> Mul --> Mul --> [Add] --> y
+                                              W int8 --------------^     scale(W) / 127 --^
+
+    x --> QuantizeLinear [--> Clip] --> MatMulInteger --> Cast --> Mul --> [Add] --> y
+              ^ 1/a                        ^ W int8                 ^ scale(W) / a
+
+A row is a token, so a token's result doesn't depend on other tokens, neither of its sentence nor of its batch. All
+products with the same x share one quantised x. In the single graph of an encoder-only model, target cpu also joins
+these products into one, with their matrices side by side. A runtime joins the matrices when it loads the graph; a
+single text then takes a twentieth less time.
+
+If `Int8Scales` has a fixed scale a, no scale is computed from x; q, k and v share one quantised x because they share a.
+If it has the multiplier of W, it determines W's integers.
+
+Activations become integers in one of three ways:
 
     x --> Abs --> ReduceMax --> m --> Max(least)
     |                                    |
@@ -10,47 +28,27 @@
 
     x --> QuantizeLinear(1 / a) [--> Clip] --> q (fixed_steps)
 
-m is a row's largest magnitude: x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
-Relu to 255 on one (zero point 0). Behind a Gelu nothing is less than -0.17: m is the row's largest number there, 0.17
-at least, and there is no Abs.
+m is a row's largest magnitude. x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
+Relu to 255 steps above zero (zero point 0). A Gelu gives no number below -0.17: m is then the row's largest number, at
+least 0.17, and the Abs is left out.
 
-Shapes: N rows, D width.
+The two Muls of the first form stay separate. ONNX Runtime would take a single Mul by their product, with an Add behind
+it, for the form with one scale per tensor, and add the bias before it multiplies. Target cpu replaces Cast, Mul, Mul by
+MatMulIntegerToFloat, which also takes a scale per row, but for the same reason gets no bias. With fixed scales it gets
+the bias too, and the result has the same bits as Cast, Mul, Add.
 
-int8: signed weights, one scale an output or a matrix; activations with a scale a row or fixed ones.
-
-    x --> Abs --> ReduceMax --> m --+-------------------------------------------+
-    |                               |                                           |
-    +----------------------------> Div --> QuantizeLinear --> MatMulInteger --> Cast --> Mul --> Mul --> [Add] --> y
-                                              W int8 --------------^     scale(W) / 127 --^
-
-    x --> QuantizeLinear [--> Clip] --> MatMulInteger --> Cast --> Mul --> [Add] --> y
-              ^ 1/a                        ^ W int8                 ^ scale(W) / a
-
-A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
-batch. How its numbers become integers is told in `activations.py`; one quantised x serves all products with it. In a
-model of one graph these are one product, with the matrices side by side (`side_by_side.py`), which a runtime joins as
-it loads the graph: a text by itself takes a twentieth less time.
-
-Where `Int8Scales` tells a, nothing is computed from x, and q, k and v share one quantised x as they share a. Where it
-tells the multiplier of W, the integers are those.
-
-The two Muls of the first form stay apart: ONNX Runtime takes a Mul by their product, and an Add behind it, for the form
-with one scale a tensor, in which it adds the bias before it multiplies. Target cpu has its MatMulIntegerToFloat for
-Cast, Mul, Mul: it takes a scale a row as well, but for the same reason no bias. With fixed scales it takes the bias
-too, and gives the bits of Cast, Mul, Add.
-
-An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers. Where an encoder
-alone reads a table, nothing asks for one scale a row: each 32 of its numbers have one, in steps half as large. (What
-that takes more of operators, a decoder's single step would feel.)
+An embedding's rows are looked up as int8; a classifier tied to the table reads the same integers. A table that only an
+encoder looks up needs no single scale per row: every 32 numbers have their own scale, with steps half as large. (The
+extra operators would slow down the single steps of a decoder.)
 
     ids --+--> Gather(q uint8 (V, G, 32)) --> Cast --> Sub 128 --> Mul --> Reshape [--> Slice] --> rows
           +--> Gather(scale (V, G)) --> Unsqueeze -----------------^
 
-Where there are ONNX Runtime's own operators and blocks are whole, GatherBlockQuantized does all of it: the same bits.
+With ONNX Runtime's own operators and whole blocks, GatherBlockQuantized does all of this and gives the same bits.
 
-The matrices that `Int8Scales` leaves in float32 stay as they were built.
+Matrices that `Int8Scales` leaves in float32 stay as they were built.
 
-Shapes: D width in, O width out, V entries of a table, G blocks of a row.
+Shapes: N rows, D width in, O width out, C chosen ids, V entries of a table, G blocks of a row.
 """
 
 from __future__ import annotations
@@ -76,13 +74,13 @@ from .rounding import BLOCK, block_rows, int8_matrix, int8_rows, packed
 from .table import BLOCKS_IR_VERSION, BLOCKS_OPSET
 
 LEAST = 1e-30
-"""m of a row of zeros."""
+"""m for a row of zeros."""
 ROUNDED = 127
-"""Steps of the largest magnitude, on either side of zero."""
+"""Steps from zero to the largest magnitude, on either side."""
 ZERO = 128
-"""The zero point of activations of both signs."""
+"""The zero point of signed activations."""
 LAYERS = ".layers."
-"""Follows the name of a stack in that of a weight: all layers of a stack have the same rows."""
+"""Separates the stack from the layer in a weight's name, e.g. encoder.layers.0; a stack's layers have the same rows."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Activations:
     """(..., D) uint8"""
     zero: ir.Value
     unit: ir.Value
-    """(..., 1), or a scalar where it is fixed."""
+    """(..., 1), or a scalar if it is fixed."""
     steps: int = 1
 
 
@@ -105,12 +103,13 @@ def by_row(add: Nodes, x: ir.Value) -> Activations:
 
 
 def in_rows(add: Nodes, linear: Linear, zeros: dict[str, ir.Value]) -> Activations:
-    """Quantise the x (N, D) of a product likewise, with a row for each token of a batch. zeros: the zero points (N, 1)
-    of each stack's rows, made where they aren't there.
+    """Quantise the input x (N, D) of a product by row, if the rows are the tokens of a batch.
 
-    Each row is a block of its own. QuantizeLinear takes a scale a row as that of an axis too, but then asks its threads
-    row by row. A row of zeros has 0 / 0 here, which becomes some integer, and that times m is 0. With D of several
-    hundred, all of a model takes a twenty-fifth less time than with Div, or Reciprocal and Mul, in front.
+    zeros: the zero points (N, 1) for the rows of each stack; added if missing.
+
+    For QuantizeLinear each row is a block. It also takes scales along an axis, but then uses its threads row by row. A
+    row of zeros gives 0 / 0, which becomes an arbitrary integer; multiplied by m it is 0 again. With D of several
+    hundred, a whole model takes a twenty-fifth less time than with Div, or Reciprocal and Mul, before QuantizeLinear.
     """
     graph, width = add.model.graph, extent(linear.weight, 1 if linear.rows else 0)
     graph.opset_imports[""] = max(BLOCKS_OPSET, graph.opset_imports[""])
@@ -126,8 +125,7 @@ def in_rows(add: Nodes, linear: Linear, zeros: dict[str, ir.Value]) -> Activatio
 
 
 def _largest(add: Nodes, x: ir.Value, least: float = 0.0) -> tuple[int, int, ir.Value]:
-    """Return the zero point of x (..., D), the steps on each side of it, and the largest magnitudes (..., 1), at least
-    `least`."""
+    """(zero point of x (..., D), steps from zero to the largest, largest magnitudes (..., 1), at least `least`)."""
     below = least_of(x)
     zero, steps = (0, UNSIGNED) if below == 0 else (ZERO, ROUNDED)
     largest = add("ReduceMax", add("Abs", x) if below is None else x, add.constant([-1]), keepdims=1)
@@ -136,38 +134,38 @@ def _largest(add: Nodes, x: ir.Value, least: float = 0.0) -> tuple[int, int, ir.
 
 
 def fixed_steps(add: Nodes, x: ir.Value, fixed: ProductScales) -> Activations:
-    """Quantise x (..., D) as `fixed` says."""
+    """Quantise x (..., D) with the fixed scale."""
     zero, unit = add.constant(np.uint8(zero_point(fixed))), add.constant(unit_of(fixed))
     q = add("QuantizeLinear", x, unit, zero)
-    if fixed.steps == SYMMETRIC:  # as bytes, a quarter of the memory
+    if fixed.steps == SYMMETRIC:  # clipped as bytes, which are a quarter of float32's memory
         q = add("Clip", q, add.constant(np.uint8(ZERO - SYMMETRIC)))
     return Activations(q, zero, unit)
 
 
 def zero_point(fixed: ProductScales) -> int:
-    """Return the integer that stands for 0."""
+    """The integer for 0."""
     return 0 if fixed.steps == UNSIGNED else ZERO
 
 
 def unit_of(fixed: ProductScales) -> np.float32:
-    """Return what QuantizeLinear divides by, 1/a."""
+    """QuantizeLinear's divisor, 1/a."""
     assert fixed.activation is not None
     return np.float32(1) / fixed.activation
 
 
 CONTRIB = "com.microsoft"
 OF_MANY_ROWS = (MODEL, ENCODER_CPU)
-"""Graphs of target cpu with a row for each token of the batch."""
+"""Graphs of target cpu with a row for each token of a batch."""
 IN_STEPS = "scale_"
-"""Names a product's scales: W ~ q * steps * NAME.scale_STEPS, which saves a multiplication of m."""
+"""Suffix of a product's scales, e.g. NAME.scale_127: W ~ q * 127 * NAME.scale_127. m then needs no division by 127."""
 WHOLE = "scale"
-"""Names those of a product with fixed scales: W ~ q * NAME.scale."""
+"""Suffix of the scales of a product with a fixed activation scale: W ~ q * NAME.scale."""
 BY_ROW = Int8Scales({})
 """No fixed scales."""
 
 
 def int8(model: ir.Model, fused: bool, scales: Int8Scales = BY_ROW) -> None:
-    """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
+    """Change a built graph to int8, before its weights are filled. `fused`: use ONNX Runtime's own operators."""
     chosen = chosen_rows(model, scales)
     products = [linear for linear in linears(model) if not scales.of(str(linear.weight.name)).float32]
     looked_up = [lookup for lookup in lookups(model) if not scales.of(str(lookup.table.name)).float32]
@@ -183,7 +181,7 @@ def to_int8(
     scales: Int8Scales = BY_ROW,
     chosen: Mapping[ir.Value, ir.Value] = MappingProxyType({}),
 ) -> None:
-    """Change these products and lookups alone. chosen: the scales (C,) of chosen rows, integers by now."""
+    """Change only these products and lookups. chosen: {rows of chosen ids, already integers: their scales (C,)}."""
     tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str, ProductScales], Activations] = {}
     zeros: dict[str, ir.Value] = {}
@@ -235,7 +233,7 @@ def _multiply(
     integers: tuple[ir.Value, ir.Value],
     fixed: ProductScales,
 ) -> None:
-    """Multiply with integers (D, O) and scales (O,)."""
+    """Replace a product; integers: q (D, O) and scales (O,) of its weight."""
     weight, scale = integers
     addend = linear.addend
     is_bias = is_vector(addend) or (addend is not None and IS_BIAS in addend.meta)
@@ -249,7 +247,7 @@ def _multiply(
         y = add("Cast", add("MatMulInteger", x.q, weight, x.zero), to=ir.DataType.FLOAT)
         if fixed.activation is None:
             y = add("Mul", add("Mul", y, scale), x.unit)
-        else:  # the product of constants is computed once, when a runtime loads the graph
+        else:  # outside a branch, a runtime computes the product of constants once, on loading
             both = add.outside if scale.is_initializer() else add
             y = add("Mul", y, both("Mul", x.unit, scale))
     put_product(add, linear, y)
@@ -258,7 +256,7 @@ def _multiply(
 def _multiply_together(
     model: ir.Model, products: Sequence[Linear], x: Activations, scales: Int8Scales, rows: Rows
 ) -> None:
-    """Multiply the same rows with several matrices in one product: integers (D, O) and scales (O,) of each."""
+    """Replace products with the same quantised x by a single product, with their matrices side by side."""
     add, fixed = Nodes(model, products[0].node, "int8"), scales.of(str(products[0].weight.name))
     parts = [_integers(add, each.weight, each.rows, False, x.steps, fixed) for each in products]
     weights, each_scale = zip(*parts, strict=True)
@@ -274,8 +272,10 @@ def _multiply_together(
 
 
 def quantiser(name: str, multiplier: np.float32 | None) -> Callable[[NDArray], tuple[NDArray, NDArray]]:
-    """Return what makes q (O, D) and scales (O,) of the matrix of that name. `UserError` where the multiplier is none
-    of its."""
+    """A function from the matrix `name` (O, D) to q (O, D) and scales (O,).
+
+    It raises `UserError` if the matrix doesn't fit the multiplier.
+    """
 
     def make(w: NDArray) -> tuple[NDArray, NDArray]:
         if multiplier is None:
@@ -289,8 +289,10 @@ def quantiser(name: str, multiplier: np.float32 | None) -> Callable[[NDArray], t
 
 
 def _late(weight: ir.Value, rows: bool, fixed: ProductScales, turned: bool = False, steps: int = 1) -> LateWeight:
-    """Return what makes the integers (O, D), `turned` (D, O), and scales over the steps, one where the whole matrix has
-    it; `rows`: the weight is (O, D)."""
+    """The late weight of q (O, D), transposed (D, O) if `turned`, and of the scales divided by `steps`.
+
+    The scales are (O,), or a scalar if the matrix has a fixed multiplier. `rows`: the weight is (O, D).
+    """
     quantise = quantiser(str(weight.name), fixed.weight)
 
     def make(w: NDArray) -> tuple[NDArray, NDArray]:
@@ -302,9 +304,10 @@ def _late(weight: ir.Value, rows: bool, fixed: ProductScales, turned: bool = Fal
 
 
 def chosen_rows(model: ir.Model, scales: Int8Scales) -> dict[ir.Value, ir.Value]:
-    """Make the rows of chosen ids integers, where they are taken and where they come in: {rows: their scales (C,)}.
+    """Make the rows of chosen ids integers, in the graph that gathers them and in the graph that reads them.
 
-    From graph to graph the scales go as `SCALES`; one for the whole matrix is in every graph.
+    Returns {rows: their scales (C,)}. The scales go from one graph to the other as `SCALES`; a single scale for the
+    whole matrix is an initializer of both.
     """
     graph, rows_of = model.graph, {}
     for value in [value for value in graph.inputs if ROWS_OF in value.meta]:
@@ -326,8 +329,11 @@ def chosen_rows(model: ir.Model, scales: Int8Scales) -> dict[ir.Value, ir.Value]
 
 
 def _taken(model: ir.Model, node: ir.Node, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
-    """Put integers (D, C) and their scales (C,) in the place of a Transpose of a Gather. An embedding lies as its
-    lookup needs it, (V, D), a classifier's own matrix as its product does, (D, V)."""
+    """Replace the node, a Transpose of a Gather, by integers (D, C); returns them and their scales (C,).
+
+    The stored integers of an embedding are (V, D), as its lookup reads them; a classifier's own are (D, V), as its
+    product reads them.
+    """
     rows, taken = node.outputs[0], node.inputs[0]
     gather = None if taken is None else taken.producer()
     assert gather is not None
@@ -348,8 +354,8 @@ def _taken(model: ir.Model, node: ir.Node, fixed: ProductScales) -> tuple[ir.Val
 def _integers(
     add: Nodes, weight: ir.Value, rows: bool, shared: bool, steps: int, fixed: ProductScales
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the integers of a matrix, (O, D) if `shared` with a lookup, else (D, O), and their scales (O,) over the
-    steps of activations. `rows`: the matrix is (O, D)."""
+    """The integers of a matrix, (O, D) if `shared` with a lookup, else (D, O), and their scales (O,) divided by the
+    steps of the activations. `rows`: the matrix is (O, D)."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     late = _late(weight, rows, fixed, not shared, steps)
     shape = (out, width) if shared else (width, out)
@@ -359,18 +365,18 @@ def _integers(
 
 
 def _scales(add: Nodes, weight: ir.Value, late: LateWeight, steps: int, fixed: ProductScales, out: int) -> ir.Value:
-    """Return the scales of a product with `out` outputs, over the steps of its activations."""
+    """The scales of a product with `out` outputs, divided by the steps of its activations."""
     name = f"{weight.name}.{WHOLE if steps == 1 else f'{IN_STEPS}{steps}'}"
     return add.initializer(late_initializer(name, late, 1, _scales_shape(fixed, out), ir.DataType.FLOAT))
 
 
 def _steps(fixed: ProductScales) -> int:
-    """Return the steps of what is multiplied with rows of a classifier: of a row's own scale, or 1 of a fixed one."""
+    """The steps of the activations multiplied with the classifier: `ROUNDED`, or 1 if they have a fixed scale."""
     return ROUNDED if fixed.activation is None else 1
 
 
 def _scales_shape(fixed: ProductScales, *each: int) -> tuple[int, ...]:
-    """Return the shape of a matrix's scales: `each` where they are an output's, () of one for all, with which ONNX
+    """The shape of a matrix's scales: `each`, e.g. (O,), or () if the matrix has a single scale. With a scalar, ONNX
     Runtime's product of a single row takes two thirds of the time."""
     return each if fixed.weight is None else ()
 
@@ -391,7 +397,7 @@ def _look_up(model: ir.Model, lookup: Lookup, fused: bool, fixed: ProductScales)
 
 
 def look_up_blocks(add: Nodes, lookup: Lookup) -> None:
-    """Look up rows of whole blocks of 8 bits in one operator. The bytes of `stored_blocks` in another shape."""
+    """Look up rows of whole 8-bit blocks by GatherBlockQuantized. Stores the bytes of `stored_blocks` as (V, D)."""
     size, width = extent(lookup.table, 0), extent(lookup.table, 1)
     name = f"{lookup.table.name}.uint8"
     late = derived(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
@@ -402,7 +408,7 @@ def look_up_blocks(add: Nodes, lookup: Lookup) -> None:
 
 
 def stored_blocks(add: Nodes, weight: ir.Value, rows: bool, bits: int) -> tuple[ir.Value, ir.Value]:
-    """Return (O, G, 32 * bits / 8) uint8, and scales (O, G). `rows`: the matrix is (O, D)."""
+    """A matrix in blocks: uint8 (O, G, 32 * bits / 8), and scales (O, G). `rows`: the matrix is (O, D)."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     groups = -(-width // BLOCK)
 
@@ -418,13 +424,13 @@ def stored_blocks(add: Nodes, weight: ir.Value, rows: bool, bits: int) -> tuple[
 
 
 def unpack_blocks(add: Nodes, q: ir.Value, scale: ir.Value, axis: int = -1) -> ir.Value:
-    """Return float32 of blocks of 8 bits (..., G, 32) and scales (..., G). axis: that of the 32."""
+    """float32 from 8-bit blocks (..., G, 32) and scales (..., G). axis: the axis of the 32 numbers."""
     signed = add("Sub", add("Cast", q, to=ir.DataType.FLOAT), add.constant(np.float32(ZERO)))
     return add("Mul", signed, add("Unsqueeze", scale, add.constant([axis])))
 
 
 def join_blocks(add: Nodes, rows: ir.Value, shape: ir.Value, width: int, axis: int = -1) -> ir.Value:
-    """Return (..., D) of blocks (..., G, 32), without what fills the last one. shape: (..., -1); axis: that of D."""
+    """Blocks (..., G, 32) -> (..., D), without the padding of the last block. shape: (..., -1); axis: the axis of D."""
     rows = add("Reshape", rows, shape)
     if width % BLOCK == 0:
         return rows
@@ -432,14 +438,14 @@ def join_blocks(add: Nodes, rows: ir.Value, shape: ir.Value, width: int, axis: i
 
 
 def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
-    """Unpack a weight from the integers that a lookup reads, for a product in float32."""
+    """A weight (O, D) in float32, computed from the integers that a lookup reads."""
     q, scale = _rows(add, linear.weight, linear.rows, ProductScales())
     return add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scale)
 
 
 def _rows(add: Nodes, weight: ir.Value, rows: bool, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
-    """Return (O, D) int8, and their scales as a column (O, 1), or one for all: the same numbers as a product's, which
-    broadcast over rows."""
+    """int8 (O, D) and scales that broadcast over rows: a column (O, 1), or a scalar. The numbers of a product's scales,
+    not divided by steps."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     late = _late(weight, rows, fixed)
     q = late_initializer(f"{weight.name}.int8_rows", late, 0, (out, width), ir.DataType.INT8)

@@ -1,4 +1,4 @@
-"""Late weights: initializers that are made from a checkpoint's parameters while the weights are written."""
+"""Late weights: initializers computed from a checkpoint's parameters while the weights are written."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 LATE = "late"
-"""A key of an initializer's `meta`: (LateWeight, the index of its result)."""
+"""Key in an initializer's `meta`; the entry is (LateWeight, index of its result)."""
 
 
 @dataclass(frozen=True)
 class LateWeight:
-    """Makes initializers from parameters of the checkpoint: `make(*arrays) -> arrays`.
+    """Computes initializers from parameters of the checkpoint: `make(*arrays) -> arrays`.
 
-    It runs while the weights are written, so that the arrays of only one are in memory. `key`: the same for all
-    initializers that one run makes. elementwise: of one parameter, each of whose numbers becomes one by itself; some
-    are made, and written, after others.
+    It runs while the weights are written, so only the arrays of a single call are in memory. `key`: the same for all
+    initializers from a call of `make`. `elementwise`: `make` changes each number of a single parameter by itself. The
+    parameter may then be computed and written in parts.
     """
 
     parameters: tuple[str, ...]
@@ -28,7 +28,7 @@ class LateWeight:
 
 
 def late_initializer(name: str, late: LateWeight, index: int, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:
-    """Return result `index` as an initializer. Types that NumPy lacks are made as their bytes."""
+    """Result `index` of `late` as an initializer. For types NumPy lacks, e.g. INT4, `make` returns bytes."""
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
     value.meta[LATE] = late, index
     return value
@@ -37,7 +37,7 @@ def late_initializer(name: str, late: LateWeight, index: int, shape: Sequence[in
 def derived(
     weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str, elementwise: bool = False
 ) -> LateWeight:
-    """Return what makes further arrays from one initializer, be it a parameter or a late weight itself."""
+    """A late weight computed by `make` from an initializer: a parameter, or a late weight itself."""
     key = f"{weight.name}|{kind}"
     if LATE not in weight.meta:
         return LateWeight((str(weight.name),), make, key, elementwise)

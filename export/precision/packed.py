@@ -1,39 +1,39 @@
-"""An adapter beside the integers of a checkpoint: in graphs too they stay what they are, and what was trained is added.
+"""Checkpoints quantised by MLX: graphs hold the same integers, and nothing is quantised again.
 
-    unpacked on load    W --> Cast --> Add f B A --> [Mul m / norm] --> Cast --> NAME.weight    in float64, rounded once
-    block operators     y = MatMulNBits(x, W) + (x A^T) (f B)^T   [times m / norm]
+A checkpoint stores a quantised matrix as integers, with a scale and a bias per group (`core/quantization.py`). A graph
+reads them in one of two ways.
 
-The first is computed once, when a runtime loads the graph, and gives the merged matrix; the second once a pass. In
-brackets what DoRA adds; norms are known when the graph is written.
-
-Shapes: O rows, D columns, R rank; A (R, D), B (O, R), m / norm (O,).
-
-The integers of a checkpoint quantised by MLX in ONNX Runtime's block operators: weights stay packed in memory too.
-
-    MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)
-    Gather(W, ids)     GatherBlockQuantized(B (V, D * bits / 8), ids, scales (V, G), zero points)
-
-w = scale * (q - zero) there, and scale * q + bias in MLX: the same numbers, up to the rounding of one sum, if
-zero = -bias / scale is a whole number that q's type can hold. MLX chooses its scales so, unless it computed them in a
-lower precision or a group's weights are all far from zero; a matrix with such a group keeps its exact form
-(`mlx_integers.py`), as does one that is read otherwise. Integers of 3 bits are stored as 4, those of 5 and 6 as 8.
-
-Shapes: O rows, D columns, G groups of b columns in a row, V entries of a table.
-
-Matrices that MLX has quantised go into the graphs as the integers that they are; nothing is quantised again.
-
-A parameter that the checkpoint stores as integers with a scale and a bias a group (`core/quantization.py`) is replaced
-by operations whose result has its name, standard ones of opset 20: any runtime computes, bit for bit, `mx.dequantize`.
+`unpack_on_load`, for the precision float32: operations whose result has the parameter's name replace the parameter.
+They are standard operators of opset 20, with which any runtime computes `mx.dequantize` bit for bit.
 
     NAME.q4 (O, 1, D/2) uint8 --> shift, mask --> Reshape --> Cast --> Mul --> Add --> Reshape --> NAME.weight (O, D)
     NAME.scales (O, G, 1) ----------------------------------------------^       ^
     NAME.biases (O, G, 1) ------------------------------------------------------/
 
-The file holds every value in its own number of bits, 3, 5 and 6 as the sum of two powers of two. ONNX Runtime folds the
-operations when it loads a graph: from then on it is a float32 model. (A blocked DequantizeLinear, scale * (q - zero),
-rounds differently: that isn't the same matrix.)
+The file stores each value in its own number of bits: 3, 5 and 6 bits in two parts, e.g. 6 as 4 + 2. ONNX Runtime folds
+the operations when it loads a graph; from then on the model is a float32 model. (A blocked DequantizeLinear, scale *
+(q - zero), rounds differently and would give another matrix.)
 
-Shapes: O rows, D columns, G groups of a row.
+`use_packed_operators`, for the precision packed: ONNX Runtime's block operators, with weights packed in memory too.
+
+    MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)
+    Gather(W, ids)     GatherBlockQuantized(B (V, D * bits / 8), ids, scales (V, G), zero points)
+
+They compute w = scale * (q - zero), MLX computes scale * q + bias. Up to the rounding of one sum the results are equal
+if zero = -bias / scale is a whole number within q's type. MLX chooses its scales this way, unless it computed them in a
+lower precision or all weights of a group are far from zero. A matrix with such a group is unpacked on load, and so is a
+matrix with other readers than these two. 3-bit integers are stored in 4 bits, 5 and 6-bit integers in 8.
+
+If the checkpoint has an adapter (LoRA or DoRA), its trained matrices are added to the integers:
+
+    unpacked on load    W --> Cast --> Add f B A --> [Mul m / norm] --> Cast --> NAME.weight    in float64, rounded once
+    block operators     y = MatMulNBits(x, W) + (x A^T) (f B)^T   [times m / norm]
+
+The first is computed once, when a runtime loads the graph, and gives the merged matrix; the second in every pass.
+Brackets show DoRA's part; the norms are computed when the graph is written.
+
+Shapes: O rows, D columns, G groups of b columns in a row, V entries of a table; adapter: R rank, A (R, D), B (O, R),
+m / norm (O,).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ A, B, GAIN = "lora_a", "lora_b", "gain"
 
 
 def delta_of(checkpoint: Checkpoint, name: str) -> WeightDelta | None:
-    """Return what an adapter adds to the integers of this parameter, or None."""
+    """The adapter's change of this quantised parameter; None if it has none."""
     quantised = checkpoint.adapter is not None and name in checkpoint.quantization
     return checkpoint.adapter.delta(name) if quantised and checkpoint.adapter is not None else None
 
 
 def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str) -> ir.Value:
-    """Return `w`, the parameter NAME in float32, with what an adapter adds, if one does."""
+    """The parameter `name` from its float32 matrix `w`: with the adapter's change merged, if it has one."""
     delta = delta_of(checkpoint, name)
     if delta is None:
         return w
@@ -95,7 +95,7 @@ def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, n
 
 
 def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpoint) -> ir.Value:
-    """Return `y`, the product with a matrix's integers, with what an adapter adds, if one does."""
+    """The product `y` with a matrix's integers, plus the adapter's branch, if it has one."""
     name = str(linear.weight.name)
     delta = delta_of(checkpoint, name)
     if delta is None:
@@ -115,14 +115,17 @@ def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpo
 
 
 def branch(delta: WeightDelta, weight: NDArray) -> list[NDArray[np.float32]]:
-    """Return A^T (D, R), f B^T (R, O) and, in DoRA, m / norm (O,), each rounded to float32 once."""
+    """The initializers of an adapter's branch: A^T (D, R), f B^T (R, O), for DoRA m / norm (O,).
+
+    Each is rounded to float32 once.
+    """
     gain = delta.gain(weight)
     arrays = [delta.a.T, delta.factor * delta.b.astype(np.float64).T, *([] if gain is None else [gain])]
     return [np.ascontiguousarray(array, np.float32) for array in arrays]
 
 
 def merged(name: str, weight: NDArray, stored: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Return the matrix (O, D) that a branch with the initializers of the parameter NAME makes of its weight."""
+    """The weight (O, D) merged with its adapter's branch, if `stored` has the branch, e.g. NAME.lora_a."""
     if f"{name}.{A}" not in stored:
         return weight
     a, b = (stored[f"{name}.{kind}"].astype(np.float64) for kind in (A, B))
@@ -132,13 +135,13 @@ def merged(name: str, weight: NDArray, stored: Mapping[str, Any]) -> NDArray[np.
 
 CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
-"""Bits of a stored value: the operators know three kinds."""
+"""{bits of an integer: bits it is stored in}; the operators read only 2, 4 and 8."""
 TOLERANCE = 2.0**-21
-"""A share of the biases: float32's rounding and a little more."""
+"""Largest error of a zero point, relative to the bias: a little more than float32's rounding."""
 
 
 def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
-    """Raise `UserError` for precisions that a checkpoint's matrices, quantised or not, can't be exported in."""
+    """Raise `UserError` if a precision doesn't fit the checkpoint, e.g. int8 for matrices quantised by MLX."""
     folder, quantized = checkpoint.folder, checkpoint.quantization
     if again := [name for name in precisions if PRECISIONS[name].rounds_blocks and quantized]:
         raise UserError(f"{folder}: is quantised; {again[0]} would round again: packed keeps its integers")
@@ -151,9 +154,9 @@ def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
 
 
 def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: str = DEFAULT_ACTIVATIONS) -> None:
-    """Change a built graph, before its weights are filled, for the quantised matrices whose zero points are whole.
+    """Use block operators for the quantised matrices with whole zero points, in a built graph without weights.
 
-    `activations`: of `table.ACTIVATIONS`; in float32 the products are slower than of a float32 matrix in every size.
+    `activations`: "int8" or "float32"; with float32 a product is slower than that of a float32 matrix, at any size.
     """
     known: dict[str, bool] = {}
 
@@ -174,7 +177,7 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
 
 
 def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
-    """Return (O, G), so that scale * (q - zero) = scale * q + bias; None if a group has none."""
+    """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None if a group's isn't whole or doesn't fit."""
     scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
     zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
     exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
@@ -205,8 +208,10 @@ def _look_up(model: ir.Model, lookup: Lookup, checkpoint: Checkpoint) -> None:
 
 
 def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> list[ir.Value]:
-    """Return integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are
-    once."""
+    """Integers, scales and zero points of a matrix as initializers.
+
+    kind: "blocks" or "rows", the integers' shape for a product or a lookup; the file stores the bytes of both once.
+    """
     name = str(weight.name)
     scheme = checkpoint.quantization[name]
     late = LateWeight((), lambda: blocks(checkpoint.packed(name)), f"{name}.blocks")
@@ -221,8 +226,7 @@ def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, sha
 
 
 def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
-    """Return bytes (O, D * bits / 8), the first value in the lowest bits, scales (O, G) and zero points packed
-    likewise."""
+    """The operators' form of a matrix: bytes (O, D * bits / 8), scales (O, G), zero points packed into bytes too."""
     zero = zero_points(packed)
     assert zero is not None
     bits = HELD_IN[packed.scheme.bits]
@@ -230,24 +234,24 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Pack (O, N) into (O, N * bits / 8, rounded up): neighbours share a byte, the first in its lowest bits."""
+    """Pack (O, N) into bytes (O, N * bits / 8, rounded up). Neighbours share a byte, the first in the lowest bits."""
     each = 8 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(len(values), -1, each)
     return np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=2)
 
 
 def from_bytes(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Undo `in_bytes`: (O, N * 8 / bits)."""
+    """Undo `in_bytes`: bytes (O, N) -> values (O, N * 8 / bits)."""
     shifted = packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)
     return (shifted & np.uint8(2**bits - 1)).reshape(len(packed), -1)
 
 
 PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""How many bits of each value the stored parts hold: a byte must be a whole number of them."""
+"""{bits of an integer: bits in each stored part}, the lowest bits first. Each divides 8, so that parts fill bytes."""
 
 
 def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
-    """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
+    """Compute the quantised parameters of `checkpoint` from their integers, in a built graph without weights."""
     for value in list(model.graph.initializers.values()):
         name = str(value.name)
         if name in checkpoint.quantization:
@@ -255,7 +259,6 @@ def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
 
 
 def _replace(model: ir.Model, parameter: ir.Value, name: str, scheme: Scheme, checkpoint: Checkpoint) -> None:
-    """Compute the parameter of this name from its integers."""
     del model.graph.initializers[name]
     rows, width = extent(parameter, 0), extent(parameter, 1)
     groups = width // scheme.group_size
@@ -288,10 +291,10 @@ def _replace(model: ir.Model, parameter: ir.Value, name: str, scheme: Scheme, ch
 
 
 def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]]:
-    """Split integers (O, D) into parts of their bits, the lowest first: (O, 1, D * part / 8) bytes each.
+    """Split integers (O, D) into parts of their bits, the lowest first: (O, 1, D * part / 8) bytes per part.
 
-    Byte i of a row of width W has values i, i + W, i + 2 W, ..., the first in its lowest bits: unpacked by operations
-    on whole rows, which runtimes do fast.
+    Byte i of a row of W bytes holds the values i, i + W, i + 2 W, ..., the first in its lowest bits. Runtimes unpack
+    this order fast, by operations on whole rows.
     """
     stored_parts, shift = [], 0
     for bits in parts:
@@ -303,7 +306,7 @@ def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]
 
 
 def _unpacked(add: Nodes, packed: ir.Value, bits: int) -> ir.Value:
-    """Add what undoes it: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
+    """Add nodes that unpack a part of `planes`: bytes (O, 1, W) -> values (O, 8 / bits, W), in the order of the row."""
     if bits == 8:
         return packed
     places = add.constant(np.arange(0, 8, bits, dtype=np.uint8)[:, None])

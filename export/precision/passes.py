@@ -1,4 +1,4 @@
-"""From float32 graphs to those of another precision."""
+"""`lower`: turns a float32 graph into a graph of another precision."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def lower(
     activations: str = DEFAULT_ACTIVATIONS,
     scales: Int8Scales = BY_ROW,
 ) -> None:
-    """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place. `lowering`: as the
-    target wants it. `activations`: of `table.ACTIVATIONS`, heeded by weights in blocks. `scales`: the fixed ones of
-    int8. A type that is packed already is `packed.py`'s."""
+    """Change a built float32 graph, whose weights aren't filled yet, to this precision, in place.
+
+    `lowering`: the target's. `activations`: "int8" or "float32", for weights in blocks. `scales`: int8's fixed
+    scales. The precision "packed" is made by `packed.py`.
+    """
     chosen = PRECISIONS[precision]
     fused, standard = lowering.operators == ONNXRUNTIME, lowering.blocks == STANDARD
     if chosen.form == "integers":

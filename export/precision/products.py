@@ -1,21 +1,22 @@
-"""Where a graph multiplies with weights or looks rows up in them: what the passes for lower precision replace.
+"""Finds products with weights and lookups in tables, which the passes for lower precisions replace.
 
     MatMul(x, Transpose(W))   MatMul(x, W)   Gemm(x, W, C, transB=1 or 0)        y = x W^T [+ C]
     Gather(W, ids)                                                               rows of a table
 
-W is an initializer of the outermost graph that isn't filled yet. Its role, which `nn/` has said, tells whether it is
-one that is multiplied, a table of tokens or both: what is looked up by positions or kinds of tokens is neither.
+W is an initializer of the outermost graph, not filled yet. Its role, set in `nn/`, says whether it is multiplied, a
+table looked up by tokens, or both. Tables looked up by positions or token types are neither.
 
-One product in the place of several with the same x, whose matrices lie side by side: each takes its own columns.
+`put_parts` splits one product y that replaces several products with the same x, e.g. with the query, key and value
+matrices side by side:
 
     y (N, T D) --> Split --> (N, D) of each product
 
-Where all are as wide and each one's rows are gathered into the places where attention reads them, they are gathered
-from the rows of y:
+If all products are equally wide and their rows only go into Gathers (target cpu puts them in the places where attention
+reads them), the Gathers read y itself:
 
     y --> Reshape (N T, D) --> Gather(i T + k) --> (B, S, D) of each product
 
-Shapes: N rows, T products, D columns of each, i (B, S) the row of each place among those of one product, k its number.
+Shapes: N rows, T products, D columns of each; i (B, S) is a Gather's index of rows, k the number of the product.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from export.nn.marks import ROLE, ROWS_OF, Role, extent
 MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
 LOOKED_UP = (Role.EMBEDDING, Role.LOOKED_UP)
 LEAST_OF = {"Relu": 0.0, "Gelu": 0.1701}
-"""How far below zero they go: x * Phi(x) by 0.16997, its approximation with tanh by 0.17004."""
+"""How far below zero these functions go: x * Phi(x) by 0.16997, its approximation with tanh by 0.17004."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """One product. `weight` is (O, D) if `rows`, else (D, O)."""
+    """One product with a weight: (O, D) if `rows`, else (D, O)."""
 
     node: ir.Node
     weight: ir.Value
     rows: bool
     chosen: ir.Value | None = None
-    """(D, C): the rows of chosen ids, which are multiplied with in place of all."""
+    """(D, C): rows of chosen ids; the product reads these instead of the whole weight."""
 
     @property
     def is_table(self) -> bool:
-        """A row a token: a classifier, or an embedding that is one."""
+        """Whether the weight has a row per token: a classifier's own matrix, or a tied embedding."""
         return self.weight.meta[ROLE] in (Role.EMBEDDING, Role.CLASSIFIER)
 
-    # Asked of the node, as a pass may have put other values in their place since it was found.
+    # Read from the node each time: a pass may have replaced its inputs since the product was found.
 
     @property
     def x(self) -> ir.Value:
@@ -59,7 +60,7 @@ class Linear:
 
     @property
     def addend(self) -> ir.Value | None:
-        """Gemm's C."""
+        """C of a Gemm; None without it."""
         return self.node.inputs[2] if len(self.node.inputs) > 2 else None
 
 
@@ -73,12 +74,12 @@ class Lookup:
 
 
 def linears(model: ir.Model) -> list[Linear]:
-    """List the products in every graph of the model, in order."""
+    """The products in every graph of the model, in order."""
     return [linear for node in model.graph.all_nodes() if (linear := _linear(node)) is not None]
 
 
 def lookups(model: ir.Model) -> list[Lookup]:
-    """List the lookups in embeddings, in every graph of the model."""
+    """The lookups in embeddings, in every graph of the model."""
     return list(_lookups(model))
 
 
@@ -114,39 +115,40 @@ def _linear(node: ir.Node) -> Linear | None:
 
 
 def _required(value: ir.Value | None) -> ir.Value:
-    """Return the value of an input that its operator can't do without."""
     assert value is not None
     return value
 
 
 def _is_matrix(value: ir.Value, *roles: Role) -> bool:
-    """Say whether it is unfilled, and of one of these roles."""
+    """Whether the value is an unfilled initializer with one of these roles."""
     return value.is_initializer() and value.const_value is None and value.meta.get(ROLE) in roles
 
 
 def least_of(x: ir.Value) -> float | None:
-    """Return how far below zero an activation goes at most, where the function that it comes from tells."""
+    """How far below zero x can go, e.g. 0.0 after a Relu; None if the operator that makes x doesn't say."""
     producer = x.producer()
     return None if producer is None else LEAST_OF.get(producer.op_type)
 
 
 def is_vector(value: ir.Value | None) -> bool:
-    """Return whether what is added to a product is a parameter with a number an output, its bias."""
+    """Whether the value added to a product is a bias: an initializer with one axis."""
     return value is not None and value.is_initializer() and value.shape is not None and len(value.shape) == 1
 
 
 def put_product(add: Nodes, linear: Linear, y: ir.Value) -> None:
-    """Let `y`, plus what is added to the product, take the product's place."""
+    """Replace the product by `y`, plus its addend if it has one."""
     add.replace(y if linear.addend is None else add("Add", y, linear.addend))
 
 
 Rows = dict[tuple[str, int, int], ir.Value]
-"""Rows of one product among those of several, by i, T and k: all layers of a graph share them."""
+"""The index i T + k of a Gather, by (name of i, T, k). All layers of a graph share these."""
 
 
 def put_parts(model: ir.Model, products: Sequence[Linear], y: ir.Value, biased: bool, rows: Rows) -> None:
-    """Let `y` take the place of these products. biased: it has their biases in it. rows: those of earlier layers, to
-    which this one's are added."""
+    """Replace these products by their columns of `y`.
+
+    biased: y includes their biases. rows: the indices made so far; new ones are added.
+    """
     add, widths = Nodes(model, products[0].node, "int8"), [_width(linear) for linear in products]
     gathers = [_gather(linear) for linear in products if biased or linear.addend is None]
     taken = [node for node in gathers if node is not None]
@@ -172,7 +174,7 @@ def put_parts(model: ir.Model, products: Sequence[Linear], y: ir.Value, biased: 
 
 
 def _rows(model: ir.Model, index: ir.Value, count: int, k: int, rows: Rows) -> ir.Value:
-    """Return the rows of product k where each of `index` stands for those of `count` products."""
+    """The rows of product k in y: index * count + k."""
     if (key := (str(index.name), count, k)) not in rows:
         first = _rows(model, index, count, 0, rows) if k else index
         add = Nodes(model, f"{index.name}/of_{count}/{k}", "int8")
@@ -189,7 +191,7 @@ def _width(linear: Linear) -> int:
 
 
 def _gather(linear: Linear) -> ir.Node | None:
-    """Return what gathers the product's rows, if nothing else becomes of them."""
+    """The Gather of the product's rows, if it is the product's only reader."""
     uses = [*linear.node.outputs[0].uses()]
     if len(uses) != 1 or uses[0].node.op_type != "Gather" or linear.node.outputs[0].is_graph_output():
         return None

@@ -1,6 +1,6 @@
-"""Quantising matrices with NumPy: w ~ q * s, q small integers, s one scale a row or a block of a row.
+"""Quantising matrices with NumPy: w ~ q * s with small integers q and a scale s per row or per block of a row.
 
-Rows are a linear's outputs (its columns, where matrices are (D, O)) or a table's entries.
+Rows are the outputs of a linear map (the columns of a (D, O) matrix) or the entries of a table.
 
 Shapes: O rows, D columns, G blocks of a row, b columns of a block.
 """
@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 INT8 = 127
-# The largest sum of two neighbours: with activations in 0..255, x86 CPUs without VNNI add two products in 16 bits.
+# The largest sum of two neighbours: x86 CPUs without VNNI add two products with activations in 0..255 in 16 bits.
 PAIR = 32767 // 255
 COARSER = 2.0
-"""Most times as coarse as rows' own steps one step for all rows may be."""
+"""How much coarser one step for all rows may be than the rows' own steps."""
 ROWS = 4096
-"""Rows that are quantised together."""
+"""Rows quantised at a time."""
 BLOCK = 32
-"""Columns that share a scale, where rows are in blocks."""
+"""Columns of a block, which share a scale."""
 
 
 def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise rows: (O, D) -> q (O, D) in -127..127 and scales (O,): q * scale is nearest to w; an all-zero row has
-    scale 1.
+    """Quantise rows: (O, D) -> q (O, D) in -127..127 and scales (O,), so that q * scale is nearest to w.
 
-    The scale is max|w| / 127, or a little more: no two neighbours (columns 0 and 1, 2 and 3, ...) of one sign sum to
-    more than 128, so that uint8 x int8 kernels with saturating 16-bit sums (vpmaddubsw; AVX2 and AVX-512 without VNNI)
-    are exact. On normal weights this costs a third of a step; seven bits (`reduce_range` elsewhere) would cost a whole.
+    The scale is max|w| / 127 or a little more: two neighbours (columns 0 and 1, 2 and 3, ...) of the same sign sum to
+    at most 128. Kernels for uint8 x int8 with saturating 16-bit sums are then exact (vpmaddubsw; AVX2 and AVX-512
+    without VNNI). On normal weights this costs a third of a step; seven bits (elsewhere `reduce_range`) would cost a
+    whole step. The scale of an all-zero row is 1.
     """
     return _in_parts(_int8_rows, w)
 
@@ -42,8 +42,10 @@ def _int8_rows(w: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def one_multiplier(w: NDArray) -> np.float32 | None:
-    """Return the multiplier m of a matrix (O, D) whose rows can share it, w ~ q / m; None where its steps would be more
-    than twice as coarse as those of `int8_rows` (root mean square), or all is zero. Sums of neighbours as there."""
+    """One multiplier m for all rows of a matrix (O, D): w ~ q / m. Sums of neighbours are limited as in `int8_rows`.
+
+    None if its steps would be more than `COARSER` times the steps of `int8_rows` (root mean square), or w is zero.
+    """
     scale = int8_rows(w)[1][w.any(axis=1)].astype(np.float64)
     if not len(scale) or scale.max() > COARSER * np.sqrt(np.square(scale).mean()):
         return None
@@ -51,8 +53,7 @@ def one_multiplier(w: NDArray) -> np.float32 | None:
 
 
 def _in_parts(quantise: Callable[[NDArray], tuple[NDArray, NDArray]], w: NDArray) -> tuple[NDArray, NDArray]:
-    """Quantise some rows after others, which know nothing of one another: what it takes on the way is several times the
-    matrix."""
+    """Quantise `ROWS` rows at a time: intermediate arrays take several times the memory of the rows."""
     if len(w) <= ROWS:
         return quantise(w)
     q, scale = quantise(w[:ROWS])
@@ -64,9 +65,9 @@ def _in_parts(quantise: Callable[[NDArray], tuple[NDArray, NDArray]], w: NDArray
 
 
 def int8_matrix(w: NDArray, multiplier: np.float32) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise a matrix whose integers are known, w ~ q / multiplier: (O, D) -> q (O, D) and scales (O,), all the same.
+    """Quantise a matrix with a known multiplier, w ~ q / multiplier: (O, D) -> q (O, D) and equal scales (O,).
 
-    Raises `ValueError` for one with other values, beyond 127 steps.
+    Raises `ValueError` if a value is beyond 127 steps: the multiplier belongs to another matrix.
     """
 
     def rounded(w: NDArray) -> tuple[NDArray, NDArray]:
@@ -79,7 +80,8 @@ def int8_matrix(w: NDArray, multiplier: np.float32) -> tuple[NDArray[np.int8], N
 
 
 def _pairs(w: NDArray) -> NDArray:
-    """Return the largest sum of one sign among neighbouring columns, (O,)."""
+    """The largest magnitude of a sum of two neighbouring columns, counting only positive or only negative numbers:
+    (O, D) -> (O,)."""
     if w.shape[1] % 2:
         w = np.pad(w, ((0, 0), (0, 1)))
     part = np.maximum(w, 0)
@@ -89,16 +91,16 @@ def _pairs(w: NDArray) -> NDArray:
 
 
 def from_int8_rows(q: NDArray[np.int8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the float32 matrix (O, D) that q (O, D) and scales (O,) stand for."""
+    """The float32 matrix (O, D) of q (O, D) and scales (O,)."""
     return q.astype(np.float32) * scale[:, None]
 
 
 def block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Quantise blocks of rows: (O, D) -> q (O, G, b) in 0..2^bits - 1 and scales (O, G): (q - 2^(bits-1)) * scale is
-    nearest to w.
+    """Quantise blocks of rows: (O, D) -> q (O, G, b) in 0..2^bits - 1 and scales (O, G).
 
-    Each block takes the scale of the least squared error among those tried; its largest value in magnitude may lie at
-    the end that has one step more, -2^(bits-1), so scales may be negative. D is padded with zeros to G * b.
+    (q - 2^(bits-1)) * scale is nearest to w. At 4 bits or fewer, several scales are tried for each block (`SHRINKS`),
+    and the least squared error wins. The number with the largest magnitude goes to the end with one more step,
+    -2^(bits-1), so scales may be negative. D is padded with zeros to G * b.
     """
     return _in_parts(lambda rows: _block_rows(rows, bits, block), w)
 
@@ -110,7 +112,7 @@ def _block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray, NDArray]:
     best = np.where(largest != 0, largest, half).astype(np.float32) / -half
     least = np.full(best.shape, np.inf, np.float32)
     first = best
-    # At eight bits the search gains a hundredth of the error.
+    # At 8 bits the search would gain only a hundredth of the error.
     for shrink in SHRINKS if bits <= 4 else (1.0,):
         scale = first * np.float32(shrink)
         q = np.clip(np.rint(padded / scale), -half, half - 1)
@@ -121,20 +123,19 @@ def _block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray, NDArray]:
     return q.astype(np.uint8), best[:, :, 0].astype(np.float32)
 
 
-# Scales tried, times max|w| / 2^(bits-1): below 1 large values are cut for the sake of the many small ones, above 1 the
-# largest value has no end of its own.
+# Scales tried, in units of max|w| / 2^(bits-1). Below 1 the largest values are clipped and the many small values get
+# finer steps; above 1 the largest value no longer lies at the end.
 SHRINKS = (1.0, 0.85, 0.9, 0.95, 1.07, 1.14)
 
 
 def from_block_rows(q: NDArray[np.uint8], scale: NDArray[np.float32], bits: int, width: int) -> NDArray[np.float32]:
-    """Return the float32 matrix (O, D) that `block_rows` stands for."""
+    """Undo `block_rows`: the float32 matrix (O, D), D = `width`."""
     w = (q.astype(np.float32) - np.float32(1 << (bits - 1))) * scale[:, :, None]
     return w.reshape(len(q), -1)[:, :width]
 
 
 def packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Pack two values of four bits to a byte along the last axis, the first in the lower half; eight bits stay as
-    is."""
+    """Pack two 4-bit values into a byte along the last axis, the first in the lower half; 8-bit values stay."""
     if bits == 8:
         return q
     flat = q.reshape(-1) if q.shape[-1] % 2 else q

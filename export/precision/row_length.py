@@ -1,12 +1,11 @@
-"""A pass that makes inner rows of feed-forward nets a cache line longer, where their length hinders the cache.
+"""A pass that pads the inner rows of feed-forward networks by a cache line, if their length is bad for the CPU's cache.
 
-    Gemm(x, W1, b1) --> activation --> Gemm(., W2, C)        W1 (F, D), b1 (F,), W2 (D, F) --> F + 16, filled with zeros
+    Gemm(x, W1, b1) --> activation --> Gemm(., W2, C)        W1 (F, D), b1 (F,), W2 (D, F) --> F + 16, padded with zeros
 
-A product of float32 matrices reads several rows of its left one at a time: ONNX Runtime's on x86 twelve. Where a row
-has a multiple of 4096 bytes, as F = 1024, 2048, 3072 and 4096 give, the same place of every row falls into the same set
-of the level 1 cache, which has eight to twelve ways: rows drive each other out, and the product takes a tenth longer
-(benchmarks/RESULTS.md, "Vectors of texts"). Nothing is added to a sum: the new columns of W2 are 0, whatever is
-multiplied with them.
+A float32 product reads several rows of its left matrix at a time, in ONNX Runtime on x86 twelve. If a row has a
+multiple of 4096 bytes, e.g. with F = 1024, 2048, 3072 or 4096, equal places of all rows fall into the same set of the
+level 1 cache. The set has only eight to twelve ways: rows evict each other, and the product takes a tenth longer
+(benchmarks/RESULTS.md, "Vectors of texts"). Results stay the same, because the new columns of W2 are 0.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from .late_weights import derived, late_initializer
 from .products import Linear, is_vector, linears
 
 SET_SPAN = 1024
-"""Floats after which an address has the same set of the level 1 cache: 4096 bytes, on x86 and ARM."""
+"""Floats after which addresses fall into the same set of the level 1 cache again: 4096 bytes, on x86 and ARM."""
 LINE = 16
-"""Floats of a cache line."""
+"""Floats in a cache line."""
 LENGTHENED = "longer_rows"
-"""NAME.longer_rows is the parameter with zeros behind its last row, number or column."""
+"""Suffix of a padded parameter, e.g. NAME.longer_rows: zeros follow its last row, number or column."""
 ACTIVATIONS = ("Relu", "Gelu", "Sigmoid", "Tanh", "Mul")
-"""Each number by itself, and finite at 0."""
+"""Elementwise operators that are finite at 0."""
 
 
 def lengthen_rows(model: ir.Model) -> None:
-    """Change a graph of Gemms, before its weights are filled."""
+    """Pad the feed-forward networks of a graph of Gemms, before its weights are filled."""
     products = {linear.node.outputs[0]: linear for linear in linears(model) if linear.node.op_type == "Gemm"}
     for down in products.values():
         if not down.rows or extent(down.weight, 1) % SET_SPAN or (inner := _inner(down, products)) is None:
@@ -51,8 +50,10 @@ def lengthen_rows(model: ir.Model) -> None:
 
 
 def _inner(down: Linear, products: Mapping[ir.Value, Linear]) -> set[ir.Value] | None:
-    """Return what lies between a product and those whose rows it reads, their results too; None if something else
-    reads one of these, or if one has another form."""
+    """The values between `down` and the products before it, the results of those products included.
+
+    None if another node reads one of these values, or if one comes from neither a product nor one of `ACTIVATIONS`.
+    """
     inner, values, readers = [down.x], {down.x}, {down.node}
     for value in inner:
         node, up = value.producer(), products.get(value)
@@ -75,7 +76,7 @@ def _is_bias(addend: ir.Value) -> bool:
 
 
 def _longer(model: ir.Model, parameter: ir.Value, axis: int) -> ir.Value:
-    """Return the initializer with zeros behind the last entry of an axis."""
+    """The parameter with `LINE` zeros added at the end of an axis, as an initializer."""
     shape = [extent(parameter, i) for i in range(len(parameter.shape or ()))]
     behind = [(0, LINE if i == axis else 0) for i in range(len(shape))]
 
@@ -89,8 +90,10 @@ def _longer(model: ir.Model, parameter: ir.Value, axis: int) -> ir.Value:
 
 
 def without_zeros(tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray]:
-    """Return the tensors, parameters under their own names and in their own shapes, which `names` tells; one that has
-    anything but zeros behind it stays as long as it is."""
+    """The tensors without their padding, parameters under their own names. `names`: {parameter: shape}.
+
+    A tensor whose padding isn't all zero keeps it, so that a comparison of shapes finds the fault.
+    """
     own_shapes = {}
     for tensor, array in tensors.items():
         name, _, kind = tensor.rpartition(".")

@@ -1,9 +1,9 @@
-"""Precisions that a model can be exported in: one table. `passes.py` makes each of them.
+"""The table of precisions that a model can be exported in; `passes.py` makes them.
 
-A precision's files have a suffix, by which transformers.js and Optimum find them: encoder_model_quantized.onnx. Ids and
-masks stay int64, all other inputs and outputs float32: whoever runs one precision runs the others.
+Each precision's files have a suffix by which transformers.js and Optimum find them, e.g. encoder_model_quantized.onnx.
+In every precision ids and masks are int64 and all other inputs and outputs float32, so the same code runs them all.
 
-Nothing here imports onnx: `runtime/folder.py`, which runs models, needs the suffixes.
+Nothing here imports onnx: `runtime/folder.py` reads the table too, and models run without onnx.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from mlx_transformer.system.errors import UserError
 
 OPSET, IR_VERSION = 20, 9
 BLOCKS_OPSET, BLOCKS_IR_VERSION = 21, 10
-"""The least ones that have a scale for each block of a row."""
+"""The first versions with a scale for each block of a row."""
 STANDARD, ONNXRUNTIME = "standard", "com.microsoft"
-"""Sets of operators: those of ai.onnx alone, or ONNX Runtime's own too."""
+"""Sets of operators: only ai.onnx, or ONNX Runtime's own too."""
 UNPACKED = "unpacked"
-"""In their place: weights that are made float32 when the graph is loaded."""
+"""A third choice for blocks: standard operators make the weights float32 when the graph is loaded."""
 
 
 class Limits(NamedTuple):
-    """The limits of the quality gate (`package/quality.py`).
+    """The limits of the quality gate (`package/quality.py`), compared with float32.
 
-    `agreement`: the least share of equal tokens. `bleu`, `exact`: the most points below float32 on 1000 sentences; on n
-    sentences sqrt(1000 / n) times as many, for chance weighs more in a small sample.
+    `agreement`: least share of equal tokens. `bleu`, `exact`: most points lost on 1000 sentences. On n sentences they
+    are multiplied by sqrt(1000 / n), since chance weighs more in a small sample.
     """
 
     agreement: float
@@ -35,16 +35,17 @@ class Limits(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """One precision: how it is called, what its files hold and how far it may be off.
+    """One precision: its names, how its weights are stored, and its limits.
 
-    `dtype`: the word of transformers.js for it. `label`: what it is, for people. `form`, `bits`: the kind of what is
-    stored, by which `passes.py` chooses, and the bits of one value. `limits`: None if it is not judged, as nothing is
-    rounded. `opset`, `ir_version`: what files with blocks in standard operators need.
+    `suffix`: of file names. `dtype`: its name in transformers.js. `label`: a description for people. `form`, `bits`:
+    how weights are stored, by which `passes.py` chooses the pass, and the bits of one weight. `limits`: None if
+    nothing is rounded, so that there is nothing to judge. `opset`, `ir_version`: needed by files with blocks in
+    standard operators.
 
-    `depends_on_batch`: a sentence's neighbours can change its result. ONNX Runtime's kernels add up a product in an
-    order that depends on how many rows there are; activations are rounded after it, and a last bit may tip that.
-    `rounds_blocks`: it differs from `packed` only in whose integers they are, so what MLX has quantised would be
-    rounded again.
+    `depends_on_batch`: other sentences of a batch can change a sentence's result. The order in which ONNX Runtime sums
+    a product depends on the number of rows. Activations are rounded afterwards, and a difference in the last bit can
+    change the rounding.
+    `rounds_blocks`: the weights are rounded in blocks, so a checkpoint that MLX has quantised would be rounded twice.
     """
 
     suffix: str
@@ -60,12 +61,12 @@ class Precision(NamedTuple):
 
 
 class Lowering(NamedTuple):
-    """How a target's runtime takes lower precisions: a fact of each row of `targets/table.py`.
+    """How a target's runtime handles lower precisions; `targets/table.py` has one for each target.
 
-    `operators`: the set that graphs, and int8's products, are made of. `blocks`: the set of the operator that reads
-    integers in blocks, DequantizeLinear or MatMulNBits. `tables_in_blocks`: whether embeddings and classifier are in
-    blocks too. `computes_in`: the precisions of sixteen bits that it computes in; others are stored so, and computed in
-    float32.
+    `operators`: operators of graphs and of int8's products, `STANDARD` or `ONNXRUNTIME`. `blocks`: operators that read
+    weights in blocks, DequantizeLinear (`STANDARD`) or MatMulNBits (`ONNXRUNTIME`). `tables_in_blocks`: embeddings and
+    classifier are in blocks too. `computes_in`: 16-bit precisions that the runtime computes in; others are only stored
+    in 16 bits and computed in float32.
     """
 
     operators: str = STANDARD
@@ -74,8 +75,8 @@ class Lowering(NamedTuple):
     computes_in: tuple[str, ...] = ("float16",)
 
 
-# Sixteen bits: what rounding alone may do. int8, int4: BLEU's loss is what translations may suffer; a model whose best
-# tokens differ more often than that has been damaged even where BLEU doesn't show it.
+# The limits of 16 bits allow for rounding only. For int8 and int4 the limit of BLEU is the loss of quality we accept; a
+# model with less agreement than its limit is damaged, even if BLEU doesn't show it.
 PRECISIONS: dict[str, Precision] = {
     "float32": Precision("", "fp32", "as trained", "floats", 32),
     "float16": Precision(
@@ -131,16 +132,16 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 IN_BLOCKS = tuple(name for name, entry in PRECISIONS.items() if entry.form in ("blocks", "packed"))
-"""Precisions of weights in blocks, whose products leave a choice of what is done with the activations."""
+"""Precisions with weights in blocks. Their products leave a choice of activations (`ACTIVATIONS`)."""
 
 ACTIVATIONS = {"int8": 4, "float32": 1}
-"""The choice, and ONNX Runtime's number for it (MatMulNBits' accuracy_level): rounded to int8 in blocks, which is the
-fastest and the default, as it is ONNX Runtime's own; or multiplied as they are."""
+"""Types of activations in products with weights in blocks, each with its accuracy_level in ONNX Runtime's MatMulNBits.
+"int8": rounded in blocks, which is the fastest and ONNX Runtime's own default. "float32": not rounded."""
 DEFAULT_ACTIVATIONS = "int8"
 
 
 def check_precisions(names: str | Iterable[str]) -> list[str]:
-    """Return the names, each once; `UserError` for one that isn't in the table."""
+    """The names without repetitions. Raises `UserError` for an unknown name, or if there are none."""
     chosen = list(dict.fromkeys([names] if isinstance(names, str) else names))
     unknown = [name for name in chosen if name not in PRECISIONS]
     if unknown or not chosen:
@@ -150,7 +151,7 @@ def check_precisions(names: str | Iterable[str]) -> list[str]:
 
 
 def check_activations(name: str | None, precisions: Iterable[str]) -> str:
-    """Return the name, or the default's; `UserError` for one that isn't in the table or that no precision heeds."""
+    """The name, by default "int8". Raises `UserError` if it is unknown, or none of the precisions has a choice."""
     if name is None:
         return DEFAULT_ACTIVATIONS
     if name not in ACTIVATIONS:
@@ -162,8 +163,8 @@ def check_activations(name: str | None, precisions: Iterable[str]) -> str:
 
 
 def blocks_operators(precision: str, lowering: Lowering, activations: str) -> str:
-    """Return what reads weights in blocks: `lowering`'s operators, but `UNPACKED` for 8 bits with float32 activations,
-    as ONNX Runtime has no fast product for these two."""
+    """The operators that read weights in blocks: `lowering.blocks`, or `UNPACKED` for 8 bits with float32 activations,
+    because ONNX Runtime has no fast product for this combination."""
     unpacked = PRECISIONS[precision].rounds_blocks and PRECISIONS[precision].bits == 8 and activations == "float32"
     return UNPACKED if unpacked else lowering.blocks
 
@@ -171,8 +172,11 @@ def blocks_operators(precision: str, lowering: Lowering, activations: str) -> st
 def arithmetic(
     precision: str, activations: str | None, float32: Sequence[str] = (), sums_in_16_bits: bool = False
 ) -> str:
-    """Say in a few words what is multiplied. float32: the layers that int8 leaves so. sums_in_16_bits: the processor
-    has no more for two products of bytes, and some need more."""
+    """The arithmetic of a precision in a few words, e.g. "int8; float32 in embedding".
+
+    float32: layers that int8 leaves in float32. sums_in_16_bits: this processor limits the sum of two products of bytes
+    to 16 bits, and some of the weights need more.
+    """
     label = PRECISIONS[precision].label if precision in IN_BLOCKS else precision
     label += f"; float32 in {', '.join(float32)}" if float32 else ""
     label += "; sums of two products held to 16 bits by this processor, and some need more" if sums_in_16_bits else ""
@@ -180,5 +184,5 @@ def arithmetic(
 
 
 def takes_rows(precision: str) -> bool:
-    """Return whether some rows of the classifier can be taken alone: not of weights in blocks, nor of packed ones."""
+    """Whether a search can take chosen rows of the classifier: not from weights in blocks, nor from packed weights."""
     return PRECISIONS[precision].form in ("floats", "integers")

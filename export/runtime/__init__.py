@@ -1,4 +1,4 @@
-"""An exported folder opened and run with ONNX Runtime: `OnnxTransformer`. Nothing here imports onnx."""
+"""Opens an exported folder and runs it with ONNX Runtime: `OnnxTransformer`. Nothing here imports onnx."""
 
 from __future__ import annotations
 

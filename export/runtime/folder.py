@@ -1,7 +1,7 @@
-"""An exported folder, opened: which graphs it has, what model they are, where its tokenizer is.
+"""Reads an exported folder: its graphs, the model's config, the tokenizer's path, the manifests.
 
-Reads the folders of this project and those that Optimum writes for the published models that `families` knows:
-config.json, tokenizer.json and, in `onnx/` or beside them, encoder_model.onnx with either decoder_model.onnx and
+Besides this project's folders it reads Optimum's, for published models that `families` knows: config.json,
+tokenizer.json and, in `onnx/` or beside them, encoder_model.onnx with either decoder_model.onnx and
 decoder_with_past_model.onnx, or decoder_model_merged.onnx.
 """
 
@@ -49,39 +49,38 @@ if TYPE_CHECKING:
     from mlx_transformer.system.durable import Target
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL)
-"""Each folder has one of these graphs in each of its precisions."""
+"""A folder has one of these graphs in each of its precisions."""
 
 READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, EMBEDDING, DENSE, *NAMES)
-"""The files that are read beside the graphs' folder."""
+"""The files beside the graphs' folder that are read."""
 INNER_MANIFEST = f"onnx/{MANIFEST}"
-"""The manifest of the graphs, in that of the files around them."""
+"""The manifest of the graphs' folder, as listed in the manifest of the outer folder."""
 
 
 class OnnxFolder(NamedTuple):
-    """`graphs`: name -> file, those that are needed to run the model and no others."""
+    """An exported folder. `graphs`: {name: file} of the graphs that run the model."""
 
     path: Path
     request: Request
-    """The model, and what its graphs take and return."""
+    """The model's config, and what its graphs were exported with, e.g. attention."""
     graphs: dict[str, Path]
     listed: dict[str, Path]
-    """Those that a search among given ids needs besides, if it has them."""
+    """{name: file} of additional graphs for a search among given ids; empty if the folder has none."""
     precision: str = "float32"
     activations: str | None = None
-    """The type that weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if
-    the folder doesn't say."""
+    """Type of the activations multiplied with weights in blocks, "int8" or "float32" (`precision.table.ACTIVATIONS`);
+    None without such weights, or if the folder doesn't say."""
     standard: bool = False
-    """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
+    """Standard operators read its blocks, so the session chooses the activations."""
     may_overflow: bool = False
-    """Its integers do, on some processors (`Int8Scales.may_overflow`)."""
+    """Sums of its int8 products may overflow on some processors (`Int8Scales.may_overflow`)."""
 
     def with_activations(self, activations: str | None) -> OnnxFolder:
-        """Return the same folder with these activations, where the session decides about them; `UserError`
-        elsewhere."""
+        """The folder with these activations, "int8" or "float32"; `UserError` if the session can't choose them."""
         if activations is None or activations == self.activations:
             return self
         check_activations(activations, [self.precision])
-        # The classifier of one exported with int8 activations rounds them by operators of its own.
+        # If the folder was exported with int8 activations, operators of the graph round those of the classifier.
         if not (self.standard and activations == "int8"):
             made = f"with {self.activations} activations" if self.activations else "elsewhere"
             raise UserError(f"{self.path}: was exported {made}; export it with activations {activations}")
@@ -93,56 +92,56 @@ class OnnxFolder(NamedTuple):
 
     @property
     def place(self) -> Path:
-        """The folder in which the graphs lie."""
+        """The folder that holds the graphs."""
         return next(iter(self.graphs.values())).parent
 
     def verify_graphs(self) -> None:
-        """Raise `UserError` if a graph, or what else is read, isn't as a manifest says, or anything that one lists is
-        missing or of another size."""
+        """Raise `UserError` if a graph, or another file that is read, differs from its manifest's digest, or any listed
+        file is missing or has another size."""
         verify_files(self.place, [file.name for file in (*self.graphs.values(), *self.listed.values())])
         if self.path != self.place:
             verify_beside(self.path)
 
     def verify_data(self) -> None:
-        """Verify the contents of the precision's data files as well, whichever graph uses them."""
+        """Compare the digests of all data files of the precision too; `UserError` if one differs."""
         listed = read_manifest(self.place) or {}
         verify_files(self.place, [name for name in listed if _precision_of_data(name) == self.precision])
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """The path that `Tokenizer.load` takes."""
+        """The argument of `Tokenizer.load`; None if the folder has no tokenizer."""
         return tokenizer_path(self.path)
 
     @property
     def weights(self) -> Path | None:
-        """The data file that all graphs share, if there is one."""
+        """The data file that all graphs share; None if there is none."""
         name = f"model{PRECISIONS[self.precision].suffix}.onnx_data"
         files = {file for graph in self.graphs.values() if (file := graph.with_name(name)).is_file()}
         return files.pop() if files else None
 
     @property
     def files(self) -> list[Path]:
-        """The graphs and the data files that they read."""
+        """The files of the graphs, and the data files they read."""
         own = (graph.with_name(f"{graph.name}_data") for graph in self.graphs.values())
         data = {file for file in own if file.is_file()} | ({self.weights} if self.weights else set())
         return [*self.graphs.values(), *self.listed.values(), *sorted(data)]
 
     @property
     def weights_size(self) -> int:
-        """Bytes of that file; 0 without it."""
+        """Bytes of the shared data file; 0 without it."""
         return self.weights.stat().st_size if self.weights else 0
 
     @property
     def has_float32_matrices(self) -> bool:
-        """The data file holds every matrix as it is used; none is computed from fewer bits."""
+        """Whether the data file is large enough to hold every matrix in float32."""
         matrices = (math.prod(shape) for shape in parameter_shapes(self.config).values() if len(shape) > 1)
         return self.weights_size >= 4 * sum(matrices)
 
 
 def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
-    """Find the graphs and the config; `UserError` says what is missing or of the wrong kind.
+    """Open a folder; `UserError` if files are missing or it isn't an exported folder.
 
-    `precision`: which of the folder's; default: float32 if it is there, else the only one.
+    `precision`: one of the folder's, e.g. "int8"; default: float32 if the folder has it, else its only precision.
     """
     check_name(path)
     path = _whole(Path(path))
@@ -161,7 +160,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         needed = [MODEL]
     elif present & {ENCODER_CPU, DECODER_CPU}:
         needed = [ENCODER_CPU, DECODER_CPU]
-    # The pair computes the source's keys and values once and shares them among beams; the merged graph copies them.
+    # The pair of decoders computes the source's keys and values once, shared by beams; the merged graph copies them.
     elif present >= {DECODER_FIRST, DECODER_NEXT} or DECODER_MERGED not in present:
         needed = [ENCODER, DECODER_FIRST, DECODER_NEXT]
     else:
@@ -177,20 +176,23 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 
 
 def has_row_per_token(path: Path) -> bool:
-    """Return whether the folder's encoder alone is target cpu's."""
+    """Whether the folder is an encoder-only model with target cpu's graph, which computes one row per token."""
     place = _whole(path)
     return (place / ONNX_CONFIG).is_file() and _described(place, "float32")[0].by_token
 
 
 def verify_beside(path: Path, names: Collection[str] = READ) -> None:
-    """Compare these of the files beside the graphs' folder with their manifest, where it lists them; and whether that
-    folder is the one that they were exported with."""
+    """Compare these files beside the graphs' folder with their manifest, if it lists them; `UserError` if one differs.
+
+    The manifest also lists the graphs' manifest, so a graphs' folder from another export is found too.
+    """
     listed = read_manifest(path) or {}
     verify_files(path, [name for name in (*names, INNER_MANIFEST) if name in listed])
 
 
 def verify_export(path: Path) -> None:
-    """Compare all files of a folder with its manifests, or one file with the manifest beside it."""
+    """Compare all files of a folder with its manifests, or one file with the manifest beside it; `UserError` if any
+    differs."""
     if path.is_file():
         verify_file(path)
     else:
@@ -200,8 +202,8 @@ def verify_export(path: Path) -> None:
 
 
 def copy_export(path: Path, out: Target, force: bool = False) -> Path:
-    """Copy a folder, whole or not at all, with `force` in the place of an earlier one of its kind."""
-    import shutil  # few need it: the rest runs without
+    """Copy a folder to `out`, completely or not at all; returns the copy's path. `force`: replace an earlier export."""
+    import shutil  # here, since it is rarely needed
 
     from mlx_transformer.core.outputs import ONNX_FOLDER, claim
     from mlx_transformer.system.durable import replace_folder
@@ -214,19 +216,19 @@ def copy_export(path: Path, out: Target, force: bool = False) -> Path:
 
 
 def precisions(path: str | Path) -> list[str]:
-    """Return the precisions of a folder's graphs, as their file names say."""
+    """The precisions of a folder's graphs, by their file names, e.g. ["float32", "int8"]."""
     place = _place(Path(path))
     return [p for p, entry in PRECISIONS.items() if any(graph_file(place, n, entry.suffix) for n in FIRST_GRAPHS)]
 
 
 def has_graph(path: str | Path, name: str) -> bool:
-    """Return whether the folder has this graph, in any precision."""
+    """Whether the folder has this graph, in any precision."""
     place = _place(Path(path))
     return any(graph_file(place, name, entry.suffix) for entry in PRECISIONS.values())
 
 
 def graph_file(place: Path, name: str, suffix: str) -> Path | None:
-    """Return the graph of that name in a folder of graphs; None if it isn't there."""
+    """The file of the graph `name` in a folder of graphs, e.g. with suffix "_quantized"; None if it isn't there."""
     file = place / f"{name}{suffix}.onnx"
     return file if file.is_file() else None
 
@@ -255,7 +257,7 @@ def _precision(place: Path, requested: str | None) -> str:
 
 
 def _whole(path: Path) -> Path:
-    """The folder around the graphs' own, which the config lies in, if that is the one that is named."""
+    """The outer folder with the config, if `path` names its `onnx` folder; otherwise `path`."""
     inner = path.name == "onnx" and not _has_config(path) and _has_config(path.parent)
     return path.parent if inner else path
 
@@ -265,8 +267,7 @@ def _has_config(path: Path) -> bool:
 
 
 def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
-    """Return the model and what its graphs take and return, and of this precision the activations and whether its
-    blocks are read by standard operators."""
+    """(request, activations, standard), as in `OnnxFolder`, from mlx_transformer.json or a published config.json."""
     for file in (path / ONNX_CONFIG, path / "onnx" / ONNX_CONFIG):
         if file.is_file():
             values = read_json(file)
@@ -280,8 +281,10 @@ def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
-    """Return what weights in blocks are multiplied with, as mlx_transformer.json says (it didn't as long as there was
-    no choice), and whether standard operators read them."""
+    """(activations, standard), as in `OnnxFolder`, from mlx_transformer.json.
+
+    Older files name no activations, since there was no choice: they are the default.
+    """
     if precision not in IN_BLOCKS:
         return None, False
     entry = values.get("precisions", {}).get(precision, {})
@@ -292,8 +295,7 @@ def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
 
 
 def _from_published(file: Path, values: Any) -> TransformerConfig:
-    """Return the config of a published model whose graphs somebody else exported; `UserError` for one of no known
-    family."""
+    """The config of a published model, exported e.g. by Optimum; `UserError` if its family isn't known."""
     from mlx_transformer.families.engine import config_of
     from mlx_transformer.families.table import FAMILIES
 

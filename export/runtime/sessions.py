@@ -1,6 +1,6 @@
-"""Execution providers that come as packages of their own, for any ONNX Runtime: its WebGPU and MLX on a Mac.
+"""Opens sessions of ONNX Runtime: threads and their spinning, passes of the optimiser, providers, weights in memory.
 
-Sessions of ONNX Runtime as this project opens them: threads, waiting, passes of the optimiser, where weights lie.
+Some execution providers are plugins, packages beside ONNX Runtime: WebGPU, and MLX on a Mac.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from mlx_transformer.system.machine import side_by_side, usable_cores
 from .folder import OnnxFolder
 
 PLUGINS = {"WebGpuExecutionProvider": "onnxruntime_ep_webgpu", "MLXExecutionProvider": "onnxruntime_ep_mlx"}
-"""{provider: the module that knows its library}"""
+"""{provider: the plugin's module, which knows the path of its library}"""
 
 _registered: set[str] = set()
 _alone = threading.Lock()
 
 
 def find_plugin(provider: str) -> None:
-    """Let ONNX Runtime have a provider by this name, if it is a plugin whose package is installed and is not there yet.
+    """Register the provider with ONNX Runtime if it is a plugin, its package is installed and it isn't available yet.
 
-    A library is loaded once a process, and gives a provider where it finds a device. `UserError` for one that can't be
-    loaded.
+    A process loads a library once; the provider is available if the library finds a device. Raises `UserError` if the
+    library can't be loaded.
     """
     if provider not in PLUGINS or provider in ort.get_available_providers():
         return
@@ -50,15 +50,18 @@ def find_plugin(provider: str) -> None:
             return
         try:
             ort.register_execution_provider_library(provider, library)
-        except Exception as error:  # onnxruntime's exceptions have no common base of their own; or it has no plugins
+        except Exception as error:  # onnxruntime's exceptions have no common base; an old version has no plugins
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{PLUGINS[provider]}: onnxruntime {ort.__version__} can't load it ({reason})") from error
         _registered.add(provider)
 
 
 def chosen(options: ort.SessionOptions, providers: Sequence[Any]) -> Sequence[Any] | None:
-    """Give a session's options the plugin among its providers, on its GPU if it has one, with the CPU for what it
-    can't do; returns what is left to name, None where there was one. `UserError` for a plugin beside others."""
+    """Add the plugin among these providers to the session's options, on a GPU if it has one.
+
+    The CPU computes the operators that the plugin lacks. Returns the providers to pass to the session: all of them
+    without a plugin, None with one. Raises `UserError` for a plugin together with providers other than the CPU.
+    """
     pairs = [(each, {}) if isinstance(each, str) else each for each in providers]
     plugins = [(name, values) for name, values in pairs if name in _registered]
     if not plugins:
@@ -73,7 +76,7 @@ def chosen(options: ort.SessionOptions, providers: Sequence[Any]) -> Sequence[An
 
 
 def missing(provider: str) -> str:
-    """Say why a provider isn't available, where it is a plugin; "" of others."""
+    """Why a plugin isn't available, for the end of a message; "" for other providers."""
     if provider not in PLUGINS:
         return ""
     package = PLUGINS[provider].replace("_", "-")
@@ -83,51 +86,52 @@ def missing(provider: str) -> str:
 CPU = "CPUExecutionProvider"
 
 SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
-"""Passes of ONNX Runtime's optimiser. On CPU the operator of each is slower than the two it replaces: Add and
-LayerNormalization, Add and Gelu, which has a kernel for AVX-512 of its own."""
+"""Passes of ONNX Runtime's optimiser to leave out. On CPU their fused operators are slower than the two they replace:
+Add and LayerNormalization, Add and Gelu (which has its own kernel for AVX-512)."""
 
 FOLDING = ["ConstantFolding"]
-"""A pass of ONNX Runtime's optimiser. It copies a matrix that a graph transposes where it multiplies, and then packs
-it. Without it the product takes in the Transpose and packs the matrix as it is stored: half the time of loading."""
+"""A pass of ONNX Runtime's optimiser to leave out if a graph transposes its matrices. It would copy each transposed
+matrix before packing it. Without the pass the product absorbs the Transpose and packs the stored matrix, which halves
+the time of loading."""
 
 TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
-"""The graphs of this project that do so, in standard operators."""
+"""Graphs of this project that transpose their matrices, in standard operators."""
 
 SPIN_MICROSECONDS = 500
-"""Between two steps the search needs less, as do calls for one text after the other of a model with one session:
-threads that wait for the next one save a tenth of a small model's time."""
+"""How long idle threads spin after a run. The search between two decoding steps takes less, and so does the time
+between two calls with one text each. Threads that spin until the next run save a tenth of a small model's time."""
 
 WITHIN_MICROSECONDS = 1000
-"""The same between the operators of a run, after which they rest at once, and while a session is opened. By ONNX
-Runtime's default, and always before 1.26, they stay awake all that time, and opening takes the processor twice as
-long."""
+"""How long idle threads spin between the operators of a run, and while a session opens, if they rest right after a run.
+By ONNX Runtime's default, and always before 1.26, they spin all the time, and opening takes twice the CPU time."""
 
 MOST_THREADS = max(16, 4 * usable_cores())
-"""Most threads of one operator. More threads than cores are slower, and far more never end: 300 on two cores took forty
-times as long."""
+"""Most threads of an operator. More threads than cores are slower, and far more are very slow: 300 threads on two cores
+took forty times as long."""
 
 POLL_SECONDS = 0.05
-"""Seconds between two looks at whether anybody still waits for a run."""
+"""Seconds between two checks whether a run should stop."""
 
 SMALL = 24e6
-"""Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
+"""Bytes of weights of a small model: up to here several batches at a time, with one thread each, are faster than one
+batch at a time with several threads."""
 
 
 def session_options(
     threads: int | None = None, patience: int = 0, activations: str | None = None, may_overflow: bool = False
 ) -> ort.SessionOptions:
-    """Return the options of every session here. threads: of one operator; None lets ONNX Runtime take the machine's
-    cores.
+    """The options of a session.
 
-    patience: microseconds for which idle threads stay awake after a run. activations: what ONNX Runtime's own operator
-    for weights in blocks, where it makes that from standard ones, multiplies them with (`precision.ACTIVATIONS`).
-    may_overflow: `Int8Scales.may_overflow` says so of its weights.
+    threads: of an operator; None lets ONNX Runtime use all cores. patience: microseconds that idle threads spin after a
+    run. activations: "int8" or "float32", for weights in blocks that ONNX Runtime fuses from standard operators to its
+    own (`precision.table.ACTIVATIONS`). may_overflow: `Int8Scales.may_overflow` of the weights.
+    Raises `UserError` if `threads` is below 1 or above `MOST_THREADS`.
     """
     options = ort.SessionOptions()
     if threads is not None:
         check_value("threads", threads, Annotated[int, Bounds(at_least=1, at_most=MOST_THREADS)])
         options.intra_op_num_threads = threads
-    # A model has several sessions that run in turn: by default the resting one's threads keep the cores busy, and
+    # A model's sessions run in turn. By default the threads of the resting session keep spinning on the cores, and
     # greedy decoding of one sentence takes up to twice as long.
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(patience or WITHIN_MICROSECONDS))
     if not patience:
@@ -135,21 +139,21 @@ def session_options(
     if activations is not None:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(ACTIVATIONS[activations]))
     if may_overflow:
-        # Where the processor cuts a sum of two products to 16 bits, weights that a graph holds outside of branches and
-        # loops lose their sign, and the kernel for such bytes has 32: 1.1 to 1.2 times as long, 1.2 to 1.7 for one row.
+        # For processors that saturate a sum of two products at 16 bits: makes weights outside of branches and loops
+        # unsigned, whose kernel sums in 32 bits. It takes 1.1 to 1.2 times as long, for a single row 1.2 to 1.7 times.
         options.add_session_config_entry("session.x64quantprecision", "1")
-    options.log_severity_level = 4  # errors are raised, and told once
+    options.log_severity_level = 4  # errors are raised; don't print them too
     return options
 
 
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 
 SHARES_FILES = VERSION >= (1, 31)
-"""Whether this ONNX Runtime uses a data file in memory as it lies there. Earlier ones may copy it."""
+"""Whether this ONNX Runtime uses a data file in memory in place. Earlier versions may copy it."""
 
 
 class _Here(threading.local):
-    """How runs that this thread asks for are computed."""
+    """How this thread's runs are computed; see `run_aside`."""
 
     aside = False
 
@@ -158,36 +162,38 @@ _here = _Here()
 
 
 def run_aside() -> None:
-    """From now on compute what this thread runs on a thread of the session, for which it waits: beside a run of
-    another thread's, with no more cores than the session has threads."""
+    """Run this thread's sessions with run_async, so that they share the session's threads with runs of other threads.
+
+    The thread waits for its run. Together they keep no more cores busy than the session has threads.
+    """
     _here.aside = True
 
 
 class Session(ort.InferenceSession):
-    """A session whose failed runs are a `UserError` that names the file: the graph isn't what it seemed to be."""
+    """A session whose failed runs raise a `UserError` with the file's name, e.g. for a damaged graph."""
 
     def __init__(self, file: str | Path, *arguments: Any, weights: mmap.mmap | None = None, **options: Any):
-        """weights: the data file in memory that it uses, which must live as long as the session."""
+        """weights: the data file in memory that the session uses; kept here as long as the session lives."""
         super().__init__(str(file), *arguments, **options)
         self.file, self.weights = file, weights
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         try:
             return self._run_aside(*arguments, **options) if _here.aside else super().run(*arguments, **options)
-        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+        except Exception as error:  # onnxruntime's exceptions have no common base
             raise self._failed(error) from error
 
     def _run_aside(self, names: Sequence[str] | None, feeds: dict[str, Any], *options: Any) -> Any:
         def keep(*outputs_and_error: Any) -> None:
             result.extend(outputs_and_error)
 
-        # It is over when the session's thread has let go of `keep`, not when it calls it: a session that is closed
-        # while one of its threads is still in Python waits for that thread, which waits for Python's lock.
+        # The run is over when the session's thread has released `keep`, not when it calls it. If the session is closed
+        # while its thread is still in Python, it waits for the thread, and the thread waits for Python's lock.
         over = SimpleQueue[Any]()
         result: list[Any] = [weakref.ref(keep, over.put)]
         try:
             self.run_async(names, feeds, keep, None, *options)
-        except Exception:  # ONNX Runtime gave it no thread besides the caller's, as on a machine of one core
+        except Exception:  # the session has only the caller's thread, e.g. on a machine with one core
             return super().run(names, feeds, *options)
         del keep
         over.get()
@@ -197,8 +203,7 @@ class Session(ort.InferenceSession):
         return outputs
 
     def run_until(self, stopped: Callable[[], bool], names: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
-        """Run as `run` does, but end in the midst of a graph, a loop in it too, once `stopped()` is true: raises
-        `Stopped`."""
+        """Like `run`, but raises `Stopped` once `stopped()` is true, even in the middle of a graph or a loop in it."""
         if stopped():
             raise Stopped
         options, over = ort.RunOptions(), threading.Event()
@@ -239,9 +244,9 @@ def open_session(
     without: Sequence[str] = (),
     weights: mmap.mmap | None = None,
 ) -> Session:
-    """Raise `UserError` if the file can't be loaded or a provider isn't there. Providers: default CPU.
+    """Open a session on the file. Raises `UserError` if the file can't be loaded or a provider isn't available.
 
-    without: more of the optimiser's passes to leave out. weights: as of `Session`.
+    providers: default CPU. without: more passes of the optimiser to leave out. weights: see `Session`.
     """
     check_providers(providers)
     options = options or session_options()
@@ -254,12 +259,12 @@ def open_session(
             disabled_optimizers=[*SLOW_FUSIONS, *without],
             weights=weights,
         )
-    except Exception as error:  # onnxruntime's exceptions have no common base of their own
+    except Exception as error:  # onnxruntime's exceptions have no common base
         raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error
 
 
 def check_providers(providers: Sequence[Any] | None) -> list[str]:
-    """Return the providers' names, without options; `UserError` for one that isn't available."""
+    """The providers' names without their options; `UserError` if a provider isn't available."""
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
     for name in names:
         find_plugin(name)
@@ -271,41 +276,40 @@ def check_providers(providers: Sequence[Any] | None) -> list[str]:
 
 
 def is_available(provider: str) -> bool:
-    """Return whether this ONNX Runtime was built with a provider; its libraries may yet fail to load."""
+    """Whether this ONNX Runtime has the provider; the provider's libraries may still fail to load."""
     return provider in ort.get_available_providers()
 
 
 class Opener:
-    """Opens the graphs of one folder, with any number of threads an operator, as often as is wanted."""
+    """Opens the graphs of a folder, as often as needed, with any number of threads per operator."""
 
     def __init__(self, folder: OnnxFolder, providers: Sequence[Any] | None = None, verify: bool = True):
-        """verify: hold the files against the folder's manifest."""
+        """verify: compare the files with the folder's manifest."""
         self.folder, self.providers, self.verify = folder, providers, verify
         self.on_cpu = check_providers(providers) == [CPU]
 
     def listed(self, threads: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession] | None:
-        """Return the sessions of a search among given ids: the classifier's rows, and the decoder; None where they
-        aren't."""
+        """The sessions for a search among given ids, (classifier's rows, decoder); None if the folder lacks them."""
         if len(self.folder.listed) < 2:
             return None
         rows, decoder = (self._open(name, threads, self.weights) for name in (ROWS_CPU, LISTED_CPU))
         return rows, decoder
 
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """Return {graph: its session}. `UserError` says which can't be loaded, and what is damaged."""
+        """Open all graphs: {graph: session}. Raises `UserError` if a file is damaged or can't be loaded."""
         if self.verify:
             self.folder.verify_graphs()
-        # All are opened at the same time: each takes one core and releases Python's lock meanwhile. So does reading the
-        # data once more for its digest, which only the end waits for.
+        # All are opened at the same time: opening one takes a core and releases Python's lock. So does reading the data
+        # for its digest, in parallel.
         graphs, weights = self.folder.graphs, self.weights
         each = [partial(self._open, name, threads, weights) for name in graphs]
         work: list[Callable[[], Any]] = [partial(side_by_side, each, threads or usable_cores())]
         if self.verify:
-            work.insert(0, self.folder.verify_data)  # first: damage tells more than what a session makes of it
+            work.insert(0, self.folder.verify_data)  # its error comes first: it says more than a session's about damage
         *_, opened = side_by_side(work, len(work))
         sessions = dict(zip(graphs, opened, strict=True))
         if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
-            weights.madvise(mmap.MADV_DONTNEED)  # read for packing; what is used as it is stored comes back when it is
+            weights.madvise(mmap.MADV_DONTNEED)  # most pages were only read for packing; the others are read again
         return sessions
 
     def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
@@ -321,9 +325,10 @@ class Opener:
 
     @cached_property
     def weights(self) -> mmap.mmap | None:
-        """The data file for all sessions of a small model: two sets of them would map the same tables four times.
+        """The data file in memory, shared by all sessions of a small model; None for other models.
 
-        A large model has one set, and is better off where ONNX Runtime maps matrix by matrix, until each is packed.
+        A small model has two sets of sessions, which would map the same tables four times. A large model has one set.
+        It needs less memory if ONNX Runtime itself maps each matrix only until it is packed.
         """
         file = self.folder.weights
         if file is None or not self.on_cpu or not SHARES_FILES or not 0 < self.folder.weights_size <= SMALL:

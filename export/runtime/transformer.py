@@ -1,11 +1,11 @@
-"""Passes side by side on the threads of one session, where its operators would otherwise share each product among them.
-
-An operator waits for the last of its threads, hundreds of times a pass; passes that run side by side wait once.
-
-An exported model, run by ONNX Runtime: ids to ids, text to text. Needs numpy, onnxruntime and tokenizers.
+"""An exported model, run by ONNX Runtime: ids to ids, text to text. Needs numpy, onnxruntime and tokenizers.
 
     model = OnnxTransformer("onnx-folder")
     model.translate(["Good morning."], beam=4)
+
+`SideBySide` runs several passes at the same time, each on a thread of the session. Otherwise the threads share each
+product of a single pass, and an operator waits for the last of them, hundreds of times per pass. Passes side by side
+wait only once.
 
 Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 """
@@ -62,29 +62,34 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 JUST_BEGUN = 0.25
-"""The share of a pass of which a thread may be behind the caller's and still compute the last pass alone. Two threads
-that share passes take 0.6 of the time for each: to share the rest of the caller's, and then the last, takes longer than
-the last alone if two thirds or more of the caller's are left."""
+"""Decides whether a thread computes the last pass by itself: yes, if the caller has done less than this share of its
+pass. Two threads that share a pass take 0.6 of its time. Sharing the rest of the caller's pass and then the last pass
+takes longer than the last pass by itself if two thirds or more of the caller's pass are left."""
 
 
 class SideBySide(Passes):
-    """As many passes as a session has threads: one on the caller's, which is helped by those without a pass of their
-    own, the others on a thread each of the session. No more cores are busy, and the weights are in memory once."""
+    """Runs as many passes at the same time as a session has threads.
+
+    The caller's thread computes one pass, with the help of idle threads; every other pass has a thread of the session.
+    No more cores are busy than the session has threads, and the weights are in memory only once.
+    """
 
     def __init__(self, threads: int):
-        """threads: those of the session, the caller's among them."""
+        """threads: of the session, including the caller's."""
         self.at_once = threads
 
     def in_parallel(self, compute: Callable[[W], T], work: Sequence[W]) -> Iterator[T]:
-        """Run `compute` on all work, the longest first in the list, in any order. If one fails, no other begins, and
-        its exception is raised when those that run are over."""
+        """Run `compute` on all work, which must be sorted longest first; yields the results in any order.
+
+        If a call fails, no other begins. Its exception is raised when the running calls have ended.
+        """
         if len(work) < 2:
             yield from map(compute, work)
             return
-        from concurrent.futures import wait  # with `logging`: who has one pass at a time does without
+        from concurrent.futures import wait  # here, since it imports logging, and a single pass doesn't need it
 
         left, lock, results = deque(work), threading.Lock(), SimpleQueue[T]()
-        begun = perf_counter()  # the caller's pass that runs
+        begun = perf_counter()  # start of the caller's current pass
 
         def take() -> list[W]:
             nonlocal begun
@@ -93,8 +98,8 @@ class SideBySide(Passes):
                 return [left.popleft()] if left else []
 
         def take_aside(seconds: float) -> list[W]:
-            # The last one is over earlier if all threads share first what the caller is at, and then this; unless the
-            # caller has only begun.
+            # The last pass ends earlier if all threads first share the caller's current pass and then the last, unless
+            # the caller has just begun.
             with lock:
                 apart = len(left) > 1 or (left and perf_counter() - begun < JUST_BEGUN * seconds)
                 return [left.pop()] if apart else []
@@ -130,20 +135,20 @@ class SideBySide(Passes):
 
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
-        """The threads that wait for those of the session; kept, as it takes time to begin one."""
+        """Threads that wait for the session's threads; kept, since starting a thread takes time."""
         from concurrent.futures import ThreadPoolExecutor
 
         return ThreadPoolExecutor(self.at_once - 1, initializer=run_aside)
 
 
 def passes_of(threads: int | None, providers: Sequence[Any] | None) -> Passes:
-    """Return how passes run in a session with so many threads (None: the machine's cores) and these providers."""
+    """How to run the passes of a session with these threads (None: all cores) and providers."""
     cores = threads or fast_cores()
     return SideBySide(cores) if cores > 1 and check_providers(providers) == [CPU] else ONE_AT_A_TIME
 
 
 def _begun(futures: Sequence[Future[None]]) -> list[Future[None]]:
-    """Return those that have begun, and keep the others from it: their threads are busy with another call's passes."""
+    """The futures that have begun; cancels the others, whose threads are busy with another call's passes."""
     return [future for future in futures if not future.cancel()]
 
 
@@ -151,9 +156,12 @@ NO_ATTENTION = "returns no attention: export it with --attention"
 
 
 class OnnxTransformer(TextVerbs):
-    """A folder that `export_onnx` or Optimum wrote, ready to run. `UserError` if it isn't one.
+    """A model in a folder written by `export_onnx` or Optimum. Raises `UserError` if the folder is another kind.
 
-    Its methods may be called from several threads at once: what belongs to a call is nowhere but in that call.
+    Its methods may be called from several threads at once, since all state of a call is local.
+
+    >>> OnnxTransformer("onnx-folder", precision="int8", threads=2).translate("Good morning.")
+    'Guten Morgen.'
     """
 
     def __init__(
@@ -165,11 +173,14 @@ class OnnxTransformer(TextVerbs):
         verify: bool = True,
         activations: ActivationsName | None = None,
     ):
-        """providers: ONNX Runtime's execution providers, each a name or a pair (name, options); default: the CPU's.
-        threads: see `session_options`. precision: one of the folder's; default: float32, or the only one. verify:
-        compare its files with the digests in its manifest, if it has one. activations: "float32" or "int8", what
-        weights in blocks are multiplied with; default: what they were exported with. A package of standard operators
-        exported with float32 runs with either, any other as it is."""
+        """Open the folder.
+
+        providers: ONNX Runtime's execution providers, each a name or a pair (name, options); default: CPU.
+        threads: threads per operator; default: all cores. precision: one of the folder's; default: float32, or the only
+        one. verify: compare the files with the digests in the folder's manifest, if it has one. activations: "float32"
+        or "int8", multiplied with weights in blocks; default: as exported. Only a package of standard operators,
+        exported with float32 activations, can run with the other choice.
+        """
         self.folder: OnnxFolder = open_folder(folder, precision).with_activations(activations)
         self.config, self.where = self.folder.config, str(self.folder.path)
         self._open = Opener(self.folder, providers, verify)
@@ -195,7 +206,7 @@ class OnnxTransformer(TextVerbs):
         return f"OnnxTransformer({self.where!r}): {', '.join(facts)}"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: what the folder holds, sizes and choices."""
+        """HTML for notebooks: the folder's files, sizes and config."""
         size = sum(file.stat().st_size for file in self.folder.files)
         facts = {"folder": str(self.folder.path), "precision": self.folder.precision}
         facts |= {"graphs": ", ".join(self.folder.graphs), "files": f"{size / 1e6:,.1f} MB"}
@@ -203,17 +214,20 @@ class OnnxTransformer(TextVerbs):
         return table(f"OnnxTransformer: {count:,} parameters", {**facts, **self.config.summary()}.items())
 
     def save(self, folder: Target, force: bool = False) -> Path:
-        """Copy the model's folder, compared with its manifests, and return the copy's path. `force`: replace an earlier
-        ONNX folder of that name, once the new one is complete. `UserError` for a folder that holds something else."""
+        """Verify the model's folder against its manifests and copy it to `folder`; returns the copy's path.
+
+        `force`: replace an earlier ONNX folder at this path, once the copy is complete. Raises `UserError` if files are
+        damaged, or `folder` holds anything else.
+        """
         return copy_export(self.folder.path, folder, force)
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether a sentence's result may depend on those computed with it: see `precision.table.Precision`."""
+        """Whether a sentence's result may depend on the rest of its batch; see `precision.table.Precision`."""
         chosen = PRECISIONS[self.folder.precision]
         if chosen.form == "floats" or self.folder.activations == "float32":
             return False
-        # Such a model's prompts can't be padded to where their sums don't feel it (`CausalGraphs.start`).
+        # With relative positions prompts can't be padded to lengths that keep the order of sums (`CausalGraphs.start`).
         misplaced = self.config.architecture == "decoder" and self.config.positions in RELATIVE
         return chosen.depends_on_batch or misplaced
 
@@ -229,8 +243,11 @@ class OnnxTransformer(TextVerbs):
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
-        """Return the n best outputs of each input with their scores. attention: and each with its own, for which it is
-        read once more; for folders exported with attention, and for ids."""
+        """The n best outputs of each input, with scores.
+
+        attention: also give each output its cross-attention weights, computed by one more pass. Raises `UserError` if
+        the folder was exported without attention, or if vectors (inputs_embeds) are given instead of ids.
+        """
         if attention:
             self._check_attention()
             if ids is None:
@@ -257,7 +274,7 @@ class OnnxTransformer(TextVerbs):
 
     @property
     def graph_vectors(self) -> GraphVectors | None:
-        from mlx_transformer.generation.embed import GraphVectors  # with the tokenizer's 7 MB
+        from mlx_transformer.generation.embed import GraphVectors  # here, since it loads the tokenizer's 7 MB
 
         if (made := self.folder.request.embedding) is None:
             return None
@@ -268,8 +285,10 @@ class OnnxTransformer(TextVerbs):
 
     @cached_property
     def _plain_embedder(self) -> Embedder:
-        """The one without options, kept: to make it takes a hundredth of what a small model takes for a text. It holds
-        a copy of this object: one that held this object itself would keep the sessions open after it is gone."""
+        """The embedder without options. Kept, since making it takes a hundredth of a small model's time for a text.
+
+        It holds a copy of this object: a reference cycle would keep the sessions open after the last use.
+        """
         _ = self.tokenizer, self.text_embedding  # once for both
         return TextVerbs.embedder(copy(self))
 
@@ -288,43 +307,53 @@ class OnnxTransformer(TextVerbs):
         return super().translator
 
     def encode(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
-        """Return the encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a
-        folder whose encoder reads them. mask (B, S): true on tokens, default everywhere."""
+        """The encoder's output (B, S, D) for ids (B, S).
+
+        mask (B, S): True on tokens; default: no padding. If the folder's encoder reads vectors, give
+        inputs_embeds=vectors (B, S, D) instead of ids.
+        """
         return self._if(self.config.has_encoder).encode(*self._source(ids, mask, others))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
-        """Return teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
+        """Teacher-forced logits (B, T, V) of target_ids (B, T) over the encoder output `hidden` (B, S, D) and mask."""
         ids = self._ids(target_ids, self.config.vocab_size)
         return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden))
 
     def logits(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
-        """Return logits (B, L, V) of an encoder alone (inputs as for `encode`) or a decoder alone (padding on the
-        left)."""
+        """Logits (B, L, V) of an encoder-only or decoder-only model; inputs as for `encode`.
+
+        The padding of a decoder-only model is on the left. An encoder's head may have another shape (`core/heads.py`).
+        """
         graphs = self._of(EncoderGraphs, CausalGraphs)
         return graphs.logits(*self._source(ids, mask, others))
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
-        """Return how much of each source token (B, S) is read at each position of a target (B, T), from which the next
-        token is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. `UserError` for a folder that
-        was exported without attention."""
+        """Cross-attention weights (B, T, S) of targets (B, T) over sources `ids` (B, S): the mean of a layer's heads.
+
+        Row t shows how much of each source token the model reads to choose the token after t; it is 0 on padding.
+        Raises `UserError` if the folder was exported without attention.
+        """
         self._check_attention()
         target_ids = self._ids(target_ids, self.config.vocab_size)
         return self.graphs.attention(*self._source(ids, mask), target_ids)
 
     def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
-        """Return a cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
+        """An empty cache for `step`. Give the encoder's output `hidden` (B, S, D) and its mask (B, S).
+
+        Decoder-only: give only the mask (B, L) of the first step's tokens.
+        """
         if hidden is None:
             if mask is None:
-                raise UserError("start: a decoder alone needs the mask of its first tokens (all ones without padding)")
+                raise UserError("start: a decoder-only model needs the mask of its first tokens: all ones if unpadded")
             return self._of(CausalGraphs).begin(np.asarray(mask).astype(np.int64))
         return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden))
 
     def step(self, ids: Any, cache: OnnxCache) -> NDArray[np.float32]:
-        """Return logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
+        """Logits (B, L, V) after the next tokens (B, L); the cache advances by L."""
         return self._of(EncoderDecoderGraphs, CausalGraphs).step(self._ids(ids, self.config.vocab_size), cache)
 
     def _with_attention(self, ids: Ids, best: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        from mlx_transformer.generation.alignment import cross_weights_by  # not at the top, as the translator
+        from mlx_transformer.generation.alignment import cross_weights_by  # imported on use, like the translator
 
         weights = cross_weights_by(
             lambda ids, real, read: self.graphs.attention(*self._source(ids, real), read),
@@ -349,8 +378,7 @@ class OnnxTransformer(TextVerbs):
     def _source(
         self, ids: Any, mask: Any, others: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-        """Return what the model reads, by value: (B, L) ids or (B, L, D) vectors, whichever is given; and its mask (B,
-        L)."""
+        """The model's inputs by value, e.g. {"source_ids": (B, L)} or vectors (B, L, D), and the mask (B, L)."""
         source = Sources.of(self.config, "ids", ids=ids, **others).stacked()
         return source, _mask(mask, next(iter(source.values())))
 
@@ -361,8 +389,8 @@ class OnnxTransformer(TextVerbs):
 
 
 def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> Any:
-    """Return the graphs of one folder, by their names, as one model; of_cpu: arguments of `CpuModel` alone."""
-    if ENCODER_CPU in sessions:  # imported here: a folder imports only what runs it
+    """One model from the sessions {graph's name: session} of a folder. of_cpu: arguments for `CpuModel` only."""
+    if ENCODER_CPU in sessions:  # imported here, since other targets don't need it
         from export.targets.cpu.runtime import CpuModel
 
         return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **of_cpu)
@@ -371,7 +399,7 @@ def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> A
 
 
 def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:
-    """Return (B, L) for an input (B, L) or (B, L, D)."""
+    """The mask (B, L) as int64, by default all ones, for an input (B, L) or (B, L, D)."""
     shape = like.shape[:2]
     if mask is None:
         return np.ones(shape, np.int64)

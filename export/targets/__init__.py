@@ -1,1 +1,1 @@
-"""The targets of a package: a folder each for the graphs and the code that runs them. `table.py` lists them."""
+"""Targets: where a package is to run. A folder per target has its graphs and the code that runs them."""

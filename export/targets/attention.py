@@ -1,8 +1,8 @@
-"""The optional output `cross_attention` of a decoder's graph: how much each position reads of each source token.
+"""Outputs beside the logits: cross-attention weights of a decoder, and the results of an encoder-only model's head.
 
-Shapes: R rows, B sentences that they share, H heads, T positions of this run, S source.
+`cross_attention` is optional: how much each target position reads of each source token.
 
-The results of the head of an encoder alone, as outputs of a graph.
+Shapes: R rows, B sentences (R/B rows each), N tokens, H heads, T positions of this run, S source, D model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from mlx_transformer.system.errors import UserError
 
 
 def requested_layer(config: TransformerConfig, attention: bool, layer: int | None) -> int | None:
-    """Check which layer's weights are returned: by default that which aligns best; None without `attention`.
-    `UserError` for a model without cross-attention, and for a layer that it hasn't."""
+    """The layer whose weights a graph returns: `layer`, by default the layer for alignments; None without attention.
+
+    Raises `UserError` if the model has no cross-attention, or not this layer.
+    """
     if not attention and layer is None:
         return None
     if config.architecture != "encoder-decoder":
@@ -37,7 +39,7 @@ def requested_layer(config: TransformerConfig, attention: bool, layer: int | Non
 
 
 class AttentionTap:
-    """The weights of one layer's cross-attention, of a step that is built with `tap`; none without a layer."""
+    """Catches one layer's cross-attention weights while a step is built with `tap`; nothing if `layer` is None."""
 
     def __init__(self, model: Transformer, layer: int | None, tap: Tap):
         self._tap, self._name = tap, f"decoder.layers.{layer}.cross_attention.weights"
@@ -52,7 +54,7 @@ class AttentionTap:
             self._tap(name, value)
 
     def mean(self, op: Op, ids: ir.Value) -> ir.Value | None:
-        """Return the mean over the heads, in rows as the ids (R, T) or (R,) have them: (R, T, S) or (R, S)."""
+        """The mean over the heads: (R, T, S) for ids (R, T), (R, S) for ids (R,); None without a layer."""
         if self._weights is None:
             return None
         with scope(op, CROSS_ATTENTION, "Mean"):
@@ -68,8 +70,11 @@ def head_outputs(
     tap: Tap,
     placed: Callable[[ir.Value], ir.Value] = lambda y: y,
 ) -> dict[str, ir.Value]:
-    """Return the outputs by value, of the last layer (B, S, D) and, where the head gives one vector of each row, the
-    `weights` (B, 1, S) of its positions. placed: puts what is given for tokens (N, ...) in their places (B, S, ...)."""
+    """The head's outputs {value: output}, e.g. "logits", computed from the last layer's `memory` (B, S, D).
+
+    weights (B, 1, S): of the positions, if the head gives one vector per row. placed: moves results of tokens (N, ...)
+    to their places (B, S, ...), if `memory` has one row per token.
+    """
     kind = model.config.head.kind
     logits = placed(model.logits(op, model.transformed(op, memory, weights, tap=tap), tap=tap))
     if kind == "spans":

@@ -1,5 +1,6 @@
-"""The vector of a text, and what its tokens have, beside an encoder's output: `core/text_embedding.py` as operators,
-float32 in every precision. What `in_graph` leaves out is made of the graph's other output by whoever runs it.
+"""Text vectors as outputs of an encoder's graph: `core/text_embedding.py` as operators, float32 in every precision.
+
+If `in_graph` leaves the vector out, the caller computes it from the encoder's output.
 
 Shapes: B rows, L positions, D model, P ways of pooling, W numbers of a vector.
 """
@@ -19,18 +20,17 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
 
 HIDDEN = -1e38
-"""Added to the numbers of padding, where the largest is looked for."""
+"""Added to the numbers of padding before taking a maximum."""
 LANES = 16
-"""Numbers in a register. Were a dense layer's width no multiple of it, a row's last numbers would be computed otherwise
-than those of the row after it, and a vector depend on its neighbours: zeros are computed behind the numbers of others,
-which all activations leave zero."""
+"""Numbers in a register. A dense layer is padded to a multiple of this width with zeros, which all activations keep.
+Otherwise the last numbers of some rows would be summed in another order, and a vector would depend on its batch."""
 
 
 def in_graph(config: TransformerConfig, embedding: TextEmbedding | None) -> TextEmbedding | None:
-    """Return the part of a text's vector that a graph computes; None if it computes none.
+    """The part of a text's vector that a graph computes; None if it computes none.
 
-    Only encoders without a decoder do. A graph can't tell a prompt's tokens from a text's, so it leaves the vector to
-    the caller where the prompt isn't pooled.
+    Only encoder-only models have a part in the graph. A graph can't tell a prompt's tokens from a text's, so if the
+    prompt isn't pooled, the caller computes the vector.
     """
     if embedding is None or config.has_decoder or not embedding.prompt_counts:
         return None
@@ -38,8 +38,10 @@ def in_graph(config: TransformerConfig, embedding: TextEmbedding | None) -> Text
 
 
 def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
-    """Weigh the positions of each row for one way of pooling, except "max": tokens (B, L), 1 on tokens and 0 on padding
-    anywhere -> (B, 1, L)."""
+    """Weights of each row's positions for a way of pooling other than "max", e.g. "mean": tokens (B, L) -> (B, 1, L).
+
+    Tokens are 1, padding is 0 and may be anywhere.
+    """
     if way in ("cls", "mean"):
         return pooling_weights(op, tokens, "first" if way == "cls" else "mean")
     if way == "last":
@@ -56,7 +58,7 @@ def row_weights(op: Op, tokens: ir.Value, way: str) -> ir.Value:
 
 
 def vector_outputs(op: Op, request: Request, memory: ir.Value, tokens: ir.Value) -> dict[str, ir.Value]:
-    """Return the outputs by value, none where none is asked for, of the last layer (B, L, D) and its tokens (B, L)."""
+    """The requested outputs {value: output}, e.g. "vector", from the last layer (B, L, D) and its tokens (B, L)."""
     if request.embedding is None:
         return {}
     with scope(op, SENTENCE_EMBEDDING, "TextEmbedding"):
@@ -70,14 +72,14 @@ def vector_outputs(op: Op, request: Request, memory: ir.Value, tokens: ir.Value)
 
 
 def _token_weights(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Return (B, L, D) -> (B, L), 0 on padding."""
+    """(B, L, D) -> (B, L), 0 on padding."""
     with full_precision(op):
         real = op.Cast(tokens, to=ir.DataType.FLOAT)
         return op.Mul(op.Relu(op.Gather(_linear(op, embedding, "sparse", memory), 0, axis=2)), real)
 
 
 def _token_vectors(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value, first: ir.Value) -> ir.Value:
-    """Return (B, L, D) -> (B, L, W), 0 on padding and on the first token. first: (B, 1, L), 1 there."""
+    """(B, L, D) -> (B, L, W), 0 on padding and on the first token. first (B, 1, L): 1 on the first token."""
     with full_precision(op):
         x = _linear(op, embedding, "multi", memory)
         later = op.Sub(op.Cast(tokens, to=ir.DataType.FLOAT), op.Gather(first, 0, axis=1))
@@ -85,7 +87,7 @@ def _token_vectors(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: i
 
 
 def _vector(op: Op, embedding: TextEmbedding, memory: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Return (B, L, D) -> (B, W)."""
+    """(B, L, D) -> (B, W)."""
     shares = {way: row_weights(op, tokens, way) for way in embedding.pooling if way != "max"}
     with full_precision(op):
         parts = [
@@ -106,15 +108,15 @@ def _of_unit_length(op: Op, x: ir.Value, axis: int, width: int) -> ir.Value:
 
 
 def _largest(op: Op, memory: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Return the largest number of each column among a row's tokens, 0 of a row without any: (B, L, D) -> (B, 1, D)."""
+    """The maximum of each column over a row's tokens, 0 for a row without tokens: (B, L, D) -> (B, 1, D)."""
     real = op.Unsqueeze(op.Cast(tokens, to=ir.DataType.FLOAT), [2])
     seen = op.Add(memory, op.Mul(op.Sub(1.0, real), HIDDEN))
     return op.Mul(op.ReduceMax(seen, [1], keepdims=1), op.ReduceMax(real, [1], keepdims=1))
 
 
 def _through_dense(op: Op, embedding: TextEmbedding, x: ir.Value) -> ir.Value:
-    """(B, 1, P D) -> (B, 1 or 2, W), equal rows, with zeros behind them up to a multiple of `LANES`."""
-    if embedding.dense:  # a product with a single row is summed in another order than one of a batch
+    """(B, 1, P D) -> (B, 1 or 2, W) with equal rows; dense layers pad W with zeros to a multiple of `LANES`."""
+    if embedding.dense:  # ONNX Runtime sums the product of a single row in another order than that of several rows
         x = op.Concat(x, x, axis=1)
     for i, layer in enumerate(embedding.dense):
         x = _linear(op, embedding, f"dense.{i}", x, layer.bias, LANES)
@@ -125,7 +127,7 @@ def _through_dense(op: Op, embedding: TextEmbedding, x: ir.Value) -> ir.Value:
 def _linear(
     op: Op, embedding: TextEmbedding, layer: str, x: ir.Value, has_bias: bool = True, lanes: int = 1
 ) -> ir.Value:
-    """W x + b, with zeros up to a multiple of `lanes` behind it; x may end in zeros."""
+    """W x + b, padded with zeros to a multiple of `lanes`; x may be padded too."""
     width = extent(x, 2)
     weight, *bias = (
         table(
@@ -138,6 +140,6 @@ def _linear(
 
 
 def _as_multiplied(array: NDArray, width: int, lanes: int) -> NDArray:
-    """A bias (W,), a matrix (W, up to `width`) transposed, each with zeros behind it."""
+    """A bias (W,), or the transpose of a matrix (W, up to `width`), padded with zeros."""
     behind = [(0, -len(array) % lanes), *((0, width - columns) for columns in array.shape[1:])]
     return np.ascontiguousarray(np.pad(array, behind).T)

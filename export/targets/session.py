@@ -1,4 +1,4 @@
-"""Sessions by values: who runs a graph knows none of its names (`export/interface.py`). NumPy in, NumPy out."""
+"""`PortSession`: runs a session by values, e.g. "source_mask", whatever the graph's names (`export/interface.py`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mlx_transformer.core.inputs import INPUTS
 from mlx_transformer.system.errors import UserError
 
 Values = dict[str, NDArray]
-"""Arrays by what they are, as ports have it."""
+"""{value of a port: array}, e.g. {"source_mask": mask}."""
 
 
 class Session(Protocol):
-    """The part of `onnxruntime.InferenceSession` that is used here."""
+    """The used part of `onnxruntime.InferenceSession`."""
 
     def run(self, output_names: Any, input_feed: Any, /) -> Any: ...
     def get_inputs(self) -> Sequence[Any]: ...
@@ -25,11 +25,10 @@ class Session(Protocol):
 
 
 class PortSession:
-    """One session with its ports. Values that its graph doesn't take are left out of a run."""
+    """A session with its ports; NumPy in, NumPy out. A run ignores values that the graph doesn't take."""
 
     def __init__(self, session: Session, ports: Ports, *options: Any):
-        """ports: what is declared of such a graph; one that somebody else made may have fewer of them. options: those
-        of every run."""
+        """ports: declared for such a graph; a graph from another exporter may lack some. options: of every run."""
         self.session, self.where, self.ports = session, getattr(session, "file", "graph"), ports
         self.options = options
         shapes = {entry.name: list(entry.shape) for entry in session.get_inputs()}
@@ -38,14 +37,14 @@ class PortSession:
         self.inputs = {port.value: port for port in there.inputs}
         self.outputs = {port.value: port for port in there.outputs}
         self.shapes = {value: shapes[port.name] for value, port in self.inputs.items()}
-        """The axes of each input as the graph has them."""
+        """{value: axes in the graph} of the inputs."""
         self._names: dict[tuple[str, ...], list[str]] = {}
-        """The outputs to ask the session for, of each choice of outputs that was asked for."""
+        """{values of outputs: their names}, for the sets of outputs requested so far."""
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.outputs if value.startswith("cross.")]
 
     def __call__(self, outputs: Sequence[str], values: Mapping[str, NDArray]) -> Values:
-        """Return the wanted outputs, by value. `UserError` for one that isn't there or isn't what was declared."""
+        """Run the graph; returns these outputs by value. `UserError` if an output is missing or not as declared."""
         key = tuple(outputs)
         if key not in self._names:
             self.need(outputs=outputs)
@@ -59,7 +58,7 @@ class PortSession:
         return arrays_by_value
 
     def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
-        """Raise `UserError` unless the graph has them."""
+        """Raise `UserError` unless the graph has these values."""
         ports = self.ports
         for kind, needed, there, names in (
             ("input", inputs, self.inputs, ports.input_names),
@@ -71,7 +70,7 @@ class PortSession:
                     raise UserError(f"{self.where}: has no {kind} {name!r}; export the model again")
 
     def check_source(self, source: Iterable[str]) -> None:
-        """Raise `UserError` unless the graph takes these values of a source, ids or vectors, as it was exported."""
+        """Raise `UserError` unless the graph takes these source values: ids or vectors, as it was exported."""
         for value in source:
             if value not in self.inputs:
                 hint = "export the model again"
@@ -90,6 +89,6 @@ class PortSession:
             raise UserError(f"{self.where}: {problem}; export the model again")
 
     def empty_past(self, rows: int) -> Values:
-        """Return keys and values of no position at all, of those that the graph takes."""
+        """The graph's inputs of cached keys and values, with zero positions; states are zeros."""
         past = {value: port for value, port in self.inputs.items() if value.startswith(("cache.", "cross."))}
         return {value: np.zeros(port.without_positions(rows), np.float32) for value, port in past.items()}

@@ -1,7 +1,7 @@
-"""The targets of a package: which graphs it holds, and how they are written.
+"""The table of targets: the graphs of a package and how they are written.
 
-Every target computes the same function from the same modules. They differ in the rows below and in nothing else; the
-reason for each operator in which they differ is in README.md.
+Every target computes the same function from the same modules. All differences are in the rows below; README.md gives
+the reason for each operator in which they differ.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .cpu import graphs as cpu_graphs
 from .portable import graphs
 
 Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
-"""By architecture, then by the graph's name."""
+"""{architecture: {graph's name: its builder}}"""
 
 
 @dataclass(frozen=True)
 class Target:
-    """All facts about one target; they stand nowhere else.
+    """All facts about a target.
 
-    `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
-    graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
-    `search`: the one-file search can be made of its `lowering`'s operators. `by_token`: encoders without a decoder have
-    a row for each token. `provider`: the execution provider of ONNX Runtime that it is for, where the CPU's doesn't run
-    all its precisions. `tags`: of a model card, libraries that load its folders besides ONNX Runtime.
+    `builders`: its graphs by architecture. `otherwise`: the target whose graphs are written for other architectures.
+    `file_per_graph`: each graph has its own data file; otherwise all share one. `search`: the one-file search can be
+    made with this target's operators. `by_token`: graphs of encoder-only models compute a row per token. `provider`:
+    ONNX Runtime's execution provider for it, if the CPU's doesn't run all its precisions. `tags`: for the model card,
+    libraries other than ONNX Runtime that load its folders, e.g. "transformers.js".
     """
 
     name: str
@@ -48,7 +48,7 @@ class Target:
     tags: tuple[str, ...] = ()
 
     def supports(self, config: TransformerConfig) -> str | None:
-        """Return None if it has graphs of its own for such a model; else the reason why not, in words."""
+        """None if the target has graphs for such a model; else the reason why not, for a message."""
         if config.architecture in self.builders:
             return None
         names = " and ".join(self.builders)
@@ -57,7 +57,7 @@ class Target:
         )
 
     def for_model(self, config: TransformerConfig) -> Target:
-        """Return the target whose graphs are written: itself, or the one in its place. `UserError` if there is none."""
+        """The target whose graphs are written for such a model: itself, or `otherwise`. `UserError` if neither can."""
         reason = self.supports(config)
         if reason is None:
             return self
@@ -69,12 +69,12 @@ class Target:
         return list(self.for_model(config).builders[config.architecture])
 
     def data_files(self, config: TransformerConfig) -> dict[str, list[str]]:
-        """Return {name of a data file: graphs that use it}."""
+        """{name of a data file: graphs that use it}."""
         names = self.graph_names(config)
         return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
     def build(self, name: str, request: Request) -> ir.Model:
-        """Build the graph of that name, its parameters named but not filled."""
+        """Build the graph `name`, with parameters named but not filled."""
         target = self.for_model(request.config)
         build = target.builders[request.config.architecture][name]
         return built_once((target.name, name, repr(request)), lambda: build(request).model())
@@ -123,7 +123,7 @@ TARGETS: dict[str, Target] = {
 
 
 def target_of(name: str) -> Target:
-    """Return the target of that name; `UserError` with the known names if there is none."""
+    """The target `name`, e.g. "cpu"; `UserError` if it is unknown."""
     if name not in TARGETS:
         raise UserError(f"target {name!r}: choose one of {', '.join(TARGETS)}")
     return TARGETS[name]

@@ -1,1 +1,1 @@
-"""Target `cpu`: ONNX Runtime's fused operators, rows of a batch at positions of their own."""
+"""Target `cpu`: ONNX Runtime's fused operators; activations are rows of tokens, without padding."""

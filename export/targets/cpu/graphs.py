@@ -1,22 +1,18 @@
-"""The largest of many values in a row, in standard operators. Twin of `top_k` in `decoding/arrays.py`.
+"""The graphs of target `cpu`.
 
-A runtime's own TopK and ArgMax look at one value after the other. Here one pass takes the maximum of each block of some
-64 values; the winners can only lie in the blocks with the largest maxima, and only those are looked at closely.
-Measured on two cores (ONNX Runtime 1.31) with rows of 37,000 values: the 11 largest after a softmax 1.3 to 1.9 times as
-fast, the largest 1.8 to 4 times; greedy search of preset `base` gains 4 to 9 %. With 8,000 values nothing is gained.
+    model                 an encoder-only model, with the inputs and outputs of target portable's graph
+    encoder_cpu           runs once per batch; gives everything the decoder reads of the source
+    decoder_cpu           runs once per token; writes its cache in place, in buffers bound as input and as output
+    classifier_rows_cpu   in a search among given ids: runs once per batch
+    decoder_listed_cpu    in a search among given ids: runs once per token
 
-Shapes: R rows, V values of a row, N blocks of W.
+`top_k` and `largest` find the largest of many values in standard operators (see also `top_k` in `decoding/arrays.py`).
+ONNX Runtime's TopK and ArgMax look at one value after the other. Here one pass takes the maximum of each block of about
+64 values. The largest values can only be in the blocks with the largest maxima, and only these are searched. Measured
+on two cores (ONNX Runtime 1.31) with rows of 37,000 values: the 11 largest after a softmax 1.3 to 1.9 times as fast,
+the largest 1.8 to 4 times; greedy search of preset `base` gains 4 to 9 %. With 8,000 values nothing is gained.
 
-The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place; or an
-encoder alone.
-
-    model                 of an encoder alone, with the inputs and outputs of target portable's
-    encoder_cpu           once a batch
-    decoder_cpu           once a token, with every buffer bound as input and as output
-    classifier_rows_cpu   once a batch, and
-    decoder_listed_cpu    once a token, in a search among given ids alone
-
-Shapes: see network.py; V vocabulary, C candidates of a row.
+Shapes: see network.py; V vocabulary or values of a row, C candidates of a row or listed ids, n blocks of W values.
 """
 
 from __future__ import annotations
@@ -39,14 +35,16 @@ from mlx_transformer.decoding.steps import EXCLUDED
 from .network import OPSETS, CpuCache, CpuTransformer, InPlace, Sources, join_reshapes, use_gemm
 
 MANY = 16384
-"""Values of a row. With fewer the blocks' own operators cost more than they save."""
+"""Least values of a row for blocks; with fewer, their operators cost more than they save."""
 BLOCK = 64
-"""The size of a block that is aimed at; it must divide a row evenly."""
+"""The preferred size of a block; the actual size divides a row evenly."""
 
 
 def top_k(op: Op, x: ir.Value, count: ir.Value, width: int | None) -> tuple[ir.Value, ir.Value]:
-    """Return the `count` (1,) largest of each row of x (R, V = `width`), falling, and their places; on ties the first
-    ones."""
+    """The `count` (1,) largest values of each row of x (R, V), largest first, and their places; on ties the first.
+
+    width: V, or None if it isn't fixed.
+    """
     block = block_size(width)
     if block is None or width is None:
         return op.TopK(x, count, _outputs=2)
@@ -56,9 +54,9 @@ def top_k(op: Op, x: ir.Value, count: ir.Value, width: int | None) -> tuple[ir.V
 
 
 def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int | None) -> ir.Value:
-    """Return the place (R, 1) of the largest value of each row of x + offsets, (R, V = `width`) and (V,), or the first.
+    """The place (R, 1) of the largest value in each row of x (R, V) + offsets (V,); on ties the first.
 
-    No more than `excluded` offsets are other than zero, and those are negative.
+    At most `excluded` offsets may differ from zero, and they must be negative. width: V, or None if it isn't fixed.
     """
     block = block_size(width)
     if block is None:
@@ -69,8 +67,8 @@ def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int | 
 
 
 def block_size(width: int | None) -> int | None:
-    """Return a block's size that divides rows of that many values evenly; None where blocks don't help: where rows are
-    short, or as long as somebody lists (None)."""
+    """A size near `BLOCK` that divides rows of `width` values evenly; None if there is none, rows are shorter than
+    `MANY`, or their length isn't fixed (None)."""
     if width is None:
         return None
     sizes = [size for size in range(BLOCK // 4, BLOCK * 4 + 1) if width % size == 0]
@@ -81,31 +79,31 @@ def block_size(width: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The blocks of each row in which its largest values are."""
+    """The n blocks of each row that hold its largest values."""
 
     values: ir.Value
     """(R, n, W)"""
     blocks: ir.Value
-    """(R, n) which ones they are, rising, so that among equal values the first one stays first."""
+    """(R, n) numbers of the blocks, ascending, so that equal values keep their order."""
     block: int
     """W"""
 
     @classmethod
     def of(cls, op: Op, x: ir.Value, count: ir.Value | list[int], block: int) -> Shortlist:
-        """Find as many blocks as `count` (1,), enough for the `count` largest values of each row of x (R, V)."""
-        blocks = op.Reshape(x, [0, -1, block])
+        """The `count` (1,) blocks that hold the `count` largest values of each row of x (R, V)."""
+        blocks = op.Reshape(x, [0, -1, block])  # (R, V/W, W)
         _, best = op.TopK(op.ReduceMax(blocks, [2], keepdims=0), count, _outputs=2)
         best, _ = op.TopK(best, count, largest=0, _outputs=2)
         return cls(op.GatherND(blocks, op.Unsqueeze(best, [2]), batch_dims=1), best, block)
 
     def places(self, op: Op, place: ir.Value) -> ir.Value:
-        """Turn places (R, C) in the flattened values (R, n*W) into places in the rows x."""
+        """Places (R, C) in the flattened `values` (R, n*W) -> places in the rows of x."""
         block = op.GatherElements(self.blocks, op.Div(place, self.block), axis=1)
         return op.Add(op.Mul(block, self.block), op.Mod(place, self.block))
 
 
 class CpuGraphBuilder(GraphBuilder):
-    """A graph with ONNX Runtime's own operators, its products as Gemm."""
+    """A graph with ONNX Runtime's own operators and Gemms."""
 
     def __init__(self, name: str, ports: Ports):
         super().__init__(name, ports)
@@ -140,7 +138,7 @@ def encoder_alone(request: Request) -> GraphBuilder:
     input_ids (B, S) ------> tokens --> embedding --> Encoder --> head --> last_hidden_state, logits, ... (B, S, ...)
     attention_mask (B, S) ----^  ------------------------^
 
-    Inputs and outputs are those of `encoder_only_model` of target portable.
+    The inputs and outputs are those of `encoder_only_model` in target portable.
     """
     g = CpuGraphBuilder.declared(MODEL, request)
     config, source = request.config, g.source()
@@ -167,8 +165,8 @@ def decoder_cpu(request: Request) -> GraphBuilder:
     beam_width (1), cache_indirection ---+
     source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side. For the candidates see `choice`. With SSRUs a layer has one
-    buffer, past.N.state (R, D), in which a beam has a row of its own: the runtime moves it.
+    R = B * K rows, the beams of a sentence side by side. For the candidates see `choice`. A layer with an SSRU has a
+    single buffer, past.N.state (R, D), with a row per beam; the runtime moves these rows.
     """
     g = CpuGraphBuilder.declared(DECODER_CPU, request)
     model = CpuTransformer(request.config)
@@ -178,7 +176,7 @@ def decoder_cpu(request: Request) -> GraphBuilder:
 def classifier_rows_cpu(request: Request) -> GraphBuilder:
     r"""
     input_ids (C) --> Gather(W), Transpose --> classifier_rows (D, C)
-                 \--> Gather(bias) ----------> classifier_biases (C), of a classifier that has one
+                 \--> Gather(bias) ----------> classifier_biases (C), if the classifier has a bias
     """
     g = CpuGraphBuilder.declared(ROWS_CPU, request)
     rows = CpuTransformer(request.config).output_rows(g.op, g.inputs["target_ids"])
@@ -187,10 +185,10 @@ def classifier_rows_cpu(request: Request) -> GraphBuilder:
 
 
 def decoder_listed_cpu(request: Request) -> GraphBuilder:
-    """Return the same as decoder_cpu with the classifier's rows of C ids as inputs: logits and candidates are of these
-    alone, and by their places among them; so are bans (C).
+    """decoder_cpu with the classifier's rows of C listed ids as inputs: logits (R, C). The candidates are places among
+    these ids, and so are the bans (C).
 
-    unlisted (1 or R, C)   added to the logits: `BANNED` on ids that are another sentence's
+    unlisted (1 or R, C)   added to the logits: `BANNED` on ids that are listed only for other sentences
     """
     g = CpuGraphBuilder.declared(LISTED_CPU, request)
     model = CpuTransformer(request.config)
@@ -198,7 +196,7 @@ def decoder_listed_cpu(request: Request) -> GraphBuilder:
 
 
 def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Rows | None) -> GraphBuilder:
-    """among: the classifier's rows of given ids; None: all."""
+    """among: the classifier's rows of listed ids; None for all ids."""
     past, ids = g.inputs["past_length"], g.inputs["target_ids"]
     if request.config.recurrent:
         layers: list[LayerCache | LayerState] = [OneStep(state) for state in g.entries("cache")]
@@ -221,22 +219,24 @@ def _step(g: CpuGraphBuilder, request: Request, model: CpuTransformer, among: Ro
 
 
 def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[ir.Value, ir.Value]:
-    """Return the candidates of a step, of which a search takes the next tokens, of logits (R, V).
+    """The candidates of a step, from which a search takes the next tokens: (scores, tokens), from logits (R, V).
 
-        greedy, C = 1      the sum of a row's logits, finite if they all are, and the likeliest token: both (R, 1)
+        greedy, C = 1      the sum of a row's logits (finite if all are) and the likeliest token: both (R, 1)
         beam search        the W best extensions (B, W) of each sentence's K hypotheses, best first: log p, and
                            hypothesis * V + token, as in `decoding.beam`
 
-    bans (V)          of `EXCLUDED` tokens at most, added to what is chosen by, not to the logits nor to what log p is
-                      normalised by
-    candidates (1)    C of each row: the W best of the sentence are among them
+    Inputs of the graph:
+
+    bans (V)          negative for at most `EXCLUDED` tokens; added to the numbers that are compared, but neither to the
+                      logits nor before log p is normalised
+    candidates (1)    C, large enough that the W best extensions of a sentence are among the C of each row
     by_sentence (2)   -1, K * C
     extensions (1)    W
     log_p (R, 1)      of each hypothesis so far
     first_entry (R, 1)   hypothesis * V
 
-    vocab_size: None where there are as many logits as somebody lists. An If, because a runtime computes all of a graph,
-    whatever outputs it is asked for.
+    vocab_size: None if the ids are listed, since their number isn't fixed. The two searches are branches of an If,
+    because a runtime computes the whole graph, whichever outputs are requested.
     """
     op, inputs = g.op, g.inputs
 

@@ -1,16 +1,16 @@
-"""A pass for graphs whose activations have two dimensions: each Linear, with what is added to it, becomes one Gemm.
+"""The network of target `cpu`: `export/nn` over rows of tokens, with ONNX Runtime's fused attention.
+
+Activations have two dimensions, one row per token, so only attention computes with padding. Decoding writes keys and
+values into buffers that never move; beams read each other's through an index.
+
+A pass, `use_gemm`, makes each Linear one Gemm, together with the bias or residual that is added to it:
 
     MatMul(x, Transpose(W)) --> Add(., bias or residual)        Gemm(x, W, bias or residual, transB=1)
 
 The product starts from C, so the addition costs nothing, and W is read as it is stored.
 
-The same network over rows of tokens, with ONNX Runtime's fused attention: what the target `cpu` runs.
-
-Activations have two dimensions, one row a token: padding is in no product but those of attention, and every Linear is
-one Gemm. Decoding writes keys and values into buffers that never move; beams read each other's through an index.
-
 Shapes: N tokens of the batch's sources, B sentences, S longest source, R rows decoded (B * K beams), L positions of a
-buffer, D model, H heads, G key-value heads, d one head.
+buffer, D model, H heads, G key-value heads, d width of one head, C chosen ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mlx_transformer.core.config import TransformerConfig
 
 
 def use_gemm(graph: ir.Graph) -> None:
-    """Replace every product with a transposed initializer, or with some rows of one, in place."""
+    """Replace every MatMul with a transposed initializer, or with chosen rows of a classifier, in place."""
     for node in list(graph):
         second = node.inputs[1] if node.op_type == "MatMul" else None
         if (weight := _transposed(second)) is not None:
@@ -47,8 +47,10 @@ def use_gemm(graph: ir.Graph) -> None:
 
 
 def join_reshapes(graph: ir.Graph) -> None:
-    """Let a Reshape of a Reshape read what the first one reads, and leave it out if that has its shape, in place: heads
-    are split and merged for the sake of what may lie between."""
+    """Skip a Reshape before a Reshape, and both if the result has the first input's shape, in place.
+
+    Modules split and merge heads for operators between, e.g. a rotation; some layers have none.
+    """
     for node in graph:
         before = node.inputs[0] if node.op_type == "Reshape" else None
         producer = None if before is None else before.producer()
@@ -59,15 +61,17 @@ def join_reshapes(graph: ir.Graph) -> None:
 
 
 def _are_alike(x: ir.Value, reshaped: ir.Value) -> bool:
-    """Return whether both are known to be matrices of as many columns, and so the same."""
+    """Whether both are known to be matrices with the same number of columns: then the Reshape changes nothing."""
     if x.shape is None or reshaped.shape is None or reshaped.is_graph_output():
         return False
     return len(x.shape) == len(reshaped.shape) == 2 and x.shape.is_static(1) and x.shape[1] == reshaped.shape[1]
 
 
 def _counts_all(shape: ir.Value | None) -> bool:
-    """Return whether a Reshape to it takes no extent from its input (0), as far as is known: of constants and
-    extents."""
+    """Whether a Reshape to this shape is known to take no extent from its input, i.e. has no 0.
+
+    Only constants, Shape and Concat of these are known.
+    """
     const = None if shape is None else ir.convenience.get_const_tensor(shape)
     if const is not None:
         return 0 not in const.numpy()
@@ -78,7 +82,7 @@ def _counts_all(shape: ir.Value | None) -> bool:
 
 
 def _transposed(value: ir.Value | None) -> ir.Value | None:
-    """Return the initializer whose transpose this is."""
+    """The initializer that a value is the transpose of; None for other values."""
     producer = None if value is None else value.producer()
     if producer is None or producer.op_type != "Transpose":
         return None
@@ -90,7 +94,7 @@ def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value, transposed: bo
     replaced, addends = [product], []
     while (following := _sole_addition(replaced[-1])) is not None:
         addition, addend = following
-        # A Gemm adds one matrix, or one vector; several vectors are cheap to sum beforehand.
+        # A Gemm adds a single matrix or vector. Several vectors are summed first, which is cheap.
         if addends and not (_is_vector(addend) and _is_vector(addends[-1])):
             break
         replaced.append(addition)
@@ -116,7 +120,7 @@ def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value, transposed: bo
 
 
 def _sole_addition(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """Return the Add that alone reads this node's result, and what it adds."""
+    """The Add that is the only reader of the node's result, and its other input; None if there is no such Add."""
     output = node.outputs[0]
     users = list(output.uses())
     if len(users) != 1 or output.is_graph_output() or users[0].node.op_type != "Add":
@@ -127,29 +131,29 @@ def _sole_addition(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _is_vector(value: ir.Value) -> bool:
-    """Say whether it is known to be a vector: a bias or an input. All else here has two dimensions."""
+    """Whether a value is known to be a vector: a bias or a graph input. All other addends have two dimensions."""
     return (value.is_initializer() or value.is_graph_input()) and value.shape is not None and len(value.shape) == 1
 
 
 DOMAIN = "com.microsoft"
 OPSETS = {"": 23, DOMAIN: 1}
-"""Those of the graphs: Attention is an operator from opset 23 on."""
+"""Opsets of the graphs; the operator Attention begins with opset 23."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the tokens of padded sources (B, S) are among the rows (N,), and back."""
+    """Maps padded sources (B, S) to rows of tokens (N,) and back."""
 
     real: ir.Value
-    """(B, S) int64, 1 on tokens."""
+    """(B, S) int64, 1 on tokens, 0 on padding."""
     mask: ir.Value
     """The same as int32."""
     tokens: ir.Value
-    """(N,) place of each token in the flattened (B, S)."""
+    """(N,) the place of each token in the flattened (B, S)."""
     slots: ir.Value
-    """(B, S) row of each place; any row on padding."""
+    """(B, S) the row of each place; on padding an arbitrary row."""
     hidden: ir.Value
-    """(B, 1, S, S) added to the scores: `HIDDEN` for keys on padding."""
+    """(B, 1, S, S) mask, added to the scores: `HIDDEN` for keys on padding."""
 
     @classmethod
     def of(cls, op: Op, attention_mask: ir.Value) -> Sources:
@@ -157,45 +161,46 @@ class Sources:
         tokens = op.Squeeze(op.NonZero(flat), [0])
         slots = op.Reshape(op.Max(op.Sub(op.CumSum(flat, 0), 1), 0), op.Shape(attention_mask))
         mask = op.Cast(attention_mask, to=ir.DataType.INT32)
-        # The operator takes no mask that has one row for all queries.
+        # The operator Attention doesn't broadcast a mask over queries.
         queries = op.Concat([1, 1], op.Shape(attention_mask, start=1), [1], axis=0)
         hidden = op.Expand(padding_mask(op, attention_mask), queries)
         return cls(attention_mask, mask, tokens, slots, hidden)
 
     def rows(self, op: Op, x: ir.Value) -> ir.Value:
-        """Turn padded (B, S) into rows (N,), or (B, S, D) into (N, D)."""
+        """Padded (B, S) -> rows (N,), or (B, S, D) -> (N, D)."""
         width = [extent(x, 2)] if len(x.shape or ()) == 3 else []
         return op.Gather(op.Reshape(x, [-1, *width]), self.tokens, axis=0)
 
     def padded(self, op: Op, x: ir.Value) -> ir.Value:
-        """Turn rows (N, D) into (B, S, D)."""
+        """Rows (N, D) -> padded (B, S, D)."""
         return op.Gather(x, self.slots, axis=0)
 
     def by_head(self, op: Op, x: ir.Value) -> ir.Value:
-        """Turn rows (N, H, d) into (B, H, S, d): padding and the transposition in one go."""
+        """Rows (N, H, d) -> padded (B, H, S, d); one Gather pads and transposes."""
         heads = extent(x, 1)
         head = table(op, f"heads.{heads}", lambda: np.arange(heads)[None, :, None])
         slots = op.Add(op.Unsqueeze(op.Mul(self.slots, heads), [1]), head)
         return op.Gather(op.Reshape(x, [-1, extent(x, 2)]), slots, axis=0)
 
     def positions(self, op: Op) -> PositionIds:
-        """Return the position of each row: the tokens before it in its own sentence; padding on either side takes no
-        position."""
+        """The position of each row: the number of tokens before it in its sentence; padding takes no position."""
         places = op.Range(0, op.Squeeze(op.Shape(self.real, start=1), [0]), 1)
         return PositionIds(self.rows(op, op.CumSum(self.real, 1, exclusive=1)), distances(op, places, places))
 
 
 class InPlace(LayerCache):
-    """One layer's keys and values (R, H, L, d), which the attention operator itself writes at position `past`."""
+    """A layer's keys and values (R, H, L, d), to which the attention operator itself writes, at position `past`."""
 
     def __init__(self, keys: ir.Value, values: ir.Value, past: ir.Value, beam_width: ir.Value, indirection: ir.Value):
-        """past, beam_width: (1,) int32, positions written so far. indirection (B, K, L) int32: whose position the beam
-        reads, for each position of the past."""
+        """past (1,) int32: number of positions written so far. beam_width (1,) int32: K.
+
+        indirection (B, K, L) int32: for each beam and past position, the beam whose buffer it reads.
+        """
         super().__init__(keys, values)
         self.past, self.beam_width, self.indirection = past, beam_width, indirection
 
     def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
-        """Attend from rows (R, H, d) to their past and themselves -> (R, 1, H*d). `added` (1, H, 1, past+1): bias."""
+        """Attend from rows (R, H, d) to their past and themselves -> (R, 1, H*d). added (1, H, 1, past+1): a bias."""
         rows = (op.Reshape(x, [-1, 1, extent(x, 1) * extent(x, 2)]) for x in (q, k, v))
         y, self.keys, self.values = op.DecoderMaskedMultiHeadAttention(
             *(*rows, None, added),
@@ -208,7 +213,7 @@ class InPlace(LayerCache):
 
 
 class CpuCache(Cache):
-    """The cache of a step of one token a row, all at the same position; the attention operator writes its layers."""
+    """The cache of a step with one token per row, all at the same position; the attention operator writes it."""
 
     def __init__(
         self,
@@ -217,37 +222,37 @@ class CpuCache(Cache):
         cross: Sequence[KeyValues],
         source_mask: ir.Value,
     ):
-        """past (1,): positions so far. source_mask: (B, S) int32."""
+        """past (1,): number of positions so far. source_mask (B, S) int32."""
         self.layers, self.past, self.cross, self.cross_mask = layers, past, cross, source_mask
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """Return the index (1,), for all rows."""
+        """The position of the new tokens, with an index (1,) for all rows."""
         index = op.Cast(self.past, to=ir.DataType.INT64)
         keys = op.Range(0, op.Add(op.Squeeze(index, [0]), 1), 1)
         return PositionIds(index, distances(op, index, keys))
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """Return no mask: the buffers hold no position that the new token must not attend to."""
+        """None: the new token may attend to every position in the buffers."""
         return None
 
 
 class CpuAttention(Attention):
-    """Multi-head attention from rows to rows, heads as (N, H, d)."""
+    """Multi-head attention over rows; heads are (N, H, d)."""
 
     def __init__(self, config: TransformerConfig, sources: Sources | None = None):
         super().__init__(config)
         self.sources, self.shape, self.value_width = sources, operator_shape(config), config.d_v
 
     def split(self, op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
-        """Return (N, H*d) -> (N, H, d)."""
+        """(N, H*d) -> (N, H, d)."""
         return op.Reshape(x, [-1, heads, extent(x, 1) // heads])
 
     def merge(self, op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
-        """Return (N, H, d) -> (N, H*d)."""
+        """(N, H, d) -> (N, H*d)."""
         return op.Reshape(y, [-1, extent(y, 1) * extent(y, 2)])
 
     def kernel(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, past: LayerCache | None) -> ir.Value:
-        """Attend from (N, H, d_k) to keys and values (N, G, ...) of the new positions, or the source's (B, H, S, d)."""
+        """Attend from q (N, H, d_k) to keys and values of new positions (N, G, ...) or of the source (B, H, S, d)."""
         if len(k.shape or ()) == 4:
             return self.over_source(op, q, k, v, mask)
         if past is None:
@@ -257,20 +262,20 @@ class CpuAttention(Attention):
         return self.from_operand(op, y)
 
     def within_source(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask) -> ir.Value:
-        """Attend from tokens of a source to those of the same source. added: (B or 1, H or 1, S, S)."""
+        """Attend between tokens of the same source. added: mask and bias (B or 1, H or 1, S, S)."""
         assert self.sources is not None
         heads, width = {"q_num_heads": self.heads, "kv_num_heads": extent(k, 1)}, extent(v, 2)
-        padded = (self.sources.padded(op, self.merge(op, x)) for x in (q, k, v))
-        y = typed(op.Attention(*padded, added, scale=self.scale, **heads), self.heads * width)
-        return self.split(op, self.sources.rows(op, y), self.heads)
+        padded = (self.sources.padded(op, self.merge(op, x)) for x in (q, k, v))  # (B, S, H*d) or (B, S, G*d)
+        y = typed(op.Attention(*padded, added, scale=self.scale, **heads), self.heads * width)  # (B, S, H*d_v)
+        return self.split(op, self.sources.rows(op, y), self.heads)  # (N, H, d_v)
 
     def over_source(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask) -> ir.Value:
         """Attend from rows to their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32.
 
-        The keys are scaled already: a product with one query is faster where nothing is left to scale.
+        `cross_keys_values` has scaled the keys: a product with one query is faster without a scale.
         """
         by_sentence = op.Concat(op.Shape(mask, end=1), [-1, self.heads * self.shape.key_width], axis=0)
-        q = op.Reshape(as_operand(op, q, self.shape), by_sentence)
+        q = op.Reshape(as_operand(op, q, self.shape), by_sentence)  # (B, K, H*d)
         return self.from_operand(op, op.MultiHeadAttention(q, k, v, None, mask, scale=1.0, **self.settings))
 
     @scoped
@@ -283,24 +288,24 @@ class CpuAttention(Attention):
         rotation: Rotation = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Return the weights (B, H, T, S) of rows over their sentence's keys (B, H, S, d), as `over_source` has them.
+        """Attention weights (B, H, K, S) of rows over their sentence's keys (B, H, S, d), as in `over_source`.
 
-        They are computed beside the operator, which keeps its own to itself.
+        Computed by extra operators, since the fused operator doesn't return its weights.
         """
         assert mask is not None
         q = as_operand(op, self.queries(op, x, rotation), self.shape)
         each = [self.heads, self.shape.key_width]
         q = typed(op.Reshape(q, op.Concat(op.Shape(mask, end=1), [-1, *each], axis=0)), *each, rank=4)
-        scores = op.MatMul(op.Transpose(q, perm=[0, 2, 1, 3]), op.Transpose(k, perm=[0, 1, 3, 2]))
+        scores = op.MatMul(op.Transpose(q, perm=[0, 2, 1, 3]), op.Transpose(k, perm=[0, 1, 3, 2]))  # (B, H, K, S)
         return op.Softmax(op.Add(scores, padding_mask(op, mask)), axis=-1)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The attributes that all attention operators have in common."""
+        """Attributes of ONNX Runtime's attention operators."""
         return {"num_heads": self.heads, "mask_filter_value": HIDDEN, "_domain": DOMAIN}
 
     def from_operand(self, op: Op, y: ir.Value) -> ir.Value:
-        """Turn an operator's result, (N, H*d) in whatever rows, into (N, H, d_v)."""
+        """An operator's result (..., H*d) -> (N, H, d_v)."""
         y = op.Reshape(typed(y), [-1, self.heads, self.shape.value_width])
         if self.value_width == self.shape.value_width:
             return y
@@ -308,7 +313,7 @@ class CpuAttention(Attention):
 
 
 def as_operand(op: Op, x: ir.Value, shape: CacheShape) -> ir.Value:
-    """Return (N, G, d_k or d_v) -> (N, H, d): heads that share keys and values get copies, the narrower ones zeros."""
+    """(N, G, d_k or d_v) -> (N, H, d): copies shared keys or values for each head, pads narrow heads with zeros."""
     heads, width = extent(x, 1), extent(x, 2)
     if width < shape.key_width:
         x = typed(op.Pad(x, [0, 0, 0, 0, 0, shape.key_width - width]), heads, shape.key_width)
@@ -316,7 +321,7 @@ def as_operand(op: Op, x: ir.Value, shape: CacheShape) -> ir.Value:
 
 
 def for_all_heads(op: Op, x: ir.Value, heads: int) -> ir.Value:
-    """Return (N, G, d) -> (N, H, d): head h reads key-value head h // (H/G)."""
+    """(N, G, d) -> (N, H, d): head h gets a copy of key-value head h // (H/G)."""
     shared, width = extent(x, 1), extent(x, 2)
     if heads == shared:
         return x
@@ -325,30 +330,32 @@ def for_all_heads(op: Op, x: ir.Value, heads: int) -> ir.Value:
 
 
 def typed(y: ir.Value, *extents: int, rank: int = 3) -> ir.Value:
-    """Set the type of a result of ONNX Runtime's own operators, of so many axes, which nobody infers. Untyped, what
-    follows would cast its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5
-    instead."""
+    """Set the type and shape of a result of ONNX Runtime's own operators, which onnx can't infer; returns y.
+
+    `extents` are the last of `rank` axes. After an untyped value the builder adds casts to constants. ONNX Runtime's
+    fusion of an RMSNorm doesn't find its epsilon behind a cast and takes 1e-5 instead.
+    """
     y.type = ir.TensorType(ir.DataType.FLOAT)
     y.shape = ir.Shape([*[None] * (rank - len(extents)), *extents])
     return y
 
 
 class CpuTransformer(Transformer):
-    """The network over rows; the same parameters by the same names. `sources`: of the encoder's graph."""
+    """The network over rows, with the same parameters and names. `sources`: maps rows, in an encoder's graph only."""
 
     def __init__(self, config: TransformerConfig, sources: Sources | None = None):
         super().__init__(config, partial(CpuAttention, sources=sources))
         self.sources = sources
 
     def encode_rows(self, op: Op, source: Mapping[str, ir.Value | None], *, tap: Tap = no_tap) -> ir.Value:
-        """Encode what `embedded` takes, padded (B, S) or (B, S, D) -> memory (N, D)."""
+        """Encode the padded arguments of `embedded`, e.g. source_ids (B, S) -> memory (N, D)."""
         sources = self.sources
         assert sources is not None
         x = self.embedded(op, **{name: None if x is None else sources.rows(op, x) for name, x in source.items()})
         return self.encoder(op, x, sources.positions(op), sources.hidden, within(tap, "encoder"))
 
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
-        """Return every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""
+        """Every layer's keys and values of the memory (N, D), keys scaled, for `over_source`: (B, H, S, d)."""
         assert self.sources is not None
         pairs = []
         for layer, (k, v) in zip(self.decoder.layers, self.decoder.cross_keys_values(op, memory), strict=True):

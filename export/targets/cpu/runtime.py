@@ -1,6 +1,8 @@
-"""The graphs of the target `cpu` as one model: buffers bound once, keys and values written in place, beams by index.
+"""Runs the graphs of target `cpu` as one model.
 
-Shapes: see network.py; V vocabulary, C candidates of a row.
+Buffers are bound once, keys and values are written in place, and beams read each other's cache by an index.
+
+Shapes: see network.py; V vocabulary, C listed ids, T target tokens, W extensions of a sentence.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POSITIONS = 32
-"""Room of a new cache; it doubles when it is full."""
+"""Positions a new cache has room for; the room doubles when it is full."""
 
 LOGITS = ("logits",)
 
@@ -49,9 +51,9 @@ LOGITS = ("logits",)
 class CpuModel(Model):
     """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
-    `single_threaded`: opens the same model with one thread an operator, for `threads` batches at the same
-    time: the faster way to use the cores where operators are too small to be shared among them. `listed`: opens what a
-    search among given ids takes (`Listed`), if it is there.
+    `single_threaded`: opens the same model with one thread per operator, to run `threads` batches at the same time.
+    That uses the cores better if operators are too small to be shared among threads. `listed`: opens the sessions for a
+    search among given ids (`Listed`); returns None if the folder has none.
     """
 
     def __init__(
@@ -68,14 +70,14 @@ class CpuModel(Model):
         self.single_threaded = None if single_threaded is None else functools.cache(single_threaded)
         self.memory = BufferPool()
         self.options = ort.RunOptions()
-        # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
-        # captured.
+        # Without this entry Python's binding looks for it at every step and handles an exception (50 us). "-1" captures
+        # no graph.
         self.options.add_run_config_entry("gpu_graph_id", "-1")
         self.encoder = PortSession(encoder, GRAPHS[ENCODER_CPU](request), self.options)
         self.decoder = StepGraph(decoder, GRAPHS[DECODER_CPU](request), self.config, self.memory, self.options)
 
     def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
-        """Run `search_on(model, batch)` on all batches, in parts that run at the same time where that is faster."""
+        """Run `search_on(model, batch)` on all batches, in parts at the same time if that is faster."""
         if self.single_threaded is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
             return (search_on(self, batch) for batch in work)
         model = self.single_threaded()
@@ -83,14 +85,14 @@ class CpuModel(Model):
 
     @functools.cached_property
     def pool(self) -> ThreadPoolExecutor:
-        """The threads for batches at the same time; kept, as a new thread begins with no memory of its own."""
-        from concurrent.futures import ThreadPoolExecutor  # with `logging`
+        """Threads for batches at the same time; kept, since a new thread starts without memory of its own."""
+        from concurrent.futures import ThreadPoolExecutor  # here, since it imports logging
 
         return ThreadPoolExecutor(self.threads)
 
     @functools.cached_property
     def listed_graphs(self) -> ListedGraphs | None:
-        """The graphs that a search among given ids takes, if it is there."""
+        """The graphs for a search among given ids; None if the folder has none."""
         sessions = self.listed()
         if sessions is None:
             return None
@@ -100,7 +102,8 @@ class CpuModel(Model):
         return ListedGraphs(sessions[0], ids, outputs, step)
 
     def among(self, candidates: Candidates) -> Listed | None:
-        """Return the model with the vocabulary of a batch. Where tokens are drawn, it is that of all ids."""
+        """The model restricted to the candidates of a batch; None if these are all ids (e.g. for sampling), or the
+        folder has no graphs for it."""
         graphs = None if len(candidates.ids) == self.config.vocab_size else self.listed_graphs
         if graphs is not None:
             return Listed(self, graphs, candidates)
@@ -110,35 +113,35 @@ class CpuModel(Model):
         return strategy(batch, options, self.config, scored)
 
     def encode(self, source: Values, mask: NDArray) -> NDArray[np.float32]:
-        """Return the encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
+        """The encoder's output (B, S, D) for a source, e.g. {"source_ids": (B, S)}, with its mask (B, S)."""
         return self._encode(["memory"], source, mask)["memory"]
 
     def begin(self, source: Values, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
-        """Encode sources (B, S), ready for the start token of each."""
+        """Encode sources (B, S); the decoder is ready for their start tokens."""
         return self.decoder_of(self.decoder, source, mask, outputs, beam)
 
     def decoder_of(
         self, step: StepGraph, source: Values, mask: NDArray, outputs: Sequence[str], beam: int
     ) -> CpuDecoder:
-        """Encode sources (B, S), ready for the start token of each, which that graph reads."""
+        """Encode sources (B, S) for the graph `step`; the decoder is ready for their start tokens."""
         decoder = RecurrentCpuDecoder if self.config.recurrent else CpuDecoder
         return decoder(step, self._encode(["source_mask", *step.cross], source, mask), outputs, beam)
 
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[CpuDecoder, Any]:
-        """Encode for a search, and give what follows the start token: logits (B, V), or the requested outputs."""
+        """Encode sources for a search; returns the decoder and the first step's logits (B, V) or other outputs."""
         decoder = self.begin(*sources.padded(SOURCE_MULTIPLE, self.config.max_positions), outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
         return decoder, decoder.step(np.full(len(sources), sources.start, np.int64))
 
     def logits(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
-        """Return teacher-forced logits (B, T, V) of targets (B, T)."""
+        """Teacher-forced logits (B, T, V) of targets (B, T)."""
         return self._stepped(LOGITS, source, mask, target_ids)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
-        """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        """Attention weights (B, T, S) of targets (B, T) over sources, if the folder was exported with attention."""
         return self._stepped(("attention",), source, mask, target_ids)
 
     def _stepped(self, outputs: Sequence[str], source: Values, mask: NDArray, ids: NDArray) -> NDArray[np.float32]:
@@ -147,16 +150,16 @@ class CpuModel(Model):
 
     def _encode(self, outputs: list[str], source: Values, mask: NDArray) -> Values:
         self.encoder.check_source(source)
-        # The graph's output of that name is the decoder's input: the same tokens in another type.
+        # The encoder also has an output "source_mask", for the decoder: the same mask as int32.
         return self.encoder(outputs, {**source, "source_mask": mask})
 
 
 class Listed(Model):
-    """The same model with the vocabulary of a batch, of whose ids alone it computes the logits."""
+    """A `CpuModel` that computes only the logits of a batch's candidates."""
 
     def __init__(self, model: CpuModel, graphs: ListedGraphs, candidates: Candidates):
         self.model, self.config, self.candidates = model, candidates.config, candidates
-        options: tuple[Any, ...] = (model.options,)  # those of every run, as PortSession has them
+        options: tuple[Any, ...] = (model.options,)  # as in PortSession
         rows: Any = graphs.rows.run(graphs.outputs, {graphs.ids: candidates.ids}, *options)
         self.step = graphs.step.among(candidates, dict(zip(graphs.outputs, rows, strict=True)))
 
@@ -166,7 +169,7 @@ class Listed(Model):
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[CpuDecoder, Any]:
-        """Start as `CpuModel` does, in places among the candidates."""
+        """As `CpuModel.start`, but a token is its place among the candidates."""
         source = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         decoder = self.model.decoder_of(self.step, *source, outputs, beam)
         if bans is not None:
@@ -175,33 +178,33 @@ class Listed(Model):
 
 
 def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
-    """Split the batches in parts: each worker has an equal share of the long and of the short sentences in each."""
+    """Split each batch into a part per worker; every part gets long and short sentences alike."""
     for batch in work:
         for first in range(min(workers, len(batch.index))):
             yield batch.part(slice(first, None, workers))
 
 
 class MoveUp:
-    """Moves what is kept of arrays to their front, in place: what is there already costs nothing."""
+    """Moves the kept rows of arrays to the front, in place; rows already in their place are not copied."""
 
     def __init__(self, places: NDArray):
-        """places: of what is kept, in their new order."""
+        """places: indices of the kept rows, in their new order."""
         self.count = len(places)
         self.to = np.flatnonzero(places != np.arange(self.count))
         self.of = places[self.to]
 
     def __call__(self, x: NDArray) -> NDArray:
-        """Return the front of x, with the kept parts along its first axis."""
+        """The front of x with the kept rows."""
         if len(self.to):
             x[self.to] = x[self.of]
         return x[: self.count]
 
 
 class CpuDecoder:
-    """`decoding.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
+    """The decoding state of one batch, with the buffers that the graph reads and writes; see `decoding.steps.Decoder`.
 
-    `beam`: of the search that takes the graph's candidates, 2 * beam of each sentence. `log_p` (B, K) of the live
-    hypotheses it leaves here before each step. The result of `step` is overwritten by the next one.
+    `beam`: a search that uses the graph's candidates gets 2 * beam per sentence. It sets `log_p` (B, K) of the live
+    hypotheses before each step. The next `step` overwrites the result of the last one.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class CpuDecoder:
         outputs: Sequence[str],
         beam: int,
     ):
-        """source: what the decoder reads of it, by value. outputs: what `step` returns, by value."""
+        """source: the decoder's inputs from the source, by value. outputs: the values `step` returns."""
         config = graphs.config
         self.graphs, self.outputs, self.source = graphs, outputs, source
         self.ids_listed = None if graphs.candidates is None else graphs.candidates.ids
@@ -219,13 +222,13 @@ class CpuDecoder:
         self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
-        # Each of those that may be banned can stand before an allowed one.
+        # Up to EXCLUDED banned tokens may be better than the allowed ones.
         self.candidates = np.array([min(2 * beam + EXCLUDED, config.vocab_size) if beam > 1 else 1])
         self.most_extensions = 2 * beam if beam > 1 else 1
         self.bans = np.zeros(config.vocab_size, np.float32)
         sentences = self.sentences
         self.log_p = np.zeros((sentences, 1), np.float32)
-        # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
+        # The first step of a beam search has one hypothesis per sentence; `repeat` copies its single position.
         room = POSITIONS if beam == 1 else 1
         self.cache = self._buffers(room)
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
@@ -242,11 +245,11 @@ class CpuDecoder:
 
     @property
     def room(self) -> int:
-        """The positions that the buffers have room for."""
+        """Positions that the buffers have room for."""
         return self.cache[0].shape[2]
 
     def _buffers(self, room: int) -> list[NDArray[np.float32]]:
-        """Take the memory of all layers, before the first token."""
+        """Take the buffers of all layers from the pool; they go back when the decoder is deleted."""
         memory = self.graphs.memory
         shapes = [shape for layer in self.graphs.config.layers("decoder") for shape in [operator_shape(layer)] * 2]
         lent = [memory.take((self.sentences, shape.heads, room, shape.key_width)) for shape in shapes]
@@ -254,7 +257,7 @@ class CpuDecoder:
         return lent
 
     def step(self, ids: NDArray) -> Any:
-        """Take the last tokens (R,) and return the logits (R, V), or the requested outputs; two come as a pair."""
+        """Read the last tokens (R,); returns the logits (R, V) or the requested outputs, two as a tuple."""
         if self.past == self.room:
             self._grow()
         self.ids[:] = ids if self.ids_listed is None else self.ids_listed[ids]
@@ -266,11 +269,11 @@ class CpuDecoder:
         return self.results[0] if len(self.results) == 1 else self.results
 
     def extend_from(self, log_p: NDArray) -> None:
-        """Add the log p (B, K) of these hypotheses to those of their extensions, from the next step on."""
+        """From the next step on, add `log_p` (B, K) of the hypotheses to the log p of their extensions."""
         self.log_p = log_p
 
     def repeat(self, times: int) -> None:
-        """Make each row `times` beams; what they have in common stays where it is, with the first of them."""
+        """Make each row `times` beams. Their common past stays in the first beam's buffer."""
         self.beam_width *= times
         room = max(POSITIONS, self.room)
         sentences, beams = self.sentences, int(self.beam_width[0])
@@ -283,7 +286,7 @@ class CpuDecoder:
     def reorder(self, rows: NDArray) -> None:
         sentences, beams, _ = self.cache_indirection.shape
         past = self.cache_indirection.reshape(sentences * beams, -1)[:, : self.past]
-        past[:] = past.take(rows, axis=0)  # row numbers count the beams of all sentences
+        past[:] = past.take(rows, axis=0)  # rows are numbered through all sentences
 
     def keep(self, rows: NDArray) -> None:
         beams = int(self.beam_width[0])
@@ -303,7 +306,7 @@ class CpuDecoder:
         return move_up
 
     def _unlisted(self, beams: int) -> NDArray[np.float32]:
-        """Return what keeps a sentence from ids that are its neighbours' (R, C); (1, C) where there are none."""
+        """Mask that keeps each sentence from ids listed only for other sentences: (R, C), or zeros (1, C)."""
         if self.unlisted is None:
             return np.zeros((1, self.graphs.config.vocab_size), np.float32)
         return np.repeat(self.unlisted, beams, axis=0)
@@ -323,7 +326,7 @@ class CpuDecoder:
             self.graphs.memory.give_back([old])
 
     def _bind(self) -> None:
-        """Bind the arrays that are replaced now and then to the graph; needed again whenever one was."""
+        """Bind the arrays that may be replaced to the graph; call it again after replacing one."""
         rows, config, beams = len(self.cache[0]), self.graphs.config, int(self.beam_width[0])
         self.ids, self.sums = np.zeros(rows, np.int64), np.zeros((rows, 1), np.float32)
         of_sentence = beams * int(self.candidates[0])
@@ -337,12 +340,12 @@ class CpuDecoder:
             **self.source,
         }
         graphs = self.graphs
-        if self.most_extensions > 1 or self.past == 0:  # a greedy search reads none of these
+        if self.most_extensions > 1 or self.past == 0:  # greedy search doesn't read these
             inputs["by_sentence"] = np.array([-1, of_sentence])
             inputs["extensions"] = np.array([extensions])
             inputs["log_p"] = self.sums
             inputs["first_entry"] = np.arange(rows)[:, None] % beams * config.vocab_size
-        # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
+        # The bindings share the arrays' memory. OrtValues cost most: a buffer that is input and output needs only one.
         for value, x in inputs.items():
             self._bind_input(value, x)
         if self.ids_listed is not None:
@@ -359,13 +362,13 @@ class CpuDecoder:
             self.binding.bind_cpu_input(self.graphs.inputs[value], x)
 
     def _made(self, value: str, extents: Mapping[str, int]) -> NDArray:
-        """Return an array for this output, of the type and the axes that are declared."""
+        """A new array for this output, with the declared type and axes."""
         port = self.graphs.made[value]
         return np.empty([axis if isinstance(axis, int) else extents[axis] for axis in port.axes], port.dtype)
 
 
 class RecurrentCpuDecoder(CpuDecoder):
-    """The same for a decoder of SSRUs, whose state (R, D) a layer has a row for each hypothesis and never grows."""
+    """`CpuDecoder` for SSRUs: each layer has a state (R, D) with a row per hypothesis, which never grows."""
 
     @property
     def room(self) -> int:

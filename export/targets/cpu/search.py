@@ -1,8 +1,8 @@
-"""Greedy and beam search over what `decoder_cpu` has already chosen among its logits.
+"""Greedy and beam search over the candidates that `decoder_cpu` chooses in its graph.
 
-The same searches as `decoding.greedy` and `decoding.beam`, which do the rest: only the choice among the logits is
-in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes, rules about what was
-written, more tokens that are never written or end) gets all of them.
+The searches are `decoding.greedy` and `decoding.beam`; only the choice among the logits is in the graph. A search that
+needs all logits gets them: sampling, scores of greedy search, forced prefixes, rules about earlier tokens (e.g. no
+repeated n-grams), several end tokens, tokens suppressed at the start or, in beam search, anywhere.
 
 Shapes: B sentences, K = beam, R rows, V vocabulary, C candidates of a row.
 """
@@ -24,18 +24,18 @@ from mlx_transformer.decoding.steps import BANNED, Batch, Rules, Strategy
 
 
 def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: bool) -> Strategy:
-    """Return the search for this request."""
+    """The search for these options: over the graph's candidates if they suffice, else over all logits."""
     xp: Any = NumpyArrays()
     arguments = xp, batch, options, config
     forced = any(len(row) for row in batch.prefix)
     needs_all = forced or options.reads_history or options.end_ids or options.suppressed_first
-    if options.beam > 1:  # whose probabilities are those of all tokens, suppressed ones among them
+    if options.beam > 1:  # its log p must be normalised over all tokens, suppressed tokens included
         return Beam(*arguments) if needs_all or options.suppressed else BeamOfCandidates(*arguments)
     return Greedy(*arguments, scored) if needs_all or scored or options.sample else NextToken(*arguments)
 
 
 class InGraph:
-    """A search whose candidates come from the graph, which is told what they may not be."""
+    """A search whose candidates come from the graph; `decoder.bans` tells the graph which tokens to avoid."""
 
     width: int
     rules: Rules
@@ -47,13 +47,13 @@ class InGraph:
         return self.decoder, candidates
 
     def allow_end(self, t: int) -> None:
-        """Let sentences end after token number t, from `min_new_tokens` on."""
+        """Stop banning the end token if token t + 1 may be the end, by `min_new_tokens`."""
         if t + 1 == self.options.min_new_tokens:
             self.decoder.bans[:] = self.rules.bans
 
 
 class NextToken(InGraph, Greedy):
-    """Greedy search whose argmax is in the graph; scores are not known, only finite or not, as the logits are."""
+    """Greedy search with the argmax in the graph. It has no scores, only sums of logits that show if all are finite."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config, scored=False)
@@ -61,7 +61,7 @@ class NextToken(InGraph, Greedy):
         self.some_done = False
 
     def choose(self, logits: Any, t: int) -> tuple[NDArray, None]:
-        """Choose the next tokens. `logits`: here the pair of their sums (B, 1) and the likeliest tokens (B, 1)."""
+        """Choose the next tokens. `logits`: the pair (sums of the logits (B, 1), likeliest tokens (B, 1))."""
         sums, tokens = logits
         self.allow_end(t)
         self.total += sums[:, 0]
@@ -71,7 +71,7 @@ class NextToken(InGraph, Greedy):
         if self.some_done:
             token[self.done] = self.config.pad_id
         self.history.append(token)
-        # Between two steps of a small model every array operation counts: most steps end nothing.
+        # With a small model every array operation between two steps counts, and most steps end no sentence.
         if t + 1 >= self.first_limit or self.config.eos_id in token.tolist():
             self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
             self.some_done = True
@@ -79,13 +79,13 @@ class NextToken(InGraph, Greedy):
 
 
 class BeamOfCandidates(InGraph, Beam):
-    """Beam search whose 2K best extensions are found in the graph."""
+    """Beam search with the 2K best extensions found in the graph."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config)
         self.first_limit = int(batch.limits.min())
         self.some_finished = False
-        """A hypothesis has ended, of whichever sentence."""
+        """Whether a hypothesis of any sentence has ended."""
         self.first_row = np.arange(len(batch.limits))[:, None] * options.beam
 
     def choose(self, logits: Any, t: int) -> tuple[NDArray, NDArray]:
@@ -99,7 +99,10 @@ class BeamOfCandidates(InGraph, Beam):
         self.decoder.extend_from(self.live)
 
     def candidates(self, logits: Any, t: int) -> tuple[NDArray, NDArray, NDArray]:
-        """Choose the best extensions. `logits`: here the pair of their log p, falling, and hypothesis * V + token."""
+        """The best extensions: (log p, parent, token), each (B, 2K).
+
+        `logits`: the pair (log p, best first; hypothesis * V + token).
+        """
         values, (parent, token) = logits[0].copy(), np.divmod(logits[1], self.config.vocab_size)
         if (missing := 2 * self.width - values.shape[1]) > 0:
             values = np.concatenate([values, np.full((len(values), missing), 2 * BANNED, np.float32)], axis=1)
@@ -111,7 +114,7 @@ class BeamOfCandidates(InGraph, Beam):
         if t + 1 >= self.first_limit or eos[:, :k].any():
             self.some_finished = True
             return super().advance(values, parent, token, t)
-        # Nothing finishes here, and the candidates are sorted already.
+        # No sentence finishes in this step, and the candidates are sorted already.
         if eos.any():
             going = np.argsort(eos, axis=1, kind="stable")
             values, token, parent = (np.take_along_axis(x, going, axis=1) for x in (values, token, parent))

@@ -1,10 +1,8 @@
-"""Memory of batches that are decoded one after the other.
+"""`StepGraph`, the graph of a decoding step and everything its batches share, and `BufferPool` for their caches.
 
-New memory costs time when it is first written: the system clears it page by page. For the keys and values of 32
-sentences with 4 beams that is a tenth of the time of decoding them. Memory that the allocator keeps anyway isn't
-pooled.
-
-The graphs that one step of decoding runs, with what belongs to every batch that they decode.
+The pool reuses memory from batch to batch. New memory costs time when it is first written, because the system clears it
+page by page. For the keys and values of 32 sentences with 4 beams this takes a tenth of the decoding time. Small arrays
+aren't pooled, since the allocator keeps their memory anyway.
 """
 
 from __future__ import annotations
@@ -29,28 +27,28 @@ from mlx_transformer.decoding.candidates import Candidates
 Buffer = NDArray[np.float32]
 
 SMALL = 1 << 16
-"""Elements below which an array comes from the allocator and goes back to it."""
+"""Arrays with fewer elements are not pooled."""
 
 
 class BufferPool:
-    """Lends float32 arrays, from any thread. It never holds more than was lent at one time."""
+    """Lends float32 arrays to any thread. It never holds more memory than was on loan at any moment."""
 
     def __init__(self) -> None:
         self._free: list[Buffer] = []  # smallest first
-        self._lent = self._most = 0  # elements: lent now, and at the most
+        self._lent = self._most = 0  # elements lent now, and the most so far
         self._lock = threading.Lock()
-        # Python may finalize a decoder in the middle of `take`, in the very thread that holds the lock: what comes back
-        # waits here, in the one queue that is safe for that.
+        # Python may finalize a decoder during `take`, in the thread that holds the lock. Returned buffers wait here;
+        # SimpleQueue is safe to use then.
         self._returned: SimpleQueue[Buffer] = SimpleQueue()
 
     def take(self, shape: tuple[int, ...]) -> Buffer:
-        """Lend an array of that shape, with any contents."""
+        """Lend an array of this shape with arbitrary contents."""
         count = math.prod(shape)
         if count < SMALL:
             return np.empty(shape, np.float32)
         with self._lock:
             self._settle()
-            # The smallest that is large enough; what of it isn't asked for stays untouched.
+            # The smallest buffer that is large enough; the rest of it stays untouched.
             place = bisect_left(self._free, count, key=_size)
             buffer = self._free.pop(place) if place < len(self._free) else np.empty(count, np.float32)
             self._lent += buffer.size
@@ -59,7 +57,7 @@ class BufferPool:
         return buffer[:count].reshape(shape)
 
     def give_back(self, arrays: Iterable[Buffer]) -> None:
-        """Take back arrays that `take` returned and nobody reads any more."""
+        """Take back arrays from `take` when they are no longer in use."""
         for array in arrays:
             if array.base is not None:
                 self._returned.put(cast(Buffer, array.base))
@@ -71,7 +69,7 @@ class BufferPool:
             insort(self._free, buffer, key=_size)
 
     def _trim(self) -> None:
-        """Drop arrays beyond the limit, the smallest first: a larger one can stand in for them."""
+        """Drop free buffers beyond the limit, the smallest first: larger buffers can replace them."""
         free = sum(map(_size, self._free))
         while self._free and self._lent + free > self._most:
             free -= self._free.pop(0).size
@@ -82,7 +80,7 @@ def _size(buffer: Buffer) -> int:
 
 
 class StepGraph:
-    """A graph of one step, with what belongs to every batch that it decodes."""
+    """The graph of one decoding step: its session, config, buffers, names of inputs and outputs."""
 
     def __init__(
         self,
@@ -92,11 +90,11 @@ class StepGraph:
         memory: BufferPool,
         options: Any,
     ):
-        """session and options (of its runs): ONNX Runtime's."""
+        """session, options: ONNX Runtime's session, and its RunOptions for every run."""
         self.arrays: Mapping[str, NDArray] = {}
-        """Inputs that are the same at every step, by their names."""
+        """{name: array} of inputs that are the same at every step."""
         self.candidates: Candidates | None = None
-        """The ids that its logits are of, if they aren't of all ids; `config` is of as many."""
+        """The ids of its logits, if not all; `config.vocab_size` is then their number."""
         self.session, self.config, self.memory, self.options = session, config, memory, options
         self.inputs, self.outputs = ports.input_names, ports.output_names
         self.made = {port.value: port for port in ports.outputs}
@@ -104,7 +102,7 @@ class StepGraph:
         self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
     def among(self, candidates: Candidates, inputs: Mapping[str, NDArray]) -> StepGraph:
-        """Return the same with the logits of these alone, whose rows are `inputs`."""
+        """A copy that computes only the candidates' logits. `inputs`: the classifier's rows of these ids."""
         chosen = copy(self)
         chosen.config, chosen.candidates, chosen.arrays = candidates.config, candidates, inputs
         return chosen
@@ -112,7 +110,11 @@ class StepGraph:
 
 @dataclass(frozen=True)
 class ListedGraphs:
-    """`rows`: gives the classifier's rows of `ids` as its `outputs`, inputs of `step` by the same names."""
+    """The graphs of a search among given ids.
+
+    rows: gathers the classifier's rows of ids. ids: the name of its input. outputs: the names of its outputs, which are
+    inputs of `step`.
+    """
 
     rows: Session
     ids: str

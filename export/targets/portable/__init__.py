@@ -1,1 +1,1 @@
-"""Target `portable`, and all that need no graphs of their own: standard operators, any shape."""
+"""Target `portable`: standard operators, any shape. Targets without graphs of their own, e.g. `web`, use these too."""

@@ -1,11 +1,11 @@
-"""The graphs in standard operators, any shape; what they take and return is in `export/interface.py`.
+"""The graphs in standard operators, any shape; `export/interface.py` declares their inputs and outputs.
 
     encoder-decoder   encoder_model, decoder_model, decoder_with_past_model, decoder_model_merged
     decoder           model
     encoder           model
 
-Shapes: B batch, S source, T target tokens of this run, P past ones, N layers, K key-value heads, d_k and d_v one head's
-widths, D model, V vocabulary.
+Shapes: B batch, S source, T target tokens of this run, P past tokens, N number of a layer, K key-value heads, d_k, d_v
+widths of a head, D model, V vocabulary, W numbers of a text's vector.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def decoder_with_past_model(request: Request) -> GraphBuilder:
     past_key_values.N.decoder.{key,value} (B, K, P, d) --------------------/  |                        (B, K, P+T, d)
     past_key_values.N.encoder.{key,value} (B', K, S, d) ---------------------/
 
-    B' sentences, each with B/B' rows side by side (the beams of a search); B' = B otherwise. With SSRUs a layer has
-    past_key_values.N.decoder.state (B, D) in place of its keys and values, and positions come in as position_ids.
+    B' sentences. In a beam search each has B/B' rows side by side, its beams; otherwise B' = B. A layer with an SSRU
+    has past_key_values.N.decoder.state (B, D) instead of keys and values, and positions come in as position_ids.
     """
     g = GraphBuilder.declared(DECODER_NEXT, request)
     return _decoder(g, request, lambda model: g.pairs("cross"))
@@ -72,7 +72,7 @@ def decoder_model_merged(request: Request) -> GraphBuilder:
     encoder_hidden_states (B, S, D) ----> cross K/V ---- If --> present.N.encoder.{key,value} (B, K, S, d)
     use_cache_branch (1) --------------------------------/
 
-    First run: use_cache_branch false and an empty past (P = 0). The encoder's output is read in that run alone.
+    First run: use_cache_branch false and an empty past (P = 0). Later runs don't read encoder_hidden_states.
     """
     g = GraphBuilder.declared(DECODER_MERGED, request)
     count = 2 * request.config.decoder_layers
@@ -91,7 +91,7 @@ def decoder_model_merged(request: Request) -> GraphBuilder:
 
 
 def _decoder(g: GraphBuilder, request: Request, cross: Callable[[Transformer], Sequence[KeyValues]]) -> GraphBuilder:
-    """Take a step over the source's keys and values; where those come from is all that the decoders differ in."""
+    """A decoder's step. The decoders differ only in `cross`, which gives the source's keys and values."""
     model = Transformer(request.config)
     attention = AttentionTap(model, request.attention_layer, g.tap)
     if request.config.recurrent:
@@ -128,9 +128,9 @@ def encoder_only_model(request: Request) -> GraphBuilder:
     attention_mask (B, L) --> positions ----^  \\----> head --> logits (B, L, V)
                           \\-> mask ---------^
 
-    Other heads (`core/heads.py`): logits (B, C) or (B, L, C) of C classes, start_logits and end_logits (B, L),
-    pooler_output (B, D), or none. Or inputs_embeds (B, L, D) ------------^ in place of input_ids. With an embedding
-    also sentence_embedding (B, W).
+    Other heads (`core/heads.py`) give logits (B, C) or (B, L, C) of C classes, start_logits and end_logits (B, L),
+    pooler_output (B, D), or nothing more. inputs_embeds (B, L, D) may replace input_ids. A model of text vectors
+    also gives sentence_embedding (B, W).
     """
     g = GraphBuilder.declared(MODEL, request)
     model, head = Transformer(request.config), request.config.head

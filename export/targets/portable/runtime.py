@@ -1,6 +1,7 @@
-"""Opened graphs as one model: encode, decode, and decoding step by step with a cache. NumPy in, NumPy out.
+"""Runs the graphs of target portable as one model: encode, decode, and decode step by step with a cache.
 
-Shapes: B sentences, R rows (B or B*beams), S source, T target, L new tokens, P past, D model, V vocabulary.
+NumPy in, NumPy out. Shapes: B sentences, R rows (B or B*beams), S source, T target, L new tokens, P past tokens, D
+model, V vocabulary, C classes, W numbers of a text's vector.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from mlx_transformer.core.inputs import Sources
 from mlx_transformer.decoding.steps import Model
 
 SOURCE_MULTIPLE = 4
-"""A padded source's length is a multiple of it. Where one query attends to keys, ONNX Runtime sums four of them at a
-time and the rest one by one: a sum's order, and with it the last bit, would depend on how much longer a sentence's
-neighbours are."""
+"""Sources are padded to a multiple of this length. When one query attends to keys, ONNX Runtime sums four keys at a
+time and the rest one by one. At other lengths the order of the sum, and so its last bit, would depend on the length of
+the longest sentence in the batch."""
 
 PROMPT_MULTIPLE = 16
-"""The same where padding is on the left: no token may change its lane in a register of 16 numbers."""
+"""Prompts, padded on the left, are padded to a multiple of this length, so that a token's lane in a register of 16
+numbers doesn't depend on the batch."""
 
 
 @dataclass
 class OnnxCache:
-    """One batch in decoding, and `decoding.steps.Decoder`. Rows are hypotheses, `beams` of each sentence side by
-    side."""
+    """The decoding state of one batch; implements `decoding.steps.Decoder`. Rows are hypotheses; the `beams` rows of a
+    sentence are side by side."""
 
     graphs: EncoderDecoderGraphs | CausalGraphs
     fixed: Values
-    """The values that come from the source: its mask, the memory, after the first run keys and values; empty for a
-    decoder-only model."""
+    """Inputs from the source: its mask, the memory, after the first run its keys and values. Empty if decoder-only."""
     shared: bool
-    """`fixed` has one row a sentence, whatever the number of beams."""
+    """`fixed` has one row per sentence, shared by its beams."""
     mask: NDArray[np.int64] | None = None
     """Decoder-only: 1 on tokens, 0 on the prompt's padding (R, P)."""
     past: Values = field(default_factory=dict)
-    """Keys and values so far, or states; empty before the first run."""
+    """Keys and values (or states) so far; empty before the first run."""
     beams: int = 1
     length: int = 0
     """Positions so far."""
@@ -65,7 +66,7 @@ class OnnxCache:
         self._take(rows, None if self.shared else rows)
 
     def reorder(self, rows: NDArray) -> None:
-        """Let hypotheses of one sentence change places: what belongs to the source stays."""
+        """Continue row i from the old row rows[i] of the same sentence; the source's values stay."""
         if not np.array_equal(rows, np.arange(len(rows))):
             self._take(rows, None)
 
@@ -86,7 +87,7 @@ class EncoderDecoderGraphs(Model):
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config = request.config
         self.encoder = PortSession(sessions[ENCODER], GRAPHS[ENCODER](request))
-        # The merged graph has the inputs of both others, and what Optimum writes may have more of them than ours.
+        # The merged graph has the inputs of both other decoders. Optimum's decoders may have more of them than ours.
         ports = GRAPHS[DECODER_MERGED](request)
         decoders = {name: PortSession(session, ports) for name, session in sessions.items() if name != ENCODER}
         self.first = decoders.get(DECODER_FIRST) or decoders[DECODER_MERGED]
@@ -94,11 +95,11 @@ class EncoderDecoderGraphs(Model):
         self.encoder.need(outputs=["memory"])
         for graph in (self.first, self.next):
             graph.need(["target_ids", "source_mask"], ["logits"])
-        # Our graph names the axis of the source's rows apart from that of the decoder's, others can't share.
+        # Beams can share a row of the source if its axis has another name than the decoder's rows, as in our graphs.
         self.shared = self.next.shapes["source_mask"][:1] != self.next.shapes["target_ids"][:1]
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
-        """Return the encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
+        """The encoder's output (B, S, D) for a source, e.g. {"source_ids": (B, S)}, with its mask (B, S)."""
         self.encoder.check_source(source)
         return self.encoder(["memory"], {**source, "source_mask": mask})["memory"]
 
@@ -106,14 +107,14 @@ class EncoderDecoderGraphs(Model):
         return self._begin(["logits"], ids, memory, mask)["logits"]
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray:
-        """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        """Attention weights (B, T, S) of targets (B, T) over sources, if the folder was exported with attention."""
         return self._begin(["attention"], target_ids, self.encode(source, mask), mask)["attention"]
 
     def begin(self, memory: NDArray, mask: NDArray) -> OnnxCache:
         return OnnxCache(self, {"memory": memory, "source_mask": mask}, self.shared)
 
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
-        """Return the logits (R, L, V) after the tokens (R, L)."""
+        """Logits (R, L, V) after the new tokens `ids` (R, L); updates the cache."""
         if cache.past:
             at = {"positions": positions(ids, cache.length)}
             values = {"target_ids": ids, "later": np.array([True]), **at, **cache.fixed, **cache.past}
@@ -128,7 +129,7 @@ class EncoderDecoderGraphs(Model):
         return cache.past.pop("logits")
 
     def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
-        """Encode for a search, and give the logits (B, V) after the start token."""
+        """Encode sources for a search; returns the cache and the logits (B, V) after the start token."""
         source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         decoder = self.begin(self.encode(source, mask), mask)
         return decoder, decoder.step(np.full(len(sources), sources.start, np.int64))
@@ -140,12 +141,12 @@ class EncoderDecoderGraphs(Model):
 
 
 def positions(ids: NDArray, first: int = 0) -> NDArray[np.int64]:
-    """Return where the tokens (R, L) are, the first of them at `first`."""
+    """Positions of the tokens (R, L), counted from `first`."""
     return np.broadcast_to(np.arange(first, first + ids.shape[1]), ids.shape)
 
 
 class CausalGraphs(Model):
-    """A decoder alone: model.onnx with its cache."""
+    """A decoder-only model: model.onnx with its cache."""
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config, self.graph = request.config, PortSession(sessions[MODEL], GRAPHS[MODEL](request))
@@ -154,11 +155,11 @@ class CausalGraphs(Model):
         return self.step(source["source_ids"], self.begin(mask))
 
     def begin(self, mask: NDArray) -> OnnxCache:
-        """Begin with an empty cache. `mask` (B, L): that of the first tokens, 0 on padding at the left."""
+        """An empty cache. `mask` (B, L): of the first tokens, 0 on padding at the left."""
         return OnnxCache(self, {}, True, mask)
 
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
-        """Return the logits (R, L, V) after the tokens (R, L)."""
+        """Logits (R, L, V) after the new tokens `ids` (R, L); updates the cache."""
         assert cache.mask is not None
         if cache.past:
             cache.mask = np.concatenate([cache.mask, np.ones_like(ids)], axis=1)
@@ -169,8 +170,8 @@ class CausalGraphs(Model):
         return cache.past.pop("logits")
 
     def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
-        """Read the prompts for a search, padded on the left, and give the logits (B, V) after them."""
-        # Relative positions count padding, and their table has no row to spare for it.
+        """Read the prompts, padded on the left, for a search; returns the cache and the logits (B, V) after them."""
+        # With relative positions padding takes places, and the table may have no entries for more of them.
         multiple = 1 if self.config.positions in RELATIVE else PROMPT_MULTIPLE
         source, mask = sources.padded(multiple, left=True)
         cache = self.begin(mask)
@@ -178,25 +179,25 @@ class CausalGraphs(Model):
 
 
 class EncoderGraphs:
-    """An encoder alone: model.onnx."""
+    """An encoder-only model: model.onnx."""
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config, self.graph = request.config, PortSession(sessions[MODEL], GRAPHS[MODEL](request))
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
-        """Return (B, L, D) of a source, by value, and its mask (B, L)."""
+        """The encoder's output (B, L, D) for a source, e.g. {"source_ids": (B, L)}, with its mask (B, L)."""
         return self._run(["memory"], source, mask)[0]
 
     def logits(self, source: Values, mask: NDArray) -> NDArray:
-        """Return what the head gives: logits (B, L, V), (B, L, C) or (B, C), (B, L, 2) that an answer begins and ends,
-        or vectors (B, D) or (B, L, D)."""
+        """The head's output, by its kind: logits (B, L, V), (B, L, C) or (B, C); (B, L, 2), logits of an answer's start
+        and end; pooled vectors (B, D); or hidden states (B, L, D)."""
         values = [port.value for port in head(Request(config=self.config), "", "")] or ["memory"]
         arrays = self._run(values, source, mask)
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
     def vectors(self, source: Values, mask: NDArray, kind: Kind = "dense") -> NDArray:
-        """Return the texts' vectors (B, W), or their tokens' weights (B, L) or vectors (B, L, W), by a graph that gives
-        them."""
+        """Text vectors from a graph with these outputs: by kind "dense" (B, W), "sparse", weights of tokens (B, L), or
+        "multi", vectors of tokens (B, L, W)."""
         return self._run([VECTORS_OF[kind]], source, mask)[0]
 
     def _run(self, outputs: list[str], source: Values, mask: NDArray) -> list[NDArray]:
