@@ -120,7 +120,7 @@ class Need:
         return self.fixed + self.per_token * tokens + logits
 
     def parts(self, tokens: int, room: float, smallest: int) -> int:
-        """The smallest number of parts that each fit into `room` bytes; 0 if they would have under `smallest` tokens."""
+        """The smallest number of parts that each fit into `room` bytes; 0 if they would be smaller than `smallest`."""
         most = max(1, tokens // max(self.least, smallest))
         return next((parts for parts in range(1, most + 1) if self(tokens / parts) <= room), 0)
 

@@ -117,7 +117,7 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
 
 
 def noun(text: RunText) -> str:
-    """"documents", "texts" or "pairs"."""
+    """Name the unit of the text: "documents", "texts" or "pairs"."""
     return {Documents: "documents", Labelled: "texts"}.get(type(text), "pairs")
 
 

@@ -86,8 +86,8 @@ class ZeroStart:
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magnitude"
 
 
-# Without warmup_steps, warm-up is WARMUP_SHARE of the run, at most the paper's 4000 steps. Given warmup_steps are cut to
-# LONGEST_WARMUP_SHARE of the run if the rate falls to 0 at its end.
+# Without warmup_steps, warm-up is WARMUP_SHARE of the run, at most the paper's 4000 steps. With warmup_steps, it is cut
+# to LONGEST_WARMUP_SHARE of the run if the rate falls to 0 at the end.
 WARMUP_SHARE, MOST_WARMUP_STEPS, LONGEST_WARMUP_SHARE = 0.25, 4000, 0.5
 # The paper's peak, (d_model * warm-up)^-0.5, grows as warm-up gets shorter. From STEEPEST * d_model steps down it stays
 # at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and the highest rate that Adam bears falls with the
@@ -171,13 +171,13 @@ KINDS = {
 class Optimizer:
     """The recipe's optimizer; `update(model, gradients)` takes a step.
 
-    Weight decay is decoupled (Loshchilov and Hutter 2019): p <- p (1 - rate * decay) before the update, unless a pattern
-    of `no_decay` matches the parameter's name. Muon updates the matrices inside the stacks, Adam all other parameters.
+    Weight decay is decoupled (Loshchilov and Hutter 2019): p <- p (1 - rate * decay) before the update, unless the
+    parameter's name matches `no_decay`. Muon updates the matrices inside the stacks, Adam all other parameters.
     """
 
     def __init__(self, model: Transformer, options: TrainingOptions, streams: Sequence[mx.Stream] | None = None):
-        """`streams`: the CPU streams that a step is split over; an empty list if it is compiled as a whole. None: choose
-        for the device."""
+        """`streams`: the CPU streams that a step is split over; [] if it is compiled as a whole. None: choose for the
+        device."""
         if streams is None:
             streams = [] if tuning().compiles else cpu_streams()
         self.streams = list(streams)
