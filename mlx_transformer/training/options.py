@@ -263,8 +263,8 @@ class TrainingOptions:
 
     @property
     def optimizer_name(self) -> OptimizerName:
-        """The optimizer, or its default: Muon for fresh weights, Adam with `start_from`. Muon would push weights trained
-        with Adam in other directions (Liu et al. 2025, section 3.5)."""
+        """The optimizer, or its default: Muon for fresh weights, Adam with `start_from`, since Muon would push weights
+        trained with Adam in other directions (Liu et al. 2025, section 3.5)."""
         if self.optimizer is None:
             return "muon" if self.start_from is None else "adam"
         return self.optimizer
