@@ -110,7 +110,7 @@ def _jsonl(path: Path, watch: WatchBytes) -> Iterator[tuple[str, str]]:
 
 
 Piece = tuple[NDArray, int]
-"""(ids, number of first targets not to learn, since they are a prompt): ids[:-1] are the inputs, ids[1:] the targets."""
+"""(ids, number of first targets not to learn, i.e. the prompt): ids[:-1] are the inputs, ids[1:] the targets."""
 
 
 @dataclass(frozen=True)

@@ -253,8 +253,8 @@ class LabelledRows:
 def encoded(text: Labelled, tokenizer: Tokenizer, head: Head, most: int) -> LabelledRows:
     """Encode labelled text for a head, in rows of at most `most` tokens.
 
-    Longer texts are cut; longer contexts of questions are split into overlapping windows, one row each. Raises UserError
-    for a label that the head doesn't have.
+    Longer texts are cut; longer contexts of questions are split into overlapping windows, one row each. Raises
+    UserError for a label that the head doesn't have.
     """
     numbers = {label: i for i, label in enumerate(head.labels)}
     for label in text.labels:
@@ -317,8 +317,8 @@ def _kinds(located: Located, parts: Sequence[Part], numbers: dict[str, int]) -> 
 
 
 def _answers(text: Labelled, tokenizer: Tokenizer, most: int) -> Iterator[tuple[Pair, NDArray]]:
-    """Yield (row, target) for each window of each context. If the whole answer isn't in a window, the target is its
-    first token, as in BERT (Devlin et al. 2019, section 4.3)."""
+    """Yield (row, target) for each window of each context. If the whole answer isn't in the window, the target is the
+    row's first token, as in BERT (Devlin et al. 2019, section 4.3)."""
     form = tokenizer.pair_form(most)
     texts = [part for pair in text.texts for part in pair]
     located = [each.alone() for each in tokenizer.encode_places(texts)]
