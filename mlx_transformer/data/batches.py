@@ -281,7 +281,7 @@ class SortedBatches(TokenBatches):
 
 
 class BatchesOfOthers(BatchesByEpoch[B]):
-    """Base of batches that are made from other batches, `clean`, one from each: e.g. by masking tokens."""
+    """Base of batches made from other batches, `clean`, one from each: e.g. by masking tokens."""
 
     def __init__(self, clean: TokenBatches):
         super().__init__(clean.seed)

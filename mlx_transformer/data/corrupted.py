@@ -1,6 +1,6 @@
 """Batches of corrupted text that a model learns to restore: masked tokens for an encoder, spans for an encoder-decoder.
 
-Each epoch corrupts other tokens; which ones depends only on (seed, epoch, batch).
+Each epoch corrupts other tokens. The choice depends only on (seed, epoch, batch).
 
 Shapes: B rows, S tokens, M tokens to restore per row.
 """
@@ -36,7 +36,7 @@ class MaskedBatch:
 
 
 class MaskedBatches(BatchesOfOthers[MaskedBatch]):
-    """Masked language modelling: a share of each row's tokens, at least one token, is to restore (Devlin et al. 2019).
+    """Masked language modelling (Devlin et al. 2019): a share of each row's tokens, at least one, must be restored.
 
     clean: batches whose source and target are the same text. words: for each text the word number of each token, to
     mask whole words; None: mask single tokens.
@@ -100,7 +100,7 @@ class DenoisingBatches(BatchesOfOthers[Batch]):
                 infilled = self._infilled(ids[: length - 1], random)[: source.shape[1] - 1]
                 source[row, : len(infilled) + 1] = [*infilled, ids[length - 1]]
         longest = int((source != self.clean.pad_id).sum(axis=1).max())
-        # On a device that compiles for each shape, S stays that of the bucket.
+        # On a device that compiles for each shape, S stays the bucket's length.
         width = source.shape[1] if self.clean.few_shapes else longest
         return Batch(source[:, :width], clean.target_in, clean.target_out, clean.tokens)
 

@@ -178,7 +178,7 @@ class StoredText:
 
     @property
     def identity(self) -> list:
-        """A JSON value that is equal for equal texts."""
+        """A JSON value, equal for equal texts."""
         return [self._identity, self._seed if self._set_aside else None]
 
     def __len__(self) -> int:

@@ -100,7 +100,7 @@ def _measure(of: _Statistics, drawn: NDArray[np.float64]) -> Measure:
     a, b = of.score(of.a.sum(axis=0)), of.score(of.b.sum(axis=0))
     differences = drawn[:, 1] - drawn[:, 0]
     against = min(int(np.sum(differences <= 0)), int(np.sum(differences >= 0)))
-    p = min(1.0, 2 * (against + 1) / (RESAMPLES + 1))  # never 0: so few draws can't show that
+    p = min(1.0, 2 * (against + 1) / (RESAMPLES + 1))  # never 0, which so few draws couldn't show
     intervals = (_interval(drawn[:, 0]), _interval(drawn[:, 1]), _interval(differences))
     return Measure(of.name, of.signature, a, b, *intervals, p)
 

@@ -105,7 +105,7 @@ MakeBatches = Callable[[Recipe], BatchesByEpoch]
 
 @dataclass(frozen=True)
 class Need:
-    """`need(tokens)`: the bytes that a part of a step with so many tokens takes. No part has fewer than `least`."""
+    """`need(tokens)`: bytes for a part of a step with so many tokens. No part has fewer than `least` tokens."""
 
     fixed: float
     per_token: float
@@ -177,7 +177,7 @@ def _measured(recipe: Recipe, start: Start, make: MakeBatches, checkpointing: bo
         for _ in range(2):  # the first step creates the optimizer's moments
             mx.clear_cache()
             mx.reset_peak_memory()
-            step.evaluate(*step([batch, batch], 1e-9))  # two, so that the sum of gradients is measured too
+            step.evaluate(*step([batch, batch], 1e-9))  # two batches, to measure the sum of gradients too
         return mx.get_peak_memory() - others
 
     least = batches_of(1).batch_tokens

@@ -115,8 +115,8 @@ def joined() -> Group:
     if not backend:
         return ALONE
     _end_with_launcher()
-    # MLX's threads inherit the signals blocked here. A signal that interrupts one of them in the middle of a message
-    # would cut the message short, and the other processes would wait for the rest forever.
+    # MLX's threads inherit the signals blocked here. Otherwise a signal could interrupt a thread in the middle of a
+    # message, and the other processes would wait for the rest forever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if hasattr(signal, "pthread_sigmask") else None
     try:
         group = Group(mx.distributed.init(strict=True, backend=backend))

@@ -18,8 +18,7 @@ If the rate falls to 0 by the end of the run, warm-up takes at most half of the 
 Other schedules don't depend on the run's length: a run that is extended with --resume is the same as one that was
 longer from the start.
 
-`ZeroStart` is for decoders that start from a zero vector, such as Marian's: training keeps that row of the embedding
-zero.
+`ZeroStart` is for decoders that start from a zero vector, such as Marian's: training keeps this embedding zero.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class ZeroStart:
     """Keeps the start token's embedding zero, if the decoder starts with padding (bos_id == pad_id) and that row is
     zeros. Otherwise it changes nothing.
 
-    In such models the output bias bars tokens at the end of the vocabulary, e.g. this one; the loss leaves them out.
+    If the output bias bars tokens at the end of the vocabulary, e.g. padding, the loss leaves them out.
     """
 
     def __init__(self, model: Transformer):
@@ -90,8 +89,8 @@ NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magn
 # to LONGEST_WARMUP_SHARE of the run if the rate falls to 0 at the end.
 WARMUP_SHARE, MOST_WARMUP_STEPS, LONGEST_WARMUP_SHARE = 0.25, 4000, 0.5
 # The paper's peak, (d_model * warm-up)^-0.5, grows as warm-up gets shorter. From STEEPEST * d_model steps down it stays
-# at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and the highest rate that Adam bears falls with the
-# width (Yang et al. 2021, "Tensor Programs V").
+# at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and Adam's highest stable rate falls with the width
+# (Yang et al. 2021, "Tensor Programs V").
 STEEPEST = 3
 SMALL = 1 << 14
 """Arrays of at most so many numbers stay on the first stream: moving them isn't worth the synchronisation."""

@@ -1,11 +1,11 @@
-"""A run's progress: its counters, clock, speed and stop signals, and the lines that it prints.
+"""A run's progress: its counters, clock, speed, stop signals and printed lines.
 
-OUT/clock.txt has one line per step, "STEP SECONDS", e.g. "41 12.5": the next step after 41 began at second 12.5. The
-learning rate of a run that ends by the clock depends on these times. After a kill, a resumed run reads the times of the
-steps that it repeats from there, so that it computes the same weights again.
+OUT/clock.txt has one line per step, "DONE SECONDS", e.g. "41 12.5": after 41 steps, the next began at second 12.5. In a
+run limited by minutes the learning rate depends on these times. A resumed run repeats the steps after its checkpoint
+with the recorded times, and so computes the same weights again.
 
-The run prints opening lines, a forecast, a status that is updated with each step, and closing lines. On a terminal a
-second status line has the loss curve and the share of the device's peak speed.
+The run prints opening lines, a forecast, a status updated with each step, and closing lines. On a terminal a second
+status line has the loss curve and the share of the device's peak speed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 
 @dataclass
 class State:
-    """A run's counters, stored in every checkpoint. `seconds`: training time, including that before a --resume."""
+    """A run's counters, stored in every checkpoint. `seconds`: training time, also from before a --resume."""
 
     step: int = 0
     epoch: float = 0.0
@@ -64,7 +64,7 @@ class State:
     validations_since_best: int = 0
 
     def progress(self, options: TrainingOptions) -> float:
-        """The share of the run that is done, by the limit (steps, epochs or minutes) that comes first."""
+        """The finished share of the run, by the first limit to be reached (steps, epochs or minutes)."""
         ends = [(self.step, options.steps), (self.epoch, options.epochs), (self.seconds / 60, options.minutes)]
         return max(done / limit for done, limit in ends if limit is not None)
 
@@ -87,7 +87,7 @@ class State:
 class Clock:
     """Counts a run's training seconds: `with Clock(path, seconds) as clock`.
 
-    seconds: the time that was spent before a --resume. path: clock.txt; None: record nothing.
+    seconds: the time spent before a --resume. path: clock.txt; None: record nothing.
     """
 
     def __init__(self, path: Path | None, seconds: float):
@@ -187,9 +187,9 @@ class StopSignal:
         return self.received is not None
 
     def agree(self, group: Group) -> int | None:
-        """Return, in every process of the group, the signal that one of them has received; None if there is none.
+        """Return a signal received by any process of the group, the same in all processes; None if there is none.
 
-        A signal that arrives during the call counts at the next call.
+        A signal during the call counts at the next call.
         """
         agreed = group.largest(self.received or 0) or None
         self.received = agreed or self.received
@@ -236,7 +236,7 @@ def opening_lines(
     batches_per_step: int,
     adapter: AdapterConfig | None,
 ) -> Iterator[str]:
-    """Lines that say what is trained, on which text and for how long.
+    """The opening lines: model, text and length of the run.
 
     batches_per_step: batches of all processes together.
     """
@@ -304,7 +304,7 @@ def short_for_warm_up(options: TrainingOptions, steps: int, ended: bool = False)
 
 
 def closing_lines(options: TrainingOptions, state: State) -> Iterator[str]:
-    """Lines for a run that stopped early, or was too short for its warm-up."""
+    """The closing lines of a run, if it stopped early or was too short for its warm-up."""
     share = min(1.0, state.progress(options))
     if share < 1:
         yield (
@@ -332,7 +332,7 @@ def _warm_up(options: TrainingOptions, d_model: int, steps: int | None) -> str:
 
 
 def forecast_line(state: State, peak: int, unit: str = "target tokens") -> str:
-    """The result of a rehearsal: the speed of its steps, and `peak`, the most bytes that MLX's arrays took."""
+    """The result of a rehearsal: the speed of its steps, and `peak`, the peak bytes of MLX's arrays."""
     speed = state.target_tokens / max(state.seconds, 1e-9)
     return (
         f"{state.step} steps took {state.seconds:.1f} s, {speed:,.0f} {unit}/s; arrays took up to "

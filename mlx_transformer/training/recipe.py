@@ -4,7 +4,7 @@
 [model]     preset and single fields of TransformerConfig
 [training]  length of the run, learning rate, regularisation, intervals
 
-The `*_problems` functions list keys that contradict each other, e.g. corpus together with source.
+The `*_problems` functions list contradictory keys, e.g. corpus together with source.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Recipe(ModelOptions):
         return OBJECTIVES[self.training.objective]
 
     def head(self, plain: Head) -> Head:
-        """Return `plain`, the head that the labelled text needs, with the fields set in [model].
+        """Return `plain`, the labelled text's head, with the fields set in [model].
 
         Raises UserError for fields that follow from the text, such as labels.
         """
@@ -249,8 +249,8 @@ class Recipe(ModelOptions):
     ) -> TransformerConfig:
         """The config of a model with fresh weights. Raises UserError if [model] is inconsistent.
 
-        source_vocab_size: the size of a separate source vocabulary. head: the head for labelled text; None if the text
-        hasn't been read yet, which gives one with two classes.
+        source_vocab_size: the size of a separate source vocabulary. head: the head for labelled text; None before the
+        text is read, when a head with two classes stands in.
         """
         architecture = self.objective.architecture
         fitting = {"architecture": architecture, "norm_placement": self._placement, **SHAPES.get(architecture, {})}
@@ -390,7 +390,7 @@ def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
 
 
 def _problems(recipe: Recipe) -> Iterator[str]:
-    """List the keys that contradict each other."""
+    """List contradictory keys."""
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
     yield from data_problems(d, t, recipe.objective.reads)
@@ -435,7 +435,7 @@ def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
 
 
 def _start_problems(recipe: Recipe) -> Iterator[str]:
-    """List the keys that can't be set with `start_from`, since they would change its model."""
+    """List the keys of [model] and [data] that contradict `start_from`, which keeps the checkpoint's model."""
     changed = (*DROPOUTS, "head") if recipe.objective.reads == "labelled" else DROPOUTS
     others = [f"model.{name}" for name in recipe.model if name not in changed]
     others += ["model.preset"] if recipe.preset != Recipe.preset else []

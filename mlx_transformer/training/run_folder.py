@@ -108,7 +108,7 @@ def boards(folder: Path, first_step: int, project: str | None, record: Mapping[s
 
 
 RECORD = "run.json"
-MODEL = "model"  # key of the record that says which weights OUT/model has
+MODEL = "model"  # key of the record with the origin of OUT/model's weights
 # Keys that may change on --resume: lengths, reports and the paths of files (with the same digests). Nothing else may,
 # so that the resumed run computes the same.
 MAY_CHANGE = {

@@ -32,11 +32,11 @@ DOUBLED_AFTER = 2000  # steps
 
 
 class Arithmetic:
-    """The type that a step computes in: float32, bfloat16 or float16. Parameters and moments stay float32.
+    """The type of a step's arithmetic: float32, bfloat16 or float16. Parameters and moments stay float32.
 
     Each step computes with copies of the parameters in the lower type, and the gradients come back in float32
     (Micikevicius et al. 2018, "Mixed Precision Training"). float16 gradients below 6e-8 would become 0, so the loss is
-    multiplied by a factor. The factor is halved when a gradient overflows, and doubled after 2000 steps without that.
+    multiplied by a factor: halved when a gradient overflows, doubled after 2000 steps without an overflow.
     """
 
     def __init__(self, dtype: str = "float32"):
@@ -104,7 +104,7 @@ class TrainStep:
         self.zero_start = ZeroStart(model)
         self.streams = optimizer.streams
         self.compilations = 0
-        """Functions compiled so far, one for each shape of batches; always 0 on CPUs."""
+        """Functions compiled so far, one for each shape of batches; 0 if steps are split over streams."""
         set_blas_threads(1)
         # Without the random state in here, a compiled step would repeat one dropout mask forever.
         state = [model.state, optimizer.state, self.arithmetic.state, mx.random.state]
@@ -131,7 +131,7 @@ class TrainStep:
 
     @property
     def all(self) -> dict[str, Any]:
-        """Everything that a step changes: the trained parameters and the state."""
+        """Everything a step changes: the trained parameters and the state."""
         return {"parameters": self.model.trainable_parameters(), "state": self.state}
 
     def take(self, all: dict[str, Any]) -> None:

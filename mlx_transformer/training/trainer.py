@@ -431,6 +431,6 @@ def train(
     """
     out, group = Path(out), joined()
     if group.leads:
-        check_folder(out, resume, force)  # before the recipe is read, which may be that of the run
+        check_folder(out, resume, force)  # before reading the recipe, which may be the run's own
     chosen = load_recipe(None if recipe is None else os.fspath(recipe), tables_of(keys), run=out if resume else None)
     return Trainer(chosen, out, resume, force=force, group=group).run()

@@ -39,10 +39,10 @@ ADAPTER_FOLDER, BEST, MOVING = "adapter", "best", "moving_average"
 
 
 class Weights:
-    """The weights of a run that trains the model itself; the trained arrays are the model's parameters.
+    """The weights of a run without an adapter; the trained arrays are the model's parameters.
 
-    base: the folder that the run starts from. Its generation settings are copied into every checkpoint, and so is the
-    model's embedding.json. Where a method takes `arrays`, None means the trained arrays of the current step.
+    base: the run's `start_from` folder. Its generation settings are copied into every checkpoint, and so is the model's
+    embedding.json. Where a method takes `arrays`, None means the trained arrays of the current step.
     """
 
     def __init__(self, model: Transformer, base: Path | None = None):
@@ -95,7 +95,7 @@ class Weights:
 
 
 class AdapterWeights(Weights):
-    """The weights of a run that trains an adapter; the trained arrays are the adapter's and those of a new head."""
+    """The weights of a run with an adapter; the trained arrays are the adapter and, if there is one, a new head."""
 
     def __init__(self, model: Transformer, config: AdapterConfig, base: Path | None = None):
         super().__init__(model, base)
