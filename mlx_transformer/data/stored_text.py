@@ -95,7 +95,7 @@ class TokenCache:
                 _write(temporary, corpus, count, tokenizer, dtype)
             lengths = _lengths(folder, dtype)
         if lengths is None:
-            raise UserError(f"{folder}: what was just written there isn't whole; look for what else writes there")
+            raise UserError(f"{folder}: files just written there are damaged; another program may be writing there")
         return folder, lengths
 
 

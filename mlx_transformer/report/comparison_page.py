@@ -58,18 +58,18 @@ def _sides(c: Comparison) -> Sequence[tuple[str, Side]]:
 def _figures(c: Comparison) -> str:
     lines = [tuple(map(escape, row)) for row in rows(c)]
     note = (
-        f"Both translate every batch of up to {c.options['batch']} lines in turns, each in a process of its own, whose "
-        "peak memory counts Python and all libraries."
+        f"Both models translate every batch of up to {c.options['batch']} lines in turns, each in its own process. Its "
+        "peak memory includes Python and all libraries."
     )
     if c.measures:
         note += (
-            " In brackets: what holds 95 % of 1,000 resamples of the lines, the same for both. p: how likely the other "
-            "is as good or better (paired bootstrap; below 0.05 is taken for a difference)."
+            " In brackets: the interval of 95 % of 1,000 resamples of the lines, the same for both models. p: how "
+            "likely the other model is as good or better (paired bootstrap; below 0.05 counts as a difference)."
         )
     elif any(c.likelihoods):
         note += (
-            " log p: of an output given its source, a line on average. A model that finds the other's output likelier "
-            "has missed it in its own search."
+            " log p: of an output given its source, the mean over lines. A model that gives the other's output more "
+            "probability has missed it in its own search."
         )
     table = kit.data_table(("", "A", "B", "B beside A"), lines, numbers=(1, 2), named=True)
     return f'{kit.card(table)}<p class="soft">{escape(note)}</p>'

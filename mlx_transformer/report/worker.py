@@ -64,7 +64,7 @@ class Worker:
         status = self.process.exitcode
         if status is not None and status < 0:
             name = signal.Signals(-status).name
-            return UserError(f"{self.name}: the system has ended its process ({name}), for want of memory perhaps")
+            return UserError(f"{self.name}: the system has ended its process ({name}), perhaps for lack of memory")
         return RuntimeError(f"{self.name}: its process has ended with status {status}")
 
     def close(self) -> None:

@@ -192,7 +192,7 @@ def _pieces(texts: Sequence[Sequence[int]], length: int, last: int) -> Iterator[
 
 def _mask_id(tokenizer: Tokenizer) -> int:
     if tokenizer.mask_id is None:
-        raise UserError("the vocabulary has no <mask>: begin without a given one, or with one that was trained so")
+        raise UserError("the vocabulary has no <mask>: leave out tokenizer, or give a vocabulary with <mask>")
     return tokenizer.mask_id
 
 

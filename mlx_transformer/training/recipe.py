@@ -93,7 +93,7 @@ def _document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     if d.text is None and not one_language:
         yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
     if t.objective == "distillation" and t.teacher is None:
-        yield "distillation learns the vectors of another encoder: say of which by teacher"
+        yield "distillation learns another encoder's vectors: set teacher to its checkpoint"
 
 
 def _match_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _match_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     if d.batch_tokens is not None:
         yield Text("{batch_tokens}: contrastive learning takes a number of pairs a batch: set {batch_pairs}")
     if t.memory is not None:
-        yield "memory: a batch of contrastive learning is one whole: set chunk, the texts computed at a time"
+        yield "memory: a batch of contrastive learning can't be split to fit: set chunk, the texts computed at a time"
     yield from _file_problems(d, "")
     yield from _valid_problems(d)
 
@@ -151,7 +151,7 @@ def _translation_problems(d: DataOptions) -> Iterator[str]:
         )
     yield from _vocabulary_problems(d)
     if d.bpe_dropout and d.cache is not None:
-        yield Text("{bpe_dropout} makes other tokens in every epoch, cache keeps them: leave one out")
+        yield Text("{bpe_dropout} makes other tokens in every epoch, which no cache can keep: leave one out")
 
 
 def _valid_problems(d: DataOptions) -> Iterator[str]:
@@ -169,16 +169,16 @@ def _corpus_problems(d: DataOptions) -> Iterator[str]:
     except UserError as error:
         yield str(error)
     if is_of_sentences(d.corpus) and d.train_pairs != DataOptions.train_pairs:
-        yield Text("corpus {} has pairs enough for itself: leave out {train_pairs}", d.corpus)
+        yield Text("corpus {} has a fixed number of pairs: leave out {train_pairs}", d.corpus)
 
 
 def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
     if d.tokenizer is not None and (d.vocab_size != DataOptions.vocab_size or d.vocab_lines is not None):
-        yield Text("tokenizer is a vocabulary that is there: leave out {vocab_size} and {vocab_lines}")
+        yield Text("tokenizer is an existing vocabulary: leave out {vocab_size} and {vocab_lines}")
     if d.tokenizer is not None and d.separate_vocabularies:
         yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
     if d.vocab_model != DataOptions.vocab_model and d.tokenizer is not None:
-        yield Text("tokenizer is a vocabulary that is there: leave out {vocab_model}")
+        yield Text("tokenizer is an existing vocabulary: leave out {vocab_model}")
     if d.vocab_model != DataOptions.vocab_model and d.separate_vocabularies:
         yield Text(
             "{vocab_model} = {!r} makes one vocabulary of both languages: leave out {separate_vocabularies}",
@@ -186,7 +186,7 @@ def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
         )
     if d.vocab_model != DataOptions.vocab_model and d.bpe_dropout:
         yield Text(
-            "{bpe_dropout} leaves out merges, of which {vocab_model} = {!r} has none: leave out one of both",
+            "{bpe_dropout} leaves out merges, of which {vocab_model} = {!r} has none: leave out one of the two",
             d.vocab_model,
         )
 
@@ -406,9 +406,9 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     if t.schedule in ENDLESS and t.cooldown != TrainingOptions.cooldown:
         yield f"schedule {t.schedule} has no falling end: leave out cooldown"
     if t.final == "best" and t.best is None:
-        yield "final = 'best' needs the score it is best by: set best"
+        yield "final = 'best' needs a score to choose by: set best"
     if t.patience and t.best is None:
-        yield "patience needs the score that is to get better: set best"
+        yield "patience needs a score to watch: set best"
     if t.final == "average" and not t.checkpoint_steps:
         yield Text("final = 'average' needs {checkpoint_steps}, so that the same run averages the same steps")
     if t.best in SCORES and not t.valid_sentences:

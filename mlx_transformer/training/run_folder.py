@@ -429,7 +429,7 @@ def _check_device(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
     if was != now:
         where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
         raise UserError(
-            f"{folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
+            f"{folder}: cannot resume on {now} what was trained on {was}: batches are cut differently there; "
             f"continue it {where}, or start a new run with another --out"
         )
 

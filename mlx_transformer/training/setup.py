@@ -55,7 +55,7 @@ def check_teacher(folder: str) -> None:
     """Raise UserError unless the checkpoint is an encoder with a vocabulary and an embedding.json."""
     checkpoint = open_checkpoint(folder, verify=False)
     if checkpoint.config.architecture != "encoder" or checked_tokenizer(checkpoint) is None:
-        raise UserError(f"teacher = {folder!r}: is no encoder with a vocabulary")
+        raise UserError(f"teacher = {folder!r}: isn't an encoder with a vocabulary; give another checkpoint")
     if read_embedding(checkpoint.folder, checkpoint.config.d_model) is None:
         raise UserError(f"teacher = {folder!r}: doesn't say how a text's vector is made (embedding.json)")
 
@@ -246,7 +246,7 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
         )
     text = checked_tokenizer(checkpoint)
     if text is None:
-        raise UserError(f"{checkpoint.folder}: has no tokenizer.json, without which no text can be trained on")
+        raise UserError(f"{checkpoint.folder}: has no tokenizer.json, so it can't be trained on text")
     tokenizer = Tokenizer(text, str(path))
     if recipe.objective.masks and tokenizer.mask_id is None:
         raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
