@@ -227,7 +227,7 @@ class TrainingOptions:
     adapter_alpha: AdapterAlpha = 16.0
     """The adapter adds the product of two small matrices times adapter_alpha / adapter_rank."""
     adapter_targets: str | None = None
-    """Linear maps to adapt, as name patterns between commas, e.g. "decoder.*, *.up_proj". "*" is all maps in the
+    """Linear maps to adapt, as name patterns between commas, e.g. "decoder.*, *.up_proj"; "*" is all maps in the
     layers; unset: "*.query_proj, *.value_proj" of attention."""
     adapter_dropout: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     """Dropout of the adapter's inputs."""
@@ -236,7 +236,7 @@ class TrainingOptions:
     patience: Count = 0
     """End the run after so many validations in a row without a better score; 0: never."""
     final: Literal["last", "best", "average", "moving-average"] = "last"
-    """Weights of OUT/model. average: the mean of the last checkpoints."""
+    """Weights of OUT/model; average: the mean of the last checkpoints."""
     average: Annotated[int, Bounds(at_least=1, at_most=1000)] = 5
     """Checkpoints to average and to keep, if final is average."""
     moving_average: Decay = 0.999
@@ -248,7 +248,7 @@ class TrainingOptions:
     valid_sentences: Count = 200
     """Validation lines to translate for BLEU, chrF and exact match. The loss is computed on all lines."""
     checkpoint_seconds: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 300.0
-    """Seconds between checkpoints. A run that ends or is interrupted always writes one."""
+    """Seconds between checkpoints; a run that ends or is interrupted always writes one."""
     checkpoint_steps: Count = 0
     """Steps between checkpoints; 0: by the clock, every checkpoint_seconds."""
     keep: Some = 2
