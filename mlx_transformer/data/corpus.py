@@ -167,8 +167,10 @@ def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
     """Guess the line, counted from 1, where two texts with different numbers of lines fall out of step.
 
     source, target: the lengths of their lines in characters. Lengths of translations are proportional (Gale and Church
-    1993). So if the longer side has d extra lines, the best place k minimises sum_{i<k} cost(i, i) + sum_{i>=k}
-    cost(i, i+d), where cost is the deviation of the log length ratio from that of the median lengths.
+    1993), so cost(i, j) is the deviation of the log length ratio of lines i and j from that of the median lengths. If
+    the longer side has d extra lines, the best place k minimises
+
+        sum_{i<k} cost(i, i) + sum_{i>=k} cost(i, i+d)
     """
     short, long = sorted((source, target), key=len)
     extra, count = len(long) - len(short), len(short)

@@ -104,8 +104,8 @@ class Labelled:
 def read_labelled(where: str) -> tuple[Labelled, int]:
     """Read a file: return (labelled text, number of lines left out since they have no text).
 
-    Raises UserError with file and line if a line has none of the forms above, or another form than the lines before,
-    and if there is no text at all.
+    Raises UserError with file and line if a line has none of the forms above, or another form than the lines before.
+    Also raises it if there is no text at all.
     """
     path = Path(where)
     readers = {".tsv": _tsv, ".jsonl": _jsonl, ".ndjson": _jsonl}

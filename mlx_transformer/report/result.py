@@ -2,8 +2,9 @@
 
 Paired bootstrap resampling tells whether a model is better or was lucky with its sentences (Koehn 2004, "Statistical
 Significance Tests for Machine Translation Evaluation"). Scores and draws are the same as in `sacrebleu --paired-bs`.
-sacreBLEU itself isn't used for the test: it keeps all resamples in memory, gigabytes for a long text, and gives no
-interval of the difference, and its p, computed from the sizes of differences, could contradict that interval.
+sacreBLEU itself isn't used for the test, since it keeps all resamples in memory, gigabytes for a long text. It also
+gives no interval of the difference, and its p, computed from the sizes of differences, could contradict such an
+interval.
 """
 
 from __future__ import annotations

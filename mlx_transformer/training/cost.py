@@ -34,7 +34,7 @@ from .recipe import Recipe
 from .setup import Start, model_and_step
 from .step import Arithmetic
 
-GRADIENT = 3  # forward and backward over forward alone: the gradient of a product takes two more products
+GRADIENT = 3  # cost of forward and backward over that of forward: a product's gradient takes two more products
 READ_SOURCE = (".cross_attention.key_proj.", ".cross_attention.value_proj.")  # decoder maps applied to source tokens
 
 

@@ -59,7 +59,7 @@ def text_vectors(embedding: TextEmbedding, memory: mx.array, counted: mx.array) 
     trained.
     """
     memory = memory.astype(mx.float32)
-    x = mx.concatenate([_pooled(memory, counted, way) for way in embedding.pooling], axis=-1)
+    x = mx.concatenate([_pooled(memory, counted, way) for way in embedding.pooling], axis=-1)  # (B, D per pooling)
     for i, layer in enumerate(embedding.dense):
         x = x @ mx.array(embedding.weights[f"dense.{i}.weight"]).T
         x = x + mx.array(embedding.weights[f"dense.{i}.bias"]) if layer.bias else x
@@ -90,7 +90,7 @@ def _pooled(memory: mx.array, counted: mx.array, way: str) -> mx.array:
         weights = weights / mx.maximum(mx.sum(weights, axis=1, keepdims=True), 1)
     else:
         weights = real / mx.maximum(count if way == "mean" else mx.sqrt(count), 1)
-    return (weights[:, None] @ memory)[:, 0]
+    return (weights[:, None] @ memory)[:, 0]  # (B, L) @ (B, L, D) -> (B, D)
 
 
 NOTHING = -1
@@ -115,10 +115,10 @@ class HeadStep(TrainStep):
         if head.kind == "spans":
             logits = mx.where(mask[..., None], logits, HIDDEN)  # type: ignore[index]
             places = mx.maximum(targets, 0)
-            picked_logits = mx.take_along_axis(logits, places[:, None], axis=1)[:, 0]
-            loss = mx.mean(mx.logsumexp(logits, axis=1) - picked_logits, axis=-1)
+            picked_logits = mx.take_along_axis(logits, places[:, None], axis=1)[:, 0]  # (B, L, 2) -> (B, 2)
+            loss = mx.mean(mx.logsumexp(logits, axis=1) - picked_logits, axis=-1)  # (B,)
             return self._with(function, _learned(loss, targets), lambda: mx.argmax(logits, axis=1), targets)
-        loss = mx.mean(mx.logaddexp(0.0, logits) - targets * logits, axis=-1)
+        loss = mx.mean(mx.logaddexp(0.0, logits) - targets * logits, axis=-1)  # (B, C) -> (B,)
         return self._with(
             function, _learned(loss, targets), lambda: logits > 0, mx.where(targets < 0, targets, targets > 0.5)
         )
@@ -150,8 +150,8 @@ class VectorStep(TrainStep):
         embedding = self.model.text_embedding
         assert embedding is not None
         assert mask is not None
-        vectors = text_vectors(embedding, self.model.encode(ids, mask), mask)
-        there = mx.any(mask, axis=1)
+        vectors = text_vectors(embedding, self.model.encode(ids, mask), mask)  # (B, W)
+        there = mx.any(mask, axis=1)  # (B,): not a row of padding
         loss = mx.sum(mx.where(there, mx.sum(mx.square(vectors - targets), axis=-1), 0))
         if function is label_smoothed_loss:
             return loss
@@ -173,7 +173,7 @@ def contrastive_loss(
     equal texts.
     """
     pairs = numbers.shape[1]
-    scores = vectors[:pairs] @ vectors[pairs:].T / temperature
+    scores = vectors[:pairs] @ vectors[pairs:].T / temperature  # (B, B) or (B, 2 B)
     loss = _not_ranked_first(scores, numbers[1], numbers[1:].reshape(-1))
     first = mx.sum(mx.max(scores, axis=1) == mx.diagonal(scores)).astype(mx.float32)
     if symmetric:
@@ -214,8 +214,8 @@ class ContrastiveStep(TrainStep):
     def _inputs(self, batch: Any) -> list[Any]:
         """Cut a batch into parts of similar length; on a device that compiles, all parts have the same width.
 
-        Returns [the texts' numbers, for each text the place of its vector among those of all parts, then for each part
-        its ids (n, L) and token mask (n, L) or None].
+        Returns [numbers of the texts (2 or 3, B), for each text the index of its vector among all parts' vectors (N,),
+        ids (n, L) and token mask (n, L) of the first part, ids and mask of the second, ...]. A mask may be None.
         """
         assert isinstance(batch, MatchBatch)
         lengths, few = np.array([len(row) for row in batch.rows]), tuning().few_shapes

@@ -176,7 +176,7 @@ def _function(smoothing: float, after: After) -> Callable[..., tuple[mx.array, .
         total = mx.sum(e, axis=-1, keepdims=True)
         lse = (top + mx.log(total))[:, 0]  # (N,)
         picked = mx.take_along_axis(z, y[:, None], axis=-1)[:, 0]
-        nll = lse - (1 - smoothing) * picked - smoothing * mean
+        nll = lse - (1 - smoothing) * picked - smoothing * mean  # (N,)
         return mx.sum(nll * counted), e, 1 / total, more
 
     @loss.vjp

@@ -394,8 +394,8 @@ class Dashboard:
         )
 
     def log_values(self) -> dict[str, int]:
-        """Values for metrics.jsonl: the peak of MLX's arrays since the last call and its cache of freed arrays, in MB,
-        and how often the step was compiled (left out if it never was)."""
+        """Values for metrics.jsonl, in MB: the peak of MLX's arrays since the last call, and its cache of freed arrays.
+        Also how often the step was compiled, if it was."""
         values = {"peak_memory_mb": mx.get_peak_memory(), "cache_memory_mb": mx.get_cache_memory()}
         mx.reset_peak_memory()
         compiled = {"compilations": self.trained.compilations} if self.trained.compilations else {}

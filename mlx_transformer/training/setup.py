@@ -2,7 +2,7 @@
 
 A run starts either from fresh weights and a vocabulary trained on its text, or from a checkpoint with its own config
 and vocabulary. With an adapter the checkpoint's weights stay as stored, quantised integers included; only the
-adapter's arrays have gradients and optimizer state.
+adapter's arrays, and those of a new head, have gradients and optimizer state.
 
 Distillation learns the vectors of a teacher (Reimers and Gurevych 2020, "Making Monolingual Sentence Embeddings
 Multilingual using Knowledge Distillation", section 2). If the student's vectors are narrower, the teacher's vectors V

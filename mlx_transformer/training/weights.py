@@ -1,7 +1,8 @@
 """Save, restore and average a run's weights: checkpoints, OUT/best and OUT/model.
 
-A checkpoint normally holds the weights as they are. If an adapter is trained, it holds the weights with the adapter
-merged into them in float32, so that every command can read it, and the adapter itself, from which the run continues.
+Without an adapter a checkpoint holds the weights as they are. With an adapter it holds the weights with the adapter
+merged into them in float32, so every command can read it. It also holds the adapter itself, from which the run
+continues.
 
 OUT/best     the checkpoint of the best validation, if the recipe sets `best`
 OUT/model    the final weights, chosen by the recipe's `final`
