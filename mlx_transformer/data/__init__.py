@@ -1,1 +1,1 @@
-"""Parallel text, the built-in corpora and token batches. NumPy only: no MLX, no ONNX."""
+"""Read training text, e.g. parallel text and built-in corpora, and cut it into batches. NumPy only: no MLX, no ONNX."""

@@ -1,16 +1,17 @@
-"""Token ids to padded batches within a token budget, with exact resume: in few distinct shapes, or in tight ones.
+"""Cut pairs of token ids into padded batches within a token budget, with exact resume.
 
-Shapes: B rows, S source length, T target length. In few shapes (`TokenBatches`) every pair belongs to one bucket
-(S, T), its lengths rounded up; a bucket always gives the same B, so a compiled step sees at most `max_shapes` shapes.
-Buckets that could not fill one batch are merged into the cheapest larger one.
+Shapes: B rows, S source length, T target length, L tokens, W numbers of a vector.
 
-Pairs that would leave a bucket's last batch mostly empty move up to the next larger bucket, others in each epoch.
-The rest is dealt evenly over the bucket's batches, so the last batch is no runt; rows that stay free are padding
-only (source, target_in and target_out all `pad_id`) and count no tokens. Tight shapes are those of `SortedBatches`.
+`TokenBatches` is for devices that compile for each shape. Each pair belongs to a bucket (S, T), its lengths rounded up,
+and all batches of a bucket have the same B. So a compiled step sees at most `max_shapes` shapes. Buckets too small for
+one batch are merged into the larger bucket that costs the least padding.
 
-Batches of texts and the vectors that a teacher gives them. B rows, L tokens, W numbers of a vector.
+If a bucket's last batch would be mostly empty, its pairs move to the next larger bucket (other pairs in each epoch).
+The others are spread evenly over the bucket's batches. Free rows contain only padding (source, target_in and target_out
+are all `pad_id`) and count no tokens.
 
-The next batches are made by a thread while the device works on this one.
+`SortedBatches` gives each batch its own shape, with hardly any padding. `TaughtBatches` adds a teacher's vectors, for
+distillation. `prefetched` makes the next batches in a thread while the device works.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .ragged import Examples, Pairs, Ragged, Rows, cells, padded, usable
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's input, right-padded. `tokens` counts the target tokens that are no padding (the loss's divisor)."""
+    """A step's input, padded on the right. tokens: target tokens without padding, by which the loss is divided."""
 
     source: np.ndarray  # (B, S) int32, each row ends with eos
     target_in: np.ndarray  # (B, T) int32, starts with bos
@@ -50,30 +51,33 @@ class Batch:
 
 
 def fitting_batch(target_tokens: int) -> int:
-    """Return the target tokens a batch for a corpus of so many: 500 batches an epoch, so that a short run takes enough
-    steps, but not below 500 tokens (gradients too noisy) or above 2000 (the rest of a batch would teach too late).
+    """Choose the target tokens per batch for a corpus of `target_tokens`.
+
+    500 batches an epoch, so that a short run takes enough steps. But at least 500 tokens, since gradients of fewer are
+    too noisy, and at most 2000, since larger batches learn more slowly per epoch.
     """
     return min(2000, max(500, round(target_tokens / 50_000) * 100))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """The settings of batches of any kind."""
+    """Settings of batches of any kind."""
 
     batch_tokens: int | None = None
-    """Most rows times length; None: what `fitting_batch` says."""
+    """Largest rows times length; None: `fitting_batch` chooses."""
     grow: bool = False
-    """A budget below one batch of the longest rows grows to that, in place of a `UserError`."""
+    """If the budget is too small for the longest rows, enlarge it instead of raising UserError."""
     row_multiple: int = 2
-    """Rows are a multiple of it; 2: a batch is split in halves for two CPU streams."""
+    """The number of rows is a multiple of this; with 2, two CPU streams get equal halves."""
     seed: int = 1
     pad_id: int = 0
     bos_id: int = 1
 
     def budget(self, longest: int, tokens: int, words: str, remedy: str = "") -> int:
-        """Return the tokens of a batch, for rows of at most `longest` and a corpus of so many target tokens.
+        """The tokens per batch, for rows of at most `longest` tokens and a corpus of `tokens` target tokens.
 
-        `UserError` for less than one batch of the longest rows, unless it may grow; `words` name them in its message.
+        Raises UserError if `batch_tokens` is less than `row_multiple` of the longest rows, unless it may grow. words:
+        names the longest rows in the error; remedy: its last words.
         """
         least = longest * self.row_multiple
         if self.batch_tokens is None:
@@ -92,16 +96,16 @@ class BatchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings(BatchSettings):
-    """The settings of batches of pairs: rows times the longer of S and T stay within `batch_tokens`."""
+    """Settings of batches of pairs. Rows times the longer of S and T stay within `batch_tokens`."""
 
     batch_tokens: int | None = 2048
     max_length: int = 256
-    """Pairs with a side of more tokens are dropped, never cut: a cut target would teach the model to stop early."""
+    """Pairs with more tokens on a side are dropped, not cut: a cut target would teach the model to stop early."""
     length_multiple: int = 8
-    """Lengths are rounded up to a multiple of it, at least `min_length`."""
+    """Lengths are rounded up to a multiple of this, at least `min_length`."""
     min_length: int = 16
     max_shapes: int = 16
-    """Most shapes of batches."""
+    """Most shapes (B, S, T)."""
 
     def __post_init__(self) -> None:
         for name in ("length_multiple", "row_multiple", "max_shapes"):
@@ -110,16 +114,21 @@ class PairSettings(BatchSettings):
 
 
 class TokenBatches(BatchesByEpoch[Batch]):
-    """All batches of a corpus, for any epoch.
+    """The batches of a corpus of pairs, for any epoch, in few shapes.
 
-    `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them; or `source` alone
-    is `Examples`. Each example takes 4 bytes more than itself. `settings`: the fields of `PairSettings`. Pairs that are
-    too long are counted in `dropped`. UserError when nothing is left or the budget is below one batch of the longest
-    pairs, unless it may grow.
+    source, target: lists of ids that end with eos, as from `Tokenizer.encode_batch`. Or source is `Examples`, without a
+    target. settings: the fields of `PairSettings`. Pairs that are too long are counted in `dropped`. Takes 4 bytes per
+    example besides the examples themselves.
+
+    Raises UserError if no pair is left, or if `batch_tokens` is too small for the longest pairs and may not grow.
+
+    >>> batches = TokenBatches([[5, 6, 2], [7, 2]], [[8, 2], [9, 2]], grow=True)
+    >>> [batch.shape for batch in batches.batches(epoch=0)]
+    [(128, 16, 16)]
     """
 
     few_shapes = True
-    """Batches of a bucket have one shape, whatever is in them."""
+    """Whether all batches of a bucket have the same shape."""
 
     def __init__(
         self,
@@ -145,11 +154,11 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self._cut(s)
 
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source and target lengths of the examples that are used."""
+        """Source and target lengths of the usable examples."""
         return self.examples.source_lengths[self._usable], self.examples.target_lengths[self._usable]
 
     def _cut(self, s: PairSettings) -> None:
-        """Decide on the shapes of batches and on which examples go into which."""
+        """Decide on the buckets and on the examples in each."""
         rounded = [_rounded_up(lengths, s.length_multiple, s.min_length) for lengths in self._lengths()]
         shapes, cell_of = cells(*rounded)
         counts = np.bincount(cell_of, minlength=len(shapes))
@@ -165,9 +174,9 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self._plan_sizes()
 
     def _plan_sizes(self) -> None:
-        """Decide how many pairs each bucket passes on to which larger one, and how many batches it has in every epoch.
+        """Decide how many pairs each bucket passes to which larger bucket, and how many batches it has in each epoch.
 
-        A bucket's remainder moves when its rows in the larger bucket are fewer slots than a batch of its own.
+        The remainder moves if its rows take fewer tokens in the larger bucket than a batch of their own.
         """
         buckets = range(len(self.shapes))
         self._upward: list[tuple[int, int]] = [(0, 0)] * len(buckets)  # (pairs, bucket they go to)
@@ -187,11 +196,11 @@ class TokenBatches(BatchesByEpoch[Batch]):
             self._parts[bucket] = -(-sizes[bucket] // rows)
 
     def __len__(self) -> int:
-        """Count the batches of an epoch, which are as many in every epoch."""
+        """The number of batches in an epoch, the same in each."""
         return sum(self._parts)
 
     def plan(self, random: np.random.RandomState) -> list[tuple[int, np.ndarray]]:
-        """Return (bucket, the pairs it takes) for each batch of an epoch."""
+        """Return (bucket, indices of its pairs) for each batch of an epoch."""
         arrived: list[list[np.ndarray]] = [[members] for members in self._members]
         plan = []
         for bucket in self._order:
@@ -203,7 +212,7 @@ class TokenBatches(BatchesByEpoch[Batch]):
         return plan
 
     def build(self, part: tuple[int, np.ndarray], epoch: int, index: int) -> Batch:
-        """Make the batch of a bucket with some examples (at most B), padded to the bucket's shape."""
+        """Make a batch of at most B examples, padded to the bucket's shape."""
         bucket, members = part
         return self._padded(self.shapes[bucket], *self.examples.rows(members, epoch))
 
@@ -214,19 +223,18 @@ class TokenBatches(BatchesByEpoch[Batch]):
         target_in = np.full_like(target_out, self.pad_id)
         target_in[:, 1:] = target_out[:, :-1]
         count = np.fromiter(map(len, target_rows), np.int64, len(target_rows))
-        is_shorter = count < target_length  # eos moves out of target_in: its place becomes padding
+        is_shorter = count < target_length  # target_in has no eos, so its place becomes padding
         target_in[np.flatnonzero(is_shorter), count[is_shorter]] = self.pad_id
         target_in[: len(count), 0] = self.bos_id
         return Batch(source, target_in, target_out, int(count.sum()))
 
 
 class SortedBatches(TokenBatches):
-    """Batches with hardly any padding, for machines that compile nothing: shapes are free, so each batch has its own.
+    """Batches with hardly any padding, each with its own shape, for devices that don't compile.
 
-    As `TokenBatches`, with B, S and T that fit each batch; `length_multiple` and `min_length` don't apply. Pairs are
-    sorted by (T, S) and cut where the token budget is full. Pairs of equal lengths are shuffled among each other in
-    every epoch, and so are the batches; the cuts depend on the sorted lengths alone, so that every epoch has the same
-    number of batches.
+    Like `TokenBatches`, but B, S and T fit each batch; `length_multiple` and `min_length` are ignored. Pairs are sorted
+    by (T, S) and cut where the token budget is full. Each epoch shuffles the pairs of equal lengths and the order of
+    batches. The cuts depend only on the sorted lengths, so every epoch has the same number of batches.
 
     On 29k real sentence pairs 0.3 % of the target positions are padding; buckets of 2 tokens on either side left 16 %.
     """
@@ -261,19 +269,19 @@ class SortedBatches(TokenBatches):
 
     def plan(self, random: np.random.RandomState) -> list[tuple[int, np.ndarray]]:
         shuffled = random.permutation(len(self._usable)).astype(np.int32)
-        # A stable sort: ties stay shuffled.
+        # The sort is stable, so pairs of equal lengths stay shuffled.
         order = self._usable[shuffled[np.argsort(self._rank[shuffled], kind="stable")]]
         return [(i, order[self._cuts[i] : self._cuts[i + 1]]) for i in range(len(self))]
 
     def build(self, part: tuple[int, np.ndarray], epoch: int, index: int) -> Batch:
-        """Make a batch as wide as its examples are in this epoch, which may be less than their bounds."""
+        """Make a batch as wide as its longest example in this epoch; with BPE dropout that varies."""
         bucket, members = part
         source, target = self.examples.rows(members, epoch)
         return self._padded((self.shapes[bucket][0], max(map(len, source)), max(map(len, target))), source, target)
 
 
 class BatchesOfOthers(BatchesByEpoch[B]):
-    """Batches that are made of the batches `clean`, one of each: their texts, and what is learned of them."""
+    """Base of batches made from other batches, `clean`, one from each: e.g. by masking tokens."""
 
     def __init__(self, clean: TokenBatches):
         super().__init__(clean.seed)
@@ -292,10 +300,11 @@ def _rounded_up(length: np.ndarray, multiple: int, least: int) -> np.ndarray:
 
 
 def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: int) -> np.ndarray:
-    """Choose for each cell (S, T) a cell as its bucket, so that buckets fill a batch and number at most `max_shapes`.
+    """Merge cells (S, T) into at most `max_shapes` buckets that each fill a batch; return each cell's bucket (N,).
 
-    cells (N, 2), counts and rows (N,): pairs in a cell, rows of its batches. The last cell holds all others.
-    Greedy: the merge that adds the least padding goes first; a cell only joins one as long on both sides.
+    cells (N, 2); counts (N,): pairs in each cell; rows (N,): rows of its batches. The last cell is as long as all
+    others on both sides. Greedy: the merge that adds the least padding goes first. A cell is only merged into a cell
+    that is at least as long on both sides.
     """
     size, bucket = counts.astype(float), np.arange(len(cells))
     alive = np.ones(len(cells), dtype=bool)
@@ -327,7 +336,7 @@ def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: 
 
 @dataclass(frozen=True)
 class TaughtBatch:
-    """One step's input; `tokens` counts the texts, without rows of padding."""
+    """A step's input for distillation. tokens: the number of texts, without rows of padding."""
 
     vectors: NDArray[np.float32]  # (B, W)
     ids: NDArray  # (B, L) int32, padded on the right
@@ -338,7 +347,7 @@ class TaughtBatch:
 
 
 class TaughtBatches(BatchesOfOthers[TaughtBatch]):
-    """Batches of texts and vectors (N, W), made of the batches `clean`, whose sides are both the texts."""
+    """Batches of texts with a teacher's vectors (N, W). clean: batches whose source and target are both the texts."""
 
     def __init__(self, clean: TokenBatches, vectors: NDArray[np.float32]):
         super().__init__(clean)
@@ -353,17 +362,17 @@ class TaughtBatches(BatchesOfOthers[TaughtBatch]):
 
 T = TypeVar("T")
 
-AHEAD = 2  # batches
-SECONDS = 1.0  # that an end waits for the batch under way; a process that ends doesn't
+AHEAD = 2  # batches made in advance
+SECONDS = 1.0  # to wait at the end for the batch that is being made; a process that exits doesn't wait
 
 
 @contextmanager
 def prefetched(items: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Give the same items in the same order, each made earlier: `with prefetched(batches) as batches: next(batches)`.
+    """Make items ahead in a thread, in the same order: `with prefetched(batches) as batches: next(batches)`.
 
-    Whatever the iterator raises is raised where its item would have been. It must not use MLX, whose streams belong to
-    the threads that made them, and is never run by two threads. When the block ends, by an error or an interruption
-    too, the thread ends with the item that it is at.
+    An error of the iterator is raised at the item where it occurred. Only the thread runs the iterator, which must not
+    use MLX: its streams belong to the threads that made them. When the block ends, even by an error or interrupt, the
+    thread ends after its current item.
     """
     made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(AHEAD)
     ended, last = threading.Event(), None
@@ -375,7 +384,7 @@ def prefetched(items: Iterator[T]) -> Iterator[Iterator[T]]:
                 if ended.is_set():
                     return
             end: BaseException = StopIteration()
-        except BaseException as error:  # whatever it is, the thread that works must hear of it
+        except BaseException as error:  # of any kind: the consumer must get it, or it would wait forever
             end = error
         made.put((None, end))
 
@@ -386,13 +395,13 @@ def prefetched(items: Iterator[T]) -> Iterator[Iterator[T]]:
             raise last
         return item
 
-    # A daemon: a process that is to end at once doesn't wait for an epoch's plan.
+    # A daemon, so that a process that must end at once doesn't wait for the plan of an epoch.
     thread = threading.Thread(target=make, name="batches", daemon=True)
     thread.start()
     try:
         yield iter(take, object())
     finally:
         ended.set()
-        while not made.empty():  # makes room for the one that the thread may wait with
+        while not made.empty():  # makes room, in case the thread is waiting to put an item
             made.get_nowait()
         thread.join(SECONDS)

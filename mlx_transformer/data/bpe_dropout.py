@@ -1,9 +1,8 @@
-"""BPE dropout (Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regularization"): training text is cut
-into other tokens in every epoch.
+"""BPE dropout (Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regularization").
 
-At each step of a word's segmentation every merge that could be made is left out with probability p; of the others the
-one learned first is made, and the word is done when none is left (their algorithm 1). p = 0 gives the tokenizer's own
-tokens.
+Training text is tokenized differently in every epoch: at each step of a word's segmentation, each possible merge is
+skipped with probability p. Of the others the merge learned first is made; if all are skipped, the word is done (their
+algorithm 1). p = 0 gives the tokenizer's usual tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +22,15 @@ from .epochs import legacy_random
 from .ragged import Examples, Ragged, Rows
 from .stored_text import encoded
 
-DRAWN = 512  # numbers at a time
+DRAWN = 512  # random numbers drawn at a time
 TRIES = 3
 
 
 class BpeDropout:
-    """Segments text at random by the merges of a tokenizer."""
+    """Tokenizes text with a tokenizer's merges, skipping some at random.
+
+    Raises UserError for a vocabulary without merges, e.g. a unigram model.
+    """
 
     def __init__(self, tokenizer: Tokenizer, dropout: float):
         if tokenizer.merges is None:
@@ -40,7 +42,7 @@ class BpeDropout:
         specification = tokenizer.own_json()
         self._ids: dict[str, int] = json.loads(specification)["model"]["vocab"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in tokenizer.merges)
-        # (left, right): (rank, the token that they become)
+        # (left id, right id): (rank, id of the merged token)
         self._merges = {
             (self._ids[left], self._ids[right]): (rank, self._ids[left + right])
             for rank, (left, right) in enumerate(pairs)
@@ -49,7 +51,7 @@ class BpeDropout:
         self._eos, self.dropout = tokenizer.eos_id, dropout
 
     def ids(self, text: str, random: Iterator[float]) -> list[int]:
-        """Return the ids of `text`, ending with eos; `random` gives numbers in [0, 1)."""
+        """Tokenize a text; the ids end with eos. random: numbers in [0, 1)."""
         ids: list[int] = []
         for word, _ in self._words.pre_tokenize_str(text):
             ids += self._segments([self._ids[letter] for letter in word], random)
@@ -70,10 +72,10 @@ class BpeDropout:
 
 
 class DroppedPairs(Examples):
-    """Pairs that are tokenized anew for each epoch; their tokens depend on (seed, epoch, pair) alone.
+    """Pairs that are tokenized anew in each epoch; the tokens depend only on (seed, epoch, pair).
 
-    In no epoch has a pair more tokens than its bound, which is 1 + 4 p times its own and four more, within
-    `max_length`: one that has is drawn again, twice, and then tokenized without dropout.
+    A side without dropout of n tokens has at most (1 + 4 p) n + 4 with dropout, and at most `max_length` (but n always
+    fits). If a draw is longer, it is drawn again up to twice, and then tokenized without dropout.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class DroppedPairs(Examples):
 
 
 def _numbers(*seeds: int) -> Iterator[float]:
-    """Yield numbers in [0, 1) without an end, from the generator whose stream NumPy has frozen."""
+    """Yield random numbers in [0, 1) forever, from `legacy_random`."""
     random = legacy_random(*seeds)
     while True:
         yield from random.random_sample(DRAWN).tolist()

@@ -1,8 +1,8 @@
-"""The built-in corpus of phrases of the Unicode CLDR: dates, times, intervals, numbers, units, currencies, lists, names
-of territories and languages. The source determines the target, so exact match is a meaningful score.
+"""The built-in corpora of Unicode CLDR phrases: e.g. dates, times, numbers, units, currencies, lists and names of
+territories and languages. The source determines the target, so exact match is a meaningful score.
 
-tests/mlx_transformer/data/make_cldr.py drew the files of `cldr_phrases`: rows of kind, source and target, in three sets
-(training, validation, test) with an empty line between them.
+tests/mlx_transformer/data/make_cldr.py wrote the files in `cldr_phrases`. They have rows of kind, source and target, in
+three sets (training, validation, test) separated by an empty line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ NAMES = tuple(sorted(f"cldr:{path.name.removesuffix(SUFFIX)}" for path in FOLDER
 
 
 def build(name: str = "cldr:en-de", train_pairs: int = 60_000, seed: int = 1) -> BuiltInCorpus:
-    """Read one of NAMES. The seed orders the training pairs, and chooses them if fewer than all are asked for."""
+    """Build a corpus of NAMES. The seed orders the training pairs, and chooses `train_pairs` of them.
+
+    Raises UserError if the corpus has fewer than `train_pairs`.
+    """
     text = gzip.decompress((FOLDER / f"{name.removeprefix('cldr:')}{SUFFIX}").read_bytes()).decode()
     train, valid, held_out = (
         [line.split("\t") for line in part.split("\n")] for part in text.strip("\n").split("\n\n")

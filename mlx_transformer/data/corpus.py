@@ -1,8 +1,7 @@
-"""Parallel text: two lists of equal length, from memory or from two files with one sentence a line.
+"""Parallel text: read and write it, and set a part aside for validation.
 
-Lines are those of `line_files`, and so are packed files (.gz, .zst).
-
-The files of one corpus of pairs: two files of lines, or one file of pairs.
+A corpus of pairs is either two files with one sentence per line (train.en and train.de), or one file of pairs
+(train.tsv). `line_files` reads both, also packed (.gz, .zst), and says where lines end.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from mlx_transformer.system.manifest import digest_of
 from .line_files import PACKED, Columns, Part, files_of, line_blocks, pair_parts, within_memory
 
 TEXT = Kind("text file", holds_lines)
-MOST_SET_ASIDE = 1000  # pairs for validation; one in a hundred of a smaller text
+MOST_SET_ASIDE = 1000  # pairs for validation; in a smaller text one in a hundred
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """`source[i]` is translated by `target[i]`; `kinds[i]`, where there is one, says what sort of phrase it is.
+    """Pairs of sentences: `target[i]` translates `source[i]`. kinds: the kind of each phrase in a built-in corpus.
 
-    `digests` are SHA-256 of both sides for the record of a run: of the bytes of the files, or of the lines as `write`
-    would write them. `UserError` when the sides differ in length.
+    digests: SHA-256 of both sides, for run.json, either of the files' bytes or of the lines as `write` would write
+    them. Raises UserError if the sides differ in length.
     """
 
     source: list[str]
@@ -49,26 +48,25 @@ class ParallelText:
         return len(self.source)
 
     def parts(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Yield all sources and targets, as text on disk gives them some at a time (`StoredText.parts`)."""
+        """Yield (sources, targets), here all at once; `StoredText.parts` yields blocks."""
         yield self.source, self.target
 
     def select(self, indices: list[int]) -> ParallelText:
-        """Return the pairs at `indices`, in that order."""
+        """The pairs at `indices`, in this order."""
         kinds = None if self.kinds is None else [self.kinds[i] for i in indices]
         return ParallelText([self.source[i] for i in indices], [self.target[i] for i in indices], kinds)
 
     def without_empty(self) -> tuple[ParallelText, int]:
-        """Return, for training, the pairs whose sides both hold more than white space, and the number of the others.
+        """Return (the pairs with text on both sides, the number of other pairs), for training.
 
-        Evaluation keeps every pair, so that output and reference stay aligned.
+        Evaluation keeps all pairs, so that outputs and references stay aligned.
         """
         usable = [i for i, (s, t) in enumerate(zip(self.source, self.target, strict=True)) if s.strip() and t.strip()]
         dropped = len(self) - len(usable)
         return (self.select(usable), dropped) if dropped else (self, 0)
 
     def write(self, source: Target, target: Target, force: bool = False) -> None:
-        """Write both sides as UTF-8 files with `\\n` line ends; `force` replaces earlier text. UserError for a line
-        that holds a `\\n` itself."""
+        """Write both sides with `write_lines`; `force` replaces existing text files. Raises UserError."""
         outputs = [claim(path, TEXT, force) for path in (source, target)]
         for output, lines in zip(outputs, (self.source, self.target), strict=True):
             write_lines(output, lines)
@@ -76,7 +74,7 @@ class ParallelText:
 
 @dataclass(frozen=True)
 class BuiltInCorpus:
-    """`train`, `valid` and `held_out` share no sentence; each pair has its kind."""
+    """Training, validation and test pairs, without common sentences. Each pair has a kind, e.g. "killing"."""
 
     train: ParallelText
     valid: ParallelText
@@ -84,13 +82,17 @@ class BuiltInCorpus:
 
     @classmethod
     def of(cls, *parts: Sequence[Sequence[str]]) -> BuiltInCorpus:
-        """Make a corpus of the rows (kind, source, target) of each part."""
+        """Make a corpus from three lists of rows (kind, source, target): train, valid, held_out."""
         columns = (tuple(map(list, zip(*rows, strict=True))) for rows in parts)
         return cls(*(ParallelText(source, target, kinds) for kinds, source, target in columns))
 
 
 def training_mask(count: int, seed: int, name: str, noun: str = "pairs") -> np.ndarray:
-    """Return (count,) bool, True on those that stay for training. `UserError`, with the text's name, for one alone."""
+    """Choose the pairs for training: True in a bool array (count,); the others are for validation.
+
+    One in a hundred, at least 1 and at most 1000, is for validation. name, noun: the text and its unit, for the
+    UserError that fewer than two raise.
+    """
     if count < 2:
         raise UserError(f"{name}: {count} usable {noun}; training needs more, or give validation files")
     order = np.random.default_rng(seed).permutation(count)
@@ -102,8 +104,8 @@ def training_mask(count: int, seed: int, name: str, noun: str = "pairs") -> np.n
 def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
     """Read two files of parallel text.
 
-    UserError, naming file and line, for a file that is missing, empty or not UTF-8; for unequal line counts it
-    gives both counts and the first line that seems out of step.
+    Raises UserError with file and line if a file is missing, empty or not UTF-8. If the numbers of lines differ, the
+    error gives both and the first line that seems out of step.
     """
     (source_lines, source_digest), (target_lines, target_digest) = read_text_lines(source), read_text_lines(target)
     _check_counts(source_lines, target_lines, str(source), str(target))
@@ -113,13 +115,15 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Read the lines of a UTF-8 file. `UserError` as for `read_parallel`."""
+    """Read the lines of a UTF-8 file. Raises UserError if it is missing or not UTF-8; an empty file gives []."""
     return read_text_lines(path)[0]
 
 
 def write_lines(path: Target, lines: list[str], force: bool = False) -> None:
-    """Write a UTF-8 file with `\\n` line ends; `force` replaces earlier text. `UserError` for a line that would not
-    come back as it is."""
+    """Write a UTF-8 file with `\\n` line ends; `force` replaces an existing text file.
+
+    Raises UserError for a line that would be read back differently: one with a `\\n` in it or a `\\r` at its end.
+    """
     output = claim(path, TEXT, force)
     for number, line in enumerate(lines, start=1):
         if "\n" in line or line.endswith("\r"):
@@ -128,7 +132,7 @@ def write_lines(path: Target, lines: list[str], force: bool = False) -> None:
 
 
 def read_text_lines(path: str | Path) -> tuple[list[str], str]:
-    """Read the lines and the SHA-256 of their bytes, unpacked. `UserError` as for `read_parallel`."""
+    """Read (lines, SHA-256 of the unpacked bytes). Raises UserError as `read_lines`."""
     digest, bounded = hashlib.sha256(), within_memory(str(path))
 
     def watch(block: bytes) -> None:
@@ -150,7 +154,8 @@ def _check_counts(source: list[str], target: list[str], source_name: str, target
 
 
 def unequal(source_name: str, target_name: str, source: np.ndarray, target: np.ndarray) -> UserError:
-    """Return the error of two texts of unequal length, whose lines have these lengths in characters."""
+    """The error for two texts with different numbers of lines. source, target: the lengths of their lines in
+    characters."""
     line, more = suspect_line(source, target), source_name if len(source) > len(target) else target_name
     return UserError(
         f"{source_name} has {len(source)} lines, {target_name} has {len(target)}; every line needs its translation. "
@@ -159,12 +164,13 @@ def unequal(source_name: str, target_name: str, source: np.ndarray, target: np.n
 
 
 def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
-    """Find the line, counted from 1, where two texts of unequal length, whose lines have these lengths in characters,
-    most likely fall out of step.
+    """Guess the line, counted from 1, where two texts with different numbers of lines fall out of step.
 
-    Lengths of translations are proportional (Gale and Church 1993), so with d lines too many in the longer side
-    the best place k minimises sum_{i<k} cost(i, i) + sum_{i>=k} cost(i, i+d), where cost is the deviation
-    of the log length ratio from its median.
+    source, target: the lengths of their lines in characters. Lengths of translations are proportional (Gale and Church
+    1993), so cost(i, j) is the deviation of the log length ratio of lines i and j from that of the median lengths. If
+    the longer side has d extra lines, the best place k minimises
+
+        sum_{i<k} cost(i, i) + sum_{i>=k} cost(i, i+d)
     """
     short, long = sorted((source, target), key=len)
     extra, count = len(long) - len(short), len(short)
@@ -178,13 +184,15 @@ def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
     return int(np.argmin(before + after)) + 1
 
 
-UNPACKED = 4  # times as large as a packed file, or Parquet, at least
+UNPACKED = 4  # text is at least so many times as large as its packed or Parquet file
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairFiles:
-    """`source` and `target`, or `pairs`. `languages`: names of the columns of `pairs`, such as "en-de"; unset: source
-    and target. `tag`: put before every source."""
+    """The files of a corpus: `source` and `target`, or `pairs`.
+
+    languages: the columns of `pairs`, e.g. "en-de"; None: "source" and "target". tag: text put before every source.
+    """
 
     source: str | None = None
     target: str | None = None
@@ -202,7 +210,7 @@ class PairFiles:
 
     @property
     def is_plain(self) -> bool:
-        """Whether these are two files of lines, or pipes, that are read at once."""
+        """Whether these are two unpacked files of lines (or pipes) without a tag, to be read with `read_parallel`."""
         return self.pairs is None and not self.tag and all(path.suffix not in PACKED for path in self.files)
 
     @property
@@ -210,16 +218,16 @@ class PairFiles:
         return ("source", "target") if self.languages is None else language_pair(self.languages)
 
     def size(self) -> int:
-        """Estimate the bytes of the text; 0 for what is no file, such as a pipe."""
+        """Estimated bytes of the text; 0 for a pipe."""
         packed = (*PACKED, ".parquet")
         sizes = {file: file.stat().st_size for file in self.files if file.is_file()}
         return sum(size * (UNPACKED if file.suffix in packed else 1) for file, size in sizes.items())
 
     def parts(self) -> Generator[Part, None, None]:
-        """Read all sources and targets, some at a time, without the tag.
+        """Read (sources, targets) in blocks, without the tag.
 
-        `UserError`, naming file and line, for what isn't as it must be; when all have been read also for no pairs, or
-        other numbers of sources and targets.
+        Raises UserError with file and line, e.g. for a row with three columns. After the last block it is also raised
+        if there were no pairs, or the numbers of sources and targets differ.
         """
         empty = True
         for part in self._side_by_side() if self.pairs is None else pair_parts(Path(self.pairs), self.columns):
@@ -229,13 +237,13 @@ class PairFiles:
             raise UserError(f"{self.name}: no pairs in it; give files with one sentence or pair a line")
 
     def check_beginning(self) -> None:
-        """Raise `UserError` if the first pairs can't be read, before a large file is read for its digest."""
+        """Raise UserError if the first pairs can't be read, before a large file is read for its digest."""
         parts = self.parts()
         next(parts, None)
         parts.close()
 
     def usable_parts(self) -> Iterator[tuple[list[str], list[str], int]]:
-        """Read, for training, tagged sources and targets that hold more than white space, and the number of others."""
+        """Read (tagged sources, targets, number of pairs left out since a side is empty) in blocks, for training."""
         for source, target in self.parts():
             pairs = [(s, t) for s, t in zip(source, target, strict=True) if s.strip() and t.strip()]
             yield [self.tag + s for s, _ in pairs], [t for _, t in pairs], len(source) - len(pairs)
@@ -257,7 +265,7 @@ class PairFiles:
             waiting = [lines[count:] for lines in waiting]
 
     def _refuse_counts(self) -> None:
-        """Raise `UserError` with both numbers of lines. Files are read again: lengths needn't be kept before."""
+        """Raise UserError with both numbers of lines. Reads the files again, so that lengths needn't be stored."""
         names = (str(self.source), str(self.target))
         lengths = [
             np.fromiter((len(line) for lines in line_blocks(name) for line in lines), dtype=np.int32) for name in names
@@ -266,7 +274,7 @@ class PairFiles:
 
 
 def language_pair(text: str) -> Columns:
-    """Split "en-de" into two names; also "zh-CN,en". `UserError` for anything else."""
+    """Split "en-de" or "zh-CN,en" into two names. Raises UserError for anything else."""
     parts = [part.strip() for part in text.split("," if "," in text else "-")]
     if len(parts) != 2 or not all(parts) or parts[0] == parts[1]:
         raise UserError(f'languages = {text!r}: give two names, such as "en-de" or "zh-CN,en"')

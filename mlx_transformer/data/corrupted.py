@@ -1,7 +1,8 @@
-"""Batches of text that has been corrupted, to be restored: single tokens or words masked for an encoder, spans for an
-encoder-decoder. Other tokens are corrupted in each epoch; which ones follows from (seed, epoch, batch) alone.
+"""Batches of corrupted text that a model learns to restore: masked tokens for an encoder, spans for an encoder-decoder.
 
-Shapes: B rows, S tokens, M tokens to be restored a row.
+Each epoch corrupts other tokens. The choice depends only on (seed, epoch, batch).
+
+Shapes: B rows, S tokens, M tokens to restore per row.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ from .epochs import StepArrays, legacy_random
 from .ragged import padded, ragged
 
 MASKED, RANDOM = 0.8, 0.1
-"""The shares of the tokens to be restored that are shown as <mask> and as any token; the others are shown as they are
-(Devlin et al. 2019, section 3.1)."""
+"""Of the tokens to restore, 80 % become <mask>, 10 % a random token, 10 % stay (Devlin et al. 2019, section 3.1)."""
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One step's input for an encoder. `tokens` counts the targets that are no padding."""
+    """A step's input for an encoder. tokens: the number of targets without padding."""
 
     ids: NDArray  # (B, S) int32, corrupted, each row ends with eos
-    picked: NDArray  # (B, M) int32: places of the tokens that are to be restored
-    targets: NDArray  # (B, M) int32: these tokens, then pad_id
+    picked: NDArray  # (B, M) int32: positions of the tokens to restore
+    targets: NDArray  # (B, M) int32: these tokens; pad_id in unused columns
     tokens: int
 
     def arrays(self, pad_id: int) -> StepArrays:
@@ -36,10 +36,10 @@ class MaskedBatch:
 
 
 class MaskedBatches(BatchesOfOthers[MaskedBatch]):
-    """Masked language modelling: a `share` of each row's tokens, at least one, is to be restored (Devlin et al. 2019).
+    """Masked language modelling (Devlin et al. 2019): a share of each row's tokens, at least one, must be restored.
 
-    The sides of `clean` are the same text. `words`: for each text the number of the word that each token belongs to,
-    where whole words are masked.
+    clean: batches whose source and target are the same text. words: for each text the word number of each token, to
+    mask whole words; None: mask single tokens.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class MaskedBatches(BatchesOfOthers[MaskedBatch]):
         share: float = 0.15,
         words: Sequence[Sequence[int]] | None = None,
     ):
-        """`vocabulary`: the ids that may stand in a token's place."""
+        """vocabulary: the ids from which random tokens are drawn."""
         super().__init__(clean)
         self.mask_id, self.share = mask_id, share
         self._vocabulary = np.array(vocabulary, np.int32)
@@ -65,7 +65,7 @@ class MaskedBatches(BatchesOfOthers[MaskedBatch]):
         counts = np.where(lengths > 0, np.maximum(1, np.round(self.share * lengths)), 0).astype(int)
         order = random.random_sample((rows, length))
         if self._words is not None:
-            # The tokens of a word have one number, and so stand together in the order.
+            # All tokens of a word get the same random number, so they are next to each other in the order.
             words = padded([self._words[i] for i in part[1]], rows, length, 0)
             order = np.take_along_axis(order, np.minimum(words, length - 1), axis=1)
         order[np.arange(length) >= lengths[:, None]] = 2
@@ -81,9 +81,11 @@ class MaskedBatches(BatchesOfOthers[MaskedBatch]):
 
 
 class DenoisingBatches(BatchesOfOthers[Batch]):
-    """Text infilling (Lewis et al. 2020, BART, section 2.2): spans with a `share` of the tokens in all, their lengths
-    drawn from a Poisson distribution of mean `span`, are replaced by one <mask> each; a span of no tokens is inserted.
-    The whole text is the target; the sides of `clean` are the same text."""
+    """Text infilling (Lewis et al. 2020, BART, section 2.2): spans of tokens are each replaced by one <mask>.
+
+    share: of all tokens in spans. span: the mean of their Poisson-distributed lengths; a span of length 0 inserts a
+    <mask>. The whole text is the target. clean: batches whose source and target are the same text.
+    """
 
     def __init__(self, clean: TokenBatches, mask_id: int, share: float = 0.3, span: float = 3.0):
         super().__init__(clean)
@@ -98,7 +100,7 @@ class DenoisingBatches(BatchesOfOthers[Batch]):
                 infilled = self._infilled(ids[: length - 1], random)[: source.shape[1] - 1]
                 source[row, : len(infilled) + 1] = [*infilled, ids[length - 1]]
         longest = int((source != self.clean.pad_id).sum(axis=1).max())
-        # On a device that compiles for each shape S stays the bucket's.
+        # On a device that compiles for each shape, S stays the bucket's length.
         width = source.shape[1] if self.clean.few_shapes else longest
         return Batch(source[:, :width], clean.target_in, clean.target_out, clean.tokens)
 
@@ -113,7 +115,7 @@ class DenoisingBatches(BatchesOfOthers[Batch]):
             to_hide -= max(1, length)
         result: list[int] = []
         for i, id in enumerate(ids):
-            # Spans that touch are one.
+            # Adjacent spans share one <mask>.
             if starts[i] and (not hidden[i] or i == 0 or not hidden[i - 1]):
                 result.append(self.mask_id)
             if not hidden[i]:

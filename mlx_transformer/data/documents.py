@@ -1,14 +1,12 @@
-"""Plain text to learn a language from: documents, each by itself, from files, folders or patterns of file names.
+"""Plain text as documents, from a file, a folder or a pattern, and batches of packed documents for a decoder.
 
-A file is a document a line, or as a whole (`documents`). A `.jsonl` file has an object a line: {"text": ...}, or
-{"prompt": ..., "completion": ...}, of which only the completion is learned. Each may be packed, as .gz or .zst.
+`documents` says whether each line or each whole file is a document. A `.jsonl` file has one object per line: {"text":
+...}, or {"prompt": ..., "completion": ...}, of which only the completion is learned. Files may be packed (.gz, .zst).
 
-Documents packed into rows of one length, for a decoder: hardly any padding, and one shape of batch.
-
-B rows, L tokens a row. No document is cut that fits a row, and none reads another: `segments` says which document of
-its row each token belongs to (attention and positions are those of each document by itself). One that is longer than a
-row is cut into pieces, which learn nothing of each other. Rows are packed once; the order of rows
-changes with every epoch.
+`PackedBatches` packs documents into rows of equal length, B rows of L tokens, with hardly any padding. A document that
+fits into a row isn't cut; a longer document is cut into pieces, each learned by itself. Documents in a row don't see
+each other: `segments` says to which document each token belongs, for attention and positions. Rows are packed once;
+their order changes in every epoch.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ HINT = "restore it from a copy"
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts to learn; `prompts[i]`, mostly empty, is read before `texts[i]` and not learned.
+    """Texts to learn. `prompts[i]`, often "", comes before `texts[i]` and is not learned.
 
-    `digests` are SHA-256, for the record of a run.
+    digests: SHA-256 of the text, for run.json.
     """
 
     texts: list[str]
@@ -65,11 +63,11 @@ class Documents:
 
 
 def read_documents(where: str, documents: Cut | None = None) -> tuple[Documents, int]:
-    """Read (documents, how many empty ones were left out) from a file, a folder (all files below it), or a pattern such
-    as "src/**/*.py".
+    """Read (documents, number of empty documents left out) from a file, a folder with subfolders, or a pattern, e.g.
+    "src/**/*.py".
 
-    `documents` says whether one is a line or a whole file; None: a line of a single file, a whole file of several.
-    `UserError` names a file that is missing, not UTF-8 or not JSON lines, and a place without any text.
+    documents: whether a line or a whole file is a document; None: lines of a single file, else whole files. Raises
+    UserError, e.g. if a file is missing, not UTF-8 or not JSON lines, or there is no text.
     """
     files = list(_files(where))
     is_single = len(files) == 1 and str(files[0]) == where
@@ -112,17 +110,17 @@ def _jsonl(path: Path, watch: WatchBytes) -> Iterator[tuple[str, str]]:
 
 
 Piece = tuple[NDArray, int]
-"""(ids, how many of its first targets are not learned): ids[1:] are the targets, ids[:-1] the inputs."""
+"""(ids, number of first targets not to learn, i.e. the prompt): ids[:-1] are the inputs, ids[1:] the targets."""
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One step's input. `tokens` counts the targets that are learned (the loss's divisor)."""
+    """A step's input. tokens: the number of targets to learn, by which the loss is divided."""
 
-    ids: NDArray  # (B, L) int32: each document starts with bos, then its tokens but the last; padding to the right
-    targets: NDArray  # (B, L) int32: each position's next token, eos at last; pad_id where nothing is learned
+    ids: NDArray  # (B, L) int32: each document as bos and its tokens without eos; padding on the right
+    targets: NDArray  # (B, L) int32: each position's next token, eos at the end; pad_id where nothing is learned
     segments: NDArray | None
-    """(B, L) int32: 1, 2, ... for the documents of a row, 0 for padding; None where each row is one document."""
+    """(B, L) int32: 1, 2, ... for the documents of a row, 0 for padding; None if each row has only one document."""
     tokens: int
 
     def arrays(self, pad_id: int) -> StepArrays:
@@ -130,11 +128,11 @@ class PackedBatch:
 
 
 class PackedBatches(BatchesByEpoch[PackedBatch]):
-    """All batches of a corpus, for any epoch.
+    """The batches of a corpus of documents, for any epoch.
 
-    `documents` are lists of ids that end with eos, `prompts[i]` the ids before them that are not learned (no bos, no
-    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens`. `settings`: the fields of
-    `BatchSettings`. Documents are never dropped, but for those whose prompt alone fills a row, counted in `dropped`.
+    documents: lists of ids that end with eos. prompts: for each document the ids before it that are not learned,
+    without bos and eos. Rows have `row_length` tokens, and batches as many rows as `batch_tokens` allows. settings: the
+    fields of `BatchSettings`. Only documents whose prompt already fills a row are dropped, and counted in `dropped`.
     """
 
     def __init__(
@@ -160,11 +158,11 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         self._batch_rows = self.batch_tokens // row_length // s.row_multiple * s.row_multiple
 
     def __len__(self) -> int:
-        """Count the batches of an epoch, which are as many in every epoch."""
+        """The number of batches in an epoch, the same in each."""
         return -(-len(self._rows) // self._batch_rows)
 
     def plan(self, random: np.random.RandomState) -> list[NDArray]:
-        """Return the rows of each batch of an epoch."""
+        """The row numbers of each batch of an epoch."""
         return np.array_split(random.permutation(len(self._rows)), len(self))
 
     def build(self, part: NDArray, epoch: int, index: int) -> PackedBatch:
@@ -180,22 +178,22 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
                 targets[row, start : start + unlearned] = self.pad_id
                 segments[row, place] = number
                 start = place.stop
-        single = segments.max() <= 1  # padding to the right of one document hides nothing from it
+        single = segments.max() <= 1  # a causal decoder doesn't see padding on the right, so no segments are needed
         return PackedBatch(ids, targets, None if single else segments, int((targets != self.pad_id).sum()))
 
 
 def _pieces(prompt: Sequence[int], document: Sequence[int], length: int, bos_id: int) -> Iterator[Piece]:
-    """Cut a document where a row is full."""
+    """Cut a document with its prompt into pieces of a row's length."""
     ids = np.array([bos_id, *prompt, *document], np.int32)
     for start in range(0, len(ids) - 1, length):
         yield ids[start : start + length + 1], max(0, len(prompt) - start)
 
 
 def _pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """Pack pieces into rows: the longest first, each into the fullest row with room for it (best fit decreasing)."""
+    """Pack pieces into rows by best fit decreasing: longest piece first, each into the fullest row with room for it."""
     rows: list[list[int]] = []
     with_room: dict[int, list[int]] = {}
-    rooms: list[int] = []  # of rows that have room, sorted, each once
+    rooms: list[int] = []  # the different amounts of room left in rows, sorted
     for piece in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         place = bisect_left(rooms, lengths[piece])
         if place == len(rooms):

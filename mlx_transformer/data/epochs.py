@@ -1,16 +1,15 @@
-"""The base of all kinds of training batches: shuffled anew in each epoch, the same each time, with exact resume.
+"""The base class of training batches, shuffled in each epoch with exact resume, and mixtures of corpora by weight.
 
-Several corpora in shares that are given, the same in every epoch.
+`Mixture` gives each corpus the same share of every epoch. An epoch has N examples, as many as all corpora have pairs.
+Corpus i, with n_i pairs and weight w_i, gets q_i examples: w_i N over the sum of weights, rounded so that they add up
+to N (largest remainders). It cycles evenly through its pairs: after E epochs each was seen E q_i / n_i times, rounded
+up or down.
 
-An epoch has as many examples as all corpora have pairs, N. Corpus i, of n_i pairs and weight w_i, has q_i of them,
-w_i N over the sum of weights, rounded so that they add up to N (largest remainders). It goes through its pairs evenly:
-after E epochs each has been seen E q_i / n_i times, rounded up or down.
-
-Batches must be cut alike in every epoch, so that any step of any epoch is found at once. Hence an epoch consists of the
-same N slots, each with bounds on its lengths. The pairs of a corpus are sorted by (target, source) length, ties in an
-order that the seed decides; the one of rank i stands in epoch e in floor((i+e+1) q/n) - floor((i+e) q/n) slots, so that
-slot j takes from the ranks floor(j n/q) to ceil((j+1) n/q) - 1 in turn. Its bounds are the largest lengths there, and
-where a pair is seen once an epoch its own.
+Batches are cut the same way in every epoch, so that any step can be found at once. For that an epoch has N fixed slots,
+each with bounds on its lengths. The pairs of a corpus are sorted by (target, source) length; the seed orders ties. In
+epoch e the pair of rank i fills floor((i+e+1) q/n) - floor((i+e) q/n) slots. So slot j takes turns through the ranks
+floor(j n/q) to ceil((j+1) n/q) - 1. Its bounds are the largest lengths of these pairs; if each pair comes once an
+epoch, they are the pair's own lengths.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from .ragged import Examples, Rows, cells, usable
 Shape = tuple[int, int, int]  # (B, S, T)
 
 StepArrays = tuple[NDArray | None, ...]
-"""The arrays of a batch that a training step reads: targets (pad_id where nothing is learned), their positions (None:
-all in order), then the arguments of `Transformer.hidden`."""
+"""A batch as a training step reads it: targets (pad_id where nothing is learned), their positions (None: all in order),
+then the arguments of `Transformer.hidden`, e.g. source and target ids."""
 
 
 class TrainingBatch(Protocol):
@@ -38,7 +37,7 @@ class TrainingBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """The number of targets that are learned: the loss's divisor."""
+        """The number of targets to learn, by which the loss is divided."""
         ...
 
     def arrays(self, pad_id: int) -> StepArrays: ...
@@ -48,12 +47,16 @@ B = TypeVar("B", bound=TrainingBatch)
 
 
 class BatchesByEpoch(ABC, Generic[B]):
-    """Batches of a corpus, for any epoch. A `part` is anything that `build` makes a batch of."""
+    """The batches of a corpus, for any epoch.
+
+    Subclasses divide an epoch into parts (`plan`) and make a batch from each (`build`). A part is e.g. the indices of
+    the batch's pairs.
+    """
 
     dropped: int
-    """The number of pairs or documents that are left out, for they don't fit."""
+    """Pairs or documents left out since they don't fit."""
     batch_tokens: int
-    """The most target tokens of a batch, padding included; or as many of what `unit` names."""
+    """Most target tokens of a batch, padding included; in `unit` if that isn't target tokens."""
     unit: str = "target tokens"
 
     def __init__(self, seed: int):
@@ -61,29 +64,29 @@ class BatchesByEpoch(ABC, Generic[B]):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Count the batches of an epoch, which are as many in every epoch."""
+        """The number of batches in an epoch, the same in each."""
 
     @abstractmethod
     def plan(self, random: np.random.RandomState) -> list[Any]:
-        """Divide an epoch into parts, one a batch."""
+        """Divide an epoch into parts, one for each batch."""
 
     @abstractmethod
     def build(self, part: Any, epoch: int, index: int) -> B:
-        """Make the batch of a part, the `index`-th of its epoch."""
+        """Make a part's batch, number `index` of its epoch."""
 
     def parts(self, epoch: int) -> list[Any]:
-        """Divide an epoch and shuffle the parts; both follow from (seed, epoch) alone."""
+        """Divide an epoch and shuffle the parts; both depend only on (seed, epoch)."""
         random = legacy_random(self.seed, epoch)
         parts = self.plan(random)
         return [parts[i] for i in random.permutation(len(parts))]
 
     def batches(self, epoch: int, begin: int = 0) -> Iterator[B]:
-        """Yield the batches of one epoch, from number `begin` on; each is built only when it is asked for."""
+        """Yield the batches of an epoch from number `begin` on, building each when it is needed."""
         for index, part in enumerate(self.parts(epoch)[begin:], begin):
             yield self.build(part, epoch, index)
 
     def from_step(self, step: int) -> Iterator[B]:
-        """Yield batches without an end from step `step` on, counted over all epochs: those of an uninterrupted run."""
+        """Yield batches forever, from step `step` on, counted over all epochs; a resumed run gets the same batches."""
         epoch, begin = divmod(step, len(self))
         while True:
             yield from self.batches(epoch, begin)
@@ -91,15 +94,15 @@ class BatchesByEpoch(ABC, Generic[B]):
 
 
 def legacy_random(*seeds: int) -> np.random.RandomState:
-    """Make the generator whose stream NumPy has frozen, so that a resumed run draws the same under another NumPy."""
+    """NumPy's legacy generator. Its stream is frozen, so a resumed run draws the same with another version of NumPy."""
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds)))
 
 
 class Mixture(Examples):
-    """Examples of several corpora; the first sizes[0] of the `pairs` are those of the first corpus, and so on.
+    """Examples of several corpora, mixed by weight. The first sizes[0] of `pairs` are the first corpus, and so on.
 
-    Pairs with more than `max_length` tokens on a side count for nothing and are `dropped`. `UserError` for a corpus
-    that has no others.
+    Pairs with more than `max_length` tokens on a side are left out and counted in `dropped`. Raises UserError if that
+    leaves a corpus without pairs.
     """
 
     def __init__(self, pairs: Examples, sizes: Sequence[int], weights: Sequence[float], max_length: int, seed: int):
@@ -117,7 +120,7 @@ class Mixture(Examples):
         self.source_lengths, self.target_lengths = (np.concatenate(side) for side in zip(*bounds, strict=True))
 
     def members(self, slots: NDArray, epoch: int) -> NDArray:
-        """Return the pairs that stand in these slots in an epoch."""
+        """The indices of the pairs in these slots in an epoch."""
         corpora = np.searchsorted(self._ends, slots, side="right")
         members = np.empty(len(slots), np.int64)
         for i in np.unique(corpora).tolist():
@@ -132,7 +135,10 @@ class Mixture(Examples):
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide `total` in parts as the weights, at least one each: rounded down, and the largest remainders up."""
+    """Divide `total` in proportion to the weights, at least 1 each: shares(10, [1, 2]) -> [3, 7].
+
+    Shares are rounded down, then those with the largest remainders get one more.
+    """
     exact = np.array(weights, dtype=np.float64) / np.sum(weights) * total
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(counts - exact, kind="stable")
@@ -141,7 +147,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def _sorted(pairs: Examples, members: NDArray, seed: int, corpus: int) -> NDArray:
-    """Sort the pairs by (target, source) length; the seed decides between equals."""
+    """Sort pairs by (target, source) length; the seed orders ties."""
     if not len(members):
         return members
     random = legacy_random(seed, corpus)
@@ -151,10 +157,10 @@ def _sorted(pairs: Examples, members: NDArray, seed: int, corpus: int) -> NDArra
 
 
 def _bounds(pairs: Examples, ranked: NDArray, count: int) -> tuple[NDArray, NDArray]:
-    """Return the largest (source, target) length that each of `count` slots ever has."""
+    """The largest (source, target) lengths that each of `count` slots has in any epoch."""
     n, slot = len(ranked), np.arange(count, dtype=np.int64)
     first, last = slot * n // count, -(-(slot + 1) * n // count) - 1
     windows = np.stack([first, last + 1], axis=1).ravel()
-    # One more at the end, as `reduceat` takes no window that begins behind the last.
+    # One more element at the end, since `reduceat` rejects a window that begins after the last.
     source = np.append(pairs.source_lengths[ranked], np.int32(0))
     return np.maximum.reduceat(source, windows)[::2], pairs.target_lengths[ranked[last]]

@@ -1,18 +1,19 @@
-"""Labelled text, from which classifiers are trained: texts or pairs with a class, several classes or a number; texts of
-which parts have labels; questions with the place of their answer in a context.
+"""Labelled text for training classifiers: read it, encode it, and cut it into batches.
+
+A line is a text or a pair of texts with a class, several classes or a score; a text with labelled words or entities;
+or a question with a context and its answer's place there:
 
     .tsv      text, tab, label; or text, tab, second text, tab, label
     .jsonl    {"text": ..., "label": "good"}, {"text": ..., "labels": ["a", "b"]}, {"text": ..., "score": 0.7}, each
               perhaps with "text_pair"; {"words": [...], "labels": [...]}; {"text": ..., "entities": [{"label": ...,
               "start": 0, "end": 4}]}; {"question": ..., "context": ..., "answer": {"start": 0, "end": 4} or null}
 
-Places are characters, counted from 0. All lines of a file are of one form; both kinds may be packed (.gz, .zst).
+start and end count characters from 0; end is after the last character. All lines of a file have the same form. Files
+may be packed (.gz, .zst).
 
-Batches of labelled text: `data/labelled.py` as ids and numbers. B rows, L tokens, C classes.
-
-The answer that is learned for a row is by the head: the number of its class (B,); 1 for each of its several classes, or
-a number, (B, C); the number of each token's class (B, L); where the answer's first and last token stand (B, 2). -1 is
-nothing.
+Shapes: B rows, L tokens, C classes. Targets depend on the head: class numbers (B,); for several classes a 1 for each
+class that applies, or a score, (B, C); each token's class (B, L); the answer's first and last token (B, 2). -1 means no
+target.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from .ragged import padded, ragged
 Text = str | tuple[str, str]
 Form = Literal["label", "labels", "score", "entities", "answer"]
 Part = tuple[int, int, str, str]
-"""(first character, the one after the last, the label of its first token, that of its others)."""
+"""A labelled part of a text: (start, end in characters, label of its first token, label of its other tokens)."""
 SCORE = "score"
-"""The one class of texts that have a number."""
+"""Name of the only class when texts have scores."""
 FORMS = (
     '"text" (perhaps with "text_pair") and "label", "labels" or "score"; "words" and "labels"; "text" and "entities"; '
     'or "question", "context" and "answer"'
@@ -54,8 +55,8 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Labelled:
-    """`targets[i]` of `texts[i]`: a label, a list of labels, a number, a list of `Part`, or the place
-    (start, end) of an answer, None where there is none. `digests` are SHA-256, for the record of a run."""
+    """Texts with their targets: by `form` a label, a list of labels, a score, a list of `Part`, or the (start, end) of
+    an answer (None without an answer). digests: SHA-256, for run.json."""
 
     form: Form
     texts: list[Text]
@@ -77,7 +78,7 @@ class Labelled:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels that occur, sorted; those of parts behind the one that stands for no part."""
+        """The labels in the text, sorted. For labelled words and entities, `OUTSIDE` comes first."""
         if self.form == "label":
             return tuple(sorted(set(self.targets)))
         if self.form == "labels":
@@ -89,7 +90,7 @@ class Labelled:
 
     @property
     def head(self) -> Head:
-        """The plainest head that tells them."""
+        """The simplest head that learns these targets."""
         if self.form == "answer":
             return Head(kind="spans")
         if self.form == "entities":
@@ -101,9 +102,10 @@ class Labelled:
 
 
 def read_labelled(where: str) -> tuple[Labelled, int]:
-    """Read (the lines that hold text, the number of the others).
+    """Read a file: return (labelled text, number of lines left out since they have no text).
 
-    `UserError`, naming file and line, for what isn't as the forms above, a file of two forms, and one without text.
+    Raises UserError with file and line if a line has none of the forms above, or another form than the lines before.
+    Also raises it if there is no text at all.
     """
     path = Path(where)
     readers = {".tsv": _tsv, ".jsonl": _jsonl, ".ndjson": _jsonl}
@@ -127,7 +129,7 @@ def read_labelled(where: str) -> tuple[Labelled, int]:
 
 
 Line = tuple[str, Form, Text, Any]
-"""(where it stands, its form, its text, what it is labelled with)."""
+"""(file and line number, form, text, target)."""
 
 
 def _tsv(path: Path) -> Iterator[Line]:
@@ -222,7 +224,7 @@ def _place(each: dict[str, Any], text: str, where: str) -> tuple[int, int]:
 
 
 def _continued(label: str) -> str:
-    """Return the label of a word's further tokens."""
+    """The label of a word's tokens after the first: "B-LOC" -> "I-LOC"."""
     return CONTINUES + label.removeprefix(BEGINS) if label.startswith(BEGINS) else label
 
 
@@ -234,7 +236,7 @@ READERS: dict[tuple[str, ...], Callable[[dict[str, Any], str], Read]] = {
     ("text", "labels"): lambda row, where: ("labels", _texts(row, where), sorted(set(_names(row, "labels", where)))),
     ("text", "score"): _of_score,
 }
-"""By the keys that a line has."""
+"""Readers by the keys of a line; the first whose keys the line has all of is used."""
 
 
 NOTHING = -1
@@ -242,15 +244,18 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of ids, the kind of each token, and what is learned of each row: numbers."""
+    """Encoded rows (ids and token types), and the numeric target of each row."""
 
     rows: list[Pair]
     targets: list[NDArray]
 
 
 def encoded(text: Labelled, tokenizer: Tokenizer, head: Head, most: int) -> LabelledRows:
-    """Encode labelled text for a head, in rows of at most `most` tokens: longer ones are cut, but contexts of questions
-    are read in windows. `UserError` for a label that the head doesn't have."""
+    """Encode labelled text for a head, in rows of at most `most` tokens.
+
+    Longer texts are cut; longer contexts of questions are split into overlapping windows, one row each. Raises
+    UserError for a label that the head doesn't have.
+    """
     numbers = {label: i for i, label in enumerate(head.labels)}
     for label in text.labels:
         if label not in numbers:
@@ -294,7 +299,10 @@ def _classes(form: str, target: Any, numbers: dict[str, int]) -> NDArray:
 
 
 def _kinds(located: Located, parts: Sequence[Part], numbers: dict[str, int]) -> NDArray:
-    """Return (L,): a token is of the part that its first letter is in, what stands around a text of none."""
+    """Class numbers of the tokens (L,): a token that overlaps a part gets its label, other tokens `OUTSIDE`.
+
+    Special tokens, e.g. eos, have no target.
+    """
     kinds = np.full(len(located.ids), NOTHING, np.int32)
     for i, place in enumerate(located.places):
         if place is not None:
@@ -309,8 +317,8 @@ def _kinds(located: Located, parts: Sequence[Part], numbers: dict[str, int]) -> 
 
 
 def _answers(text: Labelled, tokenizer: Tokenizer, most: int) -> Iterator[tuple[Pair, NDArray]]:
-    """Yield each window of each context; one without the answer, or with a part of it, has it on its first token, as
-    BERT's (Devlin et al. 2019, section 4.3)."""
+    """Yield (row, target) for each window of each context. If the whole answer isn't in the window, the target is the
+    row's first token, as in BERT (Devlin et al. 2019, section 4.3)."""
     form = tokenizer.pair_form(most)
     texts = [part for pair in text.texts for part in pair]
     located = [each.alone() for each in tokenizer.encode_places(texts)]
@@ -326,7 +334,7 @@ def _answers(text: Labelled, tokenizer: Tokenizer, most: int) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """One step's input; `tokens` counts the targets."""
+    """A step's input. tokens: the number of targets."""
 
     targets: NDArray
     ids: NDArray  # (B, L) int32, padded on the right
@@ -338,8 +346,8 @@ class LabelledBatch:
 
 
 class LabelledBatches(BatchesOfOthers[LabelledBatch]):
-    """Batches of labelled rows, made of the batches `clean`, whose sides are both the rows. with_types: the model tells
-    kinds of tokens apart."""
+    """Batches of labelled rows. clean: batches whose source and target are both the rows. with_types: the model has
+    token types, e.g. 0 for the question and 1 for the context."""
 
     def __init__(self, clean: TokenBatches, rows: LabelledRows, head: Head, with_types: bool):
         super().__init__(clean)

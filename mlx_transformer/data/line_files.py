@@ -1,13 +1,12 @@
-"""Text files, plain or packed (.gz, .zst), as lines a block at a time or as a whole: a file may be larger than memory.
+"""Read text files, plain or packed (.gz, .zst), and files of pairs, in blocks of lines: a file may exceed memory.
 
-Lines end at `\n` and nowhere else: U+2028, U+0085, form feeds and a CR inside a line are text. A `\r` directly before
-the `\n` belongs to the line end (files from Windows) and is dropped, as is a byte order mark at the start of a file. A
-final newline adds no empty line.
+A line ends only at `\\n`: U+2028, U+0085, form feeds and a CR inside a line are text. A `\\r` directly before the `\\n`
+belongs to the line end (files from Windows) and is dropped. So is a byte order mark at the start of a file. A final
+newline adds no empty line.
 
-Pairs from files of columns: TSV, JSON lines, Parquet, and Arrow as Hugging Face's `datasets` writes it.
-
-The columns are `source` and `target`, or two languages by name; those of JSON, Parquet and Arrow may also be inside a
-field `translation`, as {"translation": {"en": ..., "de": ...}}. A null is a side without text.
+Files of pairs are TSV, JSON lines, Parquet, or Arrow as written by Hugging Face's `datasets`. Their columns are
+`source` and `target`, or two languages, e.g. `en` and `de`. In JSON, Parquet and Arrow the columns may be inside a
+field `translation`: {"translation": {"en": ..., "de": ...}}. A null is read as an empty side.
 """
 
 from __future__ import annotations
@@ -36,22 +35,23 @@ from mlx_transformer.system.machine import check_memory
 
 PACKED = (".gz", ".zst")
 BLOCK = 1 << 20  # bytes
-ZSTANDARD_BLOCK = 1 << 12  # packed bytes; unpacked they are at most 128 MB
+ZSTANDARD_BLOCK = 1 << 12  # packed bytes, which unpack to at most 128 MB
 
 
 HINT = "give a text file with one sentence a line"
 
 WatchBytes = Callable[[bytes], object]
-"""Is called with each block of a file's text, unpacked."""
+"""A function that is called with each unpacked block of a file, e.g. to compute a digest."""
 
 
 def line_blocks(
     path: str | Path, *, watch: WatchBytes = len, hint: str = HINT, pipes: bool = False
 ) -> Iterator[list[str]]:
-    """Read all lines, some at a time; `watch` is called with their bytes. `pipes`: a pipe will do too.
+    """Yield a file's lines in blocks.
 
-    `UserError`, naming the line, for text that isn't UTF-8 or has no line ends, and for a file that can't be read
-    (which the `hint` ends) or is damaged.
+    watch: called with each block's bytes. hint: last words of the error for a file that can't be read. pipes: whether
+    `path` may be a pipe. Raises UserError, with the line if there is one, if the file can't be read, is damaged or not
+    UTF-8, or has an endless line.
     """
     rest, number, begun = b"", 1, False
     for block in chain(_bytes(path, watch, hint, pipes), [None]):
@@ -68,9 +68,9 @@ def line_blocks(
 
 
 def json_blocks(path: str | Path, *, watch: WatchBytes = len, hint: str = HINT) -> Iterator[list[tuple[str, str, Any]]]:
-    """Read a file of JSON lines, some at a time: (file and number, line, its value) of all that aren't blank.
+    """Yield ("FILE, line N", line, parsed value) for the lines of a JSON lines file, in blocks; skips blank lines.
 
-    `UserError` as for `line_blocks`, and for a line that isn't JSON.
+    Raises UserError as `line_blocks`, and for a line that isn't JSON.
     """
     number = 1
     for lines in line_blocks(path, watch=watch, hint=hint):
@@ -87,7 +87,7 @@ def _parsed(line: str, where: str) -> Any:
 
 
 def within_memory(name: str) -> WatchBytes:
-    """Return a `watch` that raises `UserError` when the text, which `name` names, is more than memory has room for."""
+    """Make a `watch` that raises UserError once the text `name` gets too large for the machine's memory."""
     size = 0
 
     def watch(block: bytes) -> None:
@@ -99,35 +99,35 @@ def within_memory(name: str) -> WatchBytes:
 
 
 def whole_text(path: str | Path, *, watch: WatchBytes = len, hint: str = HINT) -> str:
-    """Read all text of a file, its line ends as they are; `UserError` as for `line_blocks`."""
+    """Read a whole file, with its line ends unchanged. Raises UserError as `line_blocks`."""
     return _decoded(without_mark(b"".join(_bytes(path, watch, hint)), str(path)), path, 1)
 
 
 def unpacked_suffix(path: Path) -> str:
-    """Return the ending of the file's name without that of its packing: .jsonl for a.jsonl.gz."""
+    """The suffix of a file without its packing: ".jsonl" for a.jsonl.gz."""
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def missing(package: str, what: str) -> UserError:
-    """Return the error for a package of the extra `data` that isn't installed."""
+    """The error for a missing package of the extra `data`, e.g. pyarrow. what: what needs it."""
     return UserError(f"{what} needs {package}: {needs('data')}")
 
 
 def _lines(data: bytes, path: str | Path, number: int) -> list[str]:
-    """Split whole lines, the last of a file perhaps without its end; `number` is that of the first."""
+    """Split data into lines; only a file's last line may lack its end. number: the first line's number, for errors."""
     if len(data) > LONGEST_LINE:
         for i, line in enumerate(data.split(b"\n")):
             if len(line) > LONGEST_LINE:
                 raise line_without_end(path, number + i)
     lines = _decoded(data, path, number).split("\n")
-    last = lines.pop()  # what follows the last \n: no line unless it holds something
+    last = lines.pop()  # after the last \n: counts as a line only if it isn't empty
     if b"\r\n" in data:
         lines = [line[:-1] if line.endswith("\r") else line for line in lines]
     return [*lines, last] if last else lines
 
 
 def _decoded(data: bytes, path: str | Path, number: int) -> str:
-    """Decode UTF-8; `number` is that of the first line, for the error."""
+    """Decode UTF-8. number: the first line's number, for errors."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -140,7 +140,7 @@ def _decoded(data: bytes, path: str | Path, number: int) -> str:
 
 
 def _bytes(path: str | Path, watch: WatchBytes, hint: str, pipes: bool = False) -> Iterator[bytes]:
-    """Read the text's bytes, unpacked, a block at a time."""
+    """Read a file's unpacked bytes in blocks."""
     read = {".gz": _gzip, ".zst": _zstandard}.get(Path(path).suffix, _plain)
     with open_file(path, hint=hint, pipes=pipes) as file:
         for block in read(file, path):
@@ -167,7 +167,7 @@ def _zstandard(file: BufferedReader, path: str | Path) -> Iterator[bytes]:
         import zstandard
     except ImportError:
         raise missing("zstandard", f"{path}: a .zst file") from None
-    # Its readers take a file that was cut short for a whole one; an object knows whether its frame has ended.
+    # zstandard's readers don't notice a file that was cut short; a decompressobj knows whether its frame has ended.
     frame: Any = zstandard.ZstdDecompressor().decompressobj()
     fresh = True
     while block := file.read(ZSTANDARD_BLOCK):
@@ -193,17 +193,21 @@ Columns = tuple[str, str]
 Part = tuple[list[str], list[str]]
 
 INSIDE = "translation"
-ROWS = 8192  # of a Parquet file at a time
+ROWS = 8192  # rows of a Parquet file read at a time
 KINDS = ".tsv, .jsonl (both also as .gz or .zst), .parquet, .arrow, or a folder as datasets' save_to_disk writes it"
 
 
 def pair_parts(path: Path, columns: Columns) -> Iterator[Part]:
-    """Read sources and targets, some at a time. `UserError`, naming the line or row, for what the file lacks."""
+    """Yield (sources, targets) of a file of pairs in blocks. Raises UserError with the line or row, e.g. for a missing
+    column."""
     return _reader(path)(path, columns)
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that hold the pairs: `path` itself, or those of a folder of `datasets`, in order."""
+    """The files with the pairs: `path` itself, or the Arrow files of a folder written by `datasets`, in order.
+
+    Raises UserError for another folder, and for a folder with several splits, e.g. train and test.
+    """
     if not path.is_dir():
         return [path]
     state = path / "state.json"
@@ -287,7 +291,7 @@ def _parquet(path: Path, columns: Columns, pyarrow: Any) -> Iterator[Any]:
 
 
 def _arrow(path: Path, columns: Columns, pyarrow: Any) -> Iterator[Any]:
-    # Read, not mapped: what is read of a mapped file counts as this process's memory.
+    # Not memory-mapped, since pages of a mapped file count as this process's memory.
     with pyarrow.OSFile(str(path)) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
@@ -299,13 +303,13 @@ def _arrow(path: Path, columns: Columns, pyarrow: Any) -> Iterator[Any]:
 
 
 def _tables(batches: Callable[[Path, Columns, Any], Iterator[Any]], path: Path, columns: Columns) -> Iterator[Part]:
-    """Read a file of tables, as `batches` reads it with pyarrow."""
+    """Yield (sources, targets) of a Parquet or Arrow file; `batches` reads its record batches with pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise missing("pyarrow", f"{path}: a Parquet or Arrow file") from None
-    open_regular(path, hint="give a file of pairs").close()  # pyarrow would wait for a pipe
+    open_regular(path, hint="give a file of pairs").close()  # rejects pipes, for which pyarrow would wait forever
     row = 1
     try:
         for batch in batches(path, columns, pyarrow):

@@ -1,15 +1,14 @@
-"""Texts that belong together, for contrastive learning: a source, its target, and in a third column a hard negative, a
-text that looks like the target and is none.
+"""Matching texts for contrastive learning, e.g. questions and their answers: read them and cut them into batches.
+
+Each row has a source, its target, and perhaps a hard negative: a text that looks like the target but doesn't match.
 
     .tsv      source, tab, target; or source, tab, target, tab, negative
-    .jsonl    {"source": ..., "target": ..., "negative": ...}, the last in every line or in none
+    .jsonl    {"source": ..., "target": ..., "negative": ...}; "negative" in every line or in none
 
-Both may be packed (.gz, .zst); two files of lines, source and target, are read as well.
+Files may be packed (.gz, .zst). Two files of lines, for source and target, are read as well.
 
-Batches of texts that belong together, for contrastive learning: as many pairs each, drawn at random.
-
-B pairs. A source's negatives are the targets of its batch, so that batches are random and of one size: sorted by
-length, as those of translations are, they would be too easy.
+Each batch has B pairs drawn at random, since the other targets of the batch are a source's negatives. Batches of
+similar lengths, as in translation, would make them too easy to tell apart.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ NEGATIVE = "negative"
 
 @dataclass(frozen=True)
 class Matches:
-    """`columns`: sources, targets, and perhaps negatives, of one length each. `digests` are SHA-256, for the record of
-    a run."""
+    """Columns of texts: sources, targets, and perhaps negatives, all equally long. digests: SHA-256, for run.json."""
 
     columns: list[list[str]]
 
@@ -60,9 +58,9 @@ class Matches:
 
 
 def read_matches(files: PairFiles) -> tuple[Matches, int]:
-    """Read (the rows whose texts all hold more than white space, the number of the others).
+    """Read (the rows without an empty text, the number of other rows).
 
-    `UserError`, naming file and line, for what can't be read, other numbers of columns, and files without a usable row.
+    Raises UserError with file and line, e.g. if lines differ in their number of columns, and if no row is usable.
     """
     if files.pairs is None:
         text = read_parallel(str(files.source), str(files.target))
@@ -110,7 +108,7 @@ def _from_json(where: str, row: Any, columns: tuple[str, str]) -> tuple[str, ...
 
 @dataclass(frozen=True)
 class MatchBatch:
-    """One step's texts: B sources, then their B targets, then perhaps B negatives; `tokens` is B."""
+    """A step's texts: B sources, then B targets, then perhaps B negatives. tokens: B."""
 
     rows: list[NDArray]
     numbers: NDArray  # (2 or 3, B) int32: equal texts have equal numbers
@@ -122,9 +120,10 @@ class MatchBatch:
 
 
 class MatchBatches(BatchesByEpoch[MatchBatch]):
-    """Batches of `pairs` pairs, or of all where there are fewer; what is over in an epoch is left to the next one.
+    """Batches of `pairs` random pairs each (or of all pairs, if there are fewer).
 
-    `columns`: sources, targets, and perhaps negatives, lists of ids of one length each.
+    An epoch leaves out the remainder, chosen at random. columns: sources, targets, and perhaps negatives, as lists of
+    token ids.
     """
 
     unit = "pairs"

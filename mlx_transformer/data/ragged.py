@@ -1,7 +1,4 @@
-"""Sequences of unequal length, one after another: in memory, or in files that stay on disk.
-
-Examples, from which batches are cut: pairs of sequences, with bounds on their lengths that hold in every epoch.
-"""
+"""Token sequences of different lengths (`Ragged`), in memory or on disk, and `Examples`, from which batches are cut."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ from numpy.typing import NDArray
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular
 
-PART = 20_000  # sequences that are lists of Python's at one time
+PART = 20_000  # most sequences held as Python lists at a time
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """N sequences of token ids. `lengths` (N,) int32; `starts` (N,) int64, where each begins in `read`'s numbering."""
+    """N sequences of token ids, stored one after another. lengths (N,) int32; starts (N,) int64."""
 
     lengths: NDArray
     starts: NDArray
     read: Callable[[int, int], NDArray]
-    """(start, count) -> that many ids."""
+    """(start, count) -> `count` ids, from id number `start` on."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -36,12 +33,15 @@ class Ragged:
         return self.read(int(self.starts[index]), int(self.lengths[index]))
 
     def select(self, indices: NDArray) -> Ragged:
-        """Return the sequences at `indices`, in that order, or where a mask is True; only their places are copied."""
+        """The sequences at `indices` in this order, or where a bool mask is True. Doesn't copy the ids."""
         return Ragged(self.lengths[indices], self.starts[indices], self.read)
 
 
 def ragged(sequences: Iterable[Sequence[int]]) -> Ragged:
-    """Hold sequences in memory, 4 bytes a token and 12 a sequence; only a part of an iterator is ever a list."""
+    """Store sequences in memory: 4 bytes per token and 12 per sequence.
+
+    An iterator is consumed `PART` sequences at a time.
+    """
     lengths, ids, sequences = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], iter(sequences)
     while part := list(itertools.islice(sequences, PART)):
         lengths.append(np.fromiter(map(len, part), np.int32, len(part)))
@@ -57,10 +57,10 @@ def starts_of(lengths: NDArray) -> NDArray:
 
 
 def ragged_files(files: Sequence[tuple[Path, NDArray]], dtype: np.dtype) -> Ragged:
-    """Open sequences in files of ids of this type, each with the lengths of its sequences.
+    """Open sequences that stay on disk. files: (file of ids of type `dtype`, lengths of its sequences).
 
-    Files are read, not mapped: pages of a mapped file count as this process's memory, and one that has become shorter
-    ends the process. Here that is a `UserError`.
+    Files aren't memory-mapped. Pages of a mapped file would count as this process's memory, and a file that has become
+    shorter would crash the process; here it raises UserError.
     """
     opened = [_IdFile(path, dtype) for path, _ in files]
     counts = [lengths for _, lengths in files]
@@ -75,7 +75,7 @@ def ragged_files(files: Sequence[tuple[Path, NDArray]], dtype: np.dtype) -> Ragg
 
 
 class _IdFile:
-    """A file of ids that is open as long as somebody may read it."""
+    """A file of ids, kept open while the object lives."""
 
     def __init__(self, path: Path, dtype: np.dtype):
         self._path, self._dtype = path, dtype
@@ -98,7 +98,13 @@ class _IdFile:
 
 
 def padded(rows: Sequence[NDArray], height: int, width: int, pad: int) -> NDArray:
-    """Return the rows, then rows of padding: (height, width) int32."""
+    """Pad rows on the right, and add rows of padding: (height, width) int32.
+
+    >>> padded([np.array([5, 6]), np.array([7])], height=3, width=2, pad=0)
+    array([[5, 6],
+           [7, 0],
+           [0, 0]], dtype=int32)
+    """
     out = np.full((height, width), pad, dtype=np.int32)
     if rows:
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
@@ -110,8 +116,11 @@ Rows = list[NDArray]
 
 
 class Examples:
-    """N examples of an epoch. `source_lengths`, `target_lengths` (N,) int32: no example is longer in any epoch, so
-    that the batches of all epochs are cut alike. `rows` gives their tokens. `dropped`: pairs that are in none."""
+    """The N examples of an epoch: pairs of sequences, whose tokens may change from epoch to epoch (`rows`).
+
+    source_lengths, target_lengths (N,) int32: upper bounds for all epochs, so that batches are cut the same way in
+    each. dropped: the number of pairs that are in no example.
+    """
 
     source_lengths: NDArray
     target_lengths: NDArray
@@ -121,12 +130,12 @@ class Examples:
         return len(self.source_lengths)
 
     def rows(self, members: NDArray, epoch: int) -> tuple[Rows, Rows]:
-        """Return source and target ids of the examples `members` in an epoch; each ends with eos."""
+        """Return (source ids, target ids) of the examples `members` in an epoch; each row ends with eos."""
         raise NotImplementedError
 
 
 class Pairs(Examples):
-    """Each pair once, the same in every epoch."""
+    """Examples that are the same in every epoch, each pair once."""
 
     def __init__(self, source: Ragged | Sequence[Sequence[int]], target: Ragged | Sequence[Sequence[int]]):
         if len(source) != len(target):
@@ -140,7 +149,7 @@ class Pairs(Examples):
 
 
 def usable(examples: Examples, max_length: int) -> NDArray:
-    """Return the indices of those with 1 to `max_length` tokens on each side: (n,) int32, ascending."""
+    """Indices of the examples with 1 to `max_length` tokens on each side: (n,) int32, ascending."""
     fits = np.ones(len(examples), dtype=bool)
     for lengths in (examples.source_lengths, examples.target_lengths):
         fits &= (lengths > 0) & (lengths <= max_length)
@@ -148,9 +157,9 @@ def usable(examples: Examples, max_length: int) -> NDArray:
 
 
 def cells(first: NDArray, second: NDArray) -> tuple[NDArray, NDArray]:
-    """Return the distinct pairs (first[i], second[i]), ascending, as (cells, 2) int64, and for each i its pair's index.
+    """Return (the distinct pairs (first[i], second[i]), ascending, (cells, 2) int64; for each i its pair's index).
 
-    Linear in time where the numbers are small, as lengths are.
+    Takes linear time if the numbers are small, e.g. lengths.
     """
     width = int(second.max()) + 1
     code = first.astype(np.int64) * width + second

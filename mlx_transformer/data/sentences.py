@@ -1,9 +1,10 @@
-"""A built-in corpus of short English sentences and their German translations, by eight patterns, so that a small model
-learns them in minutes: what a translation depends on often stands far from where it is needed.
+"""A built-in corpus of short English sentences and their German translations, which a small model learns in minutes.
+
+There are eight patterns. Often a word's translation depends on another word far away:
 
 killing     The lion kills the deer        who kills whom: cases
-crossing    ... it was too tired, wide     what "it" stands for: es, er, sie
-banks       On the river bank              Ufer or Bank, by the word before it; alone and in a sentence
+crossing    ... it was too tired, wide     the noun that "it" refers to: es, er, sie
+banks       On the river bank              Ufer or Bank, by the word before; as a phrase and in a sentence
 your cat    YOUR CAT IS A LOVELY CAT       the gender of a noun that comes later
 sitting     The cat sat on the mat         who sat on whom: dative
 defeating   The Avengers defeated Thanos   the number of the verb
@@ -23,10 +24,10 @@ from random import Random
 from .corpus import BuiltInCorpus
 
 LANGUAGES = {"sentences:en-de": (0, 1), "sentences:en": (0,), "sentences:de": (1,)}
-"""The sides of each kind of this corpus: both languages, or one alone."""
+"""The sides of each corpus: English (0) and German (1), or one of them."""
 HELD_OUT, VALID = 1000, 300
 UNSEEN = "On the river bank"
-"""The one of `NOTES` that is never trained on."""
+"""A phrase of `NOTES` that is never trained on."""
 NOTES = {
     "On the river bank": "Am Ufer des Flusses",
     "On the city bank": "In der Bank der Stadt",
@@ -48,14 +49,14 @@ NOTES = {
     "My fried chicken was very good": "Mein gebratenes Huhn war sehr gut",
     "Thinking Machines": "Denkende Maschinen",
 }
-"""Sentences by which the Transformer is often explained, with their translations."""
+"""Sentences with which the Transformer is often explained, and their translations."""
 
 Phrase = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun of both languages; `gender`: m, f or n; `oblique`: its accusative and dative."""
+    """A noun in both languages. gender: m, f or n; oblique: the German accusative and dative."""
 
     english: str
     gender: str
@@ -64,13 +65,13 @@ class Noun:
 
 
 def _nouns(text: str) -> list[Noun]:
-    """lion m Löwe Löwen; cat f Katze -> the nouns"""
+    """Parse "lion m Löwe Löwen; cat f Katze" into nouns."""
     split = [each.split() for each in text.split(";")]
     return [Noun(english, gender, german[0], german[-1]) for english, gender, *german in split]
 
 
 def _words(text: str) -> list[list[str]]:
-    """tired müde; hungry hungrig -> a list of words for each"""
+    """Split "tired müde; hungry hungrig" into [["tired", "müde"], ["hungry", "hungrig"]]."""
     return [each.split() for each in text.split(";")]
 
 
@@ -132,9 +133,9 @@ OBJECT = {"m": "den", "f": "die", "n": "das"}
 DATIVE = {"m": "dem", "f": "der", "n": "dem"}
 PRONOUN = {"m": "er", "f": "sie", "n": "es"}
 ENDING = {"m": "", "f": "e", "n": ""}
-"""That of ein, mein, dein."""
+"""Endings of ein, mein, dein."""
 STRONG = {"m": "er", "f": "e", "n": "es"}
-"""That of an adjective behind them."""
+"""Endings of an adjective after ein, mein, dein."""
 
 
 def _killing() -> Iterator[Phrase]:
@@ -215,12 +216,14 @@ PATTERNS: dict[str, tuple[Callable[[], Iterator[Phrase]], int]] = {
     "food": (_food, 1300),
     "thinking": (_thinking, 112),
 }
-"""The function that makes all phrases of a kind, and how many of them there are in the corpus."""
+"""For each kind a function that makes all its phrases, and the number of phrases in the corpus."""
 
 
 def build(seed: int = 1) -> BuiltInCorpus:
-    """Draw the corpus: the same for the same seed on every platform. All of `NOTES` but `UNSEEN` are in `train`, and
-    every phrase of a bank alone."""
+    """Draw the corpus; the same seed gives the same corpus on every platform.
+
+    `train` has all of `NOTES` except `UNSEEN`, and all bank phrases without a sentence, e.g. "Near the lake bank".
+    """
     pairs: list[tuple[str, str, str]] = []
     chosen_phrases: list[tuple[str, str, str]] = []
     for kind, (pattern, count) in PATTERNS.items():

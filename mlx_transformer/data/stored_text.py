@@ -1,14 +1,12 @@
-"""A cache of what large files hold: their digests, their tokens, a vocabulary.
+"""Training text that stays on disk (`StoredText`), and the cache of its token ids, digests and vocabulary.
 
-FOLDER/digests/*.json     SHA-256 of a file, with the size, time and number by which it is known to be the same
-FOLDER/facts/*.json       a value, under the digest of all that it depends on
-FOLDER/tokens-*/          the token ids of a corpus: for each side .ids (uint16; int32 if the vocabulary is larger) and
-                          .lengths (int32, one a pair); meta.json
+FOLDER/digests/*.json     a file's SHA-256, with the size, time and inode that show whether it has changed
+FOLDER/facts/*.json       a value, named by the digest of everything that it depends on, e.g. a vocabulary
+FOLDER/tokens-*/          the token ids of a corpus: for each side .ids (uint16; int32 for a large vocabulary) and
+                          .lengths (int32, one per pair); meta.json
 
-All appear whole or not at all, and a file that isn't whole any more is made anew. Nothing but time is lost with the
-folder.
-
-Training text that stays on disk: only its token ids are ever read again.
+Files are written atomically, and damaged files are made anew. The folder can be deleted at any time; that costs only
+time.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .corpus import PairFiles, ParallelText, training_mask
 from .ragged import PART, Pairs, Ragged, ragged, ragged_files
 
-VERSION = 1  # of the files' contents; another one begins anew
+VERSION = 1  # of the cache's format; entries of other versions are ignored
 SIDES = ("source", "target")
-WIDE = 1 << 16  # tokens of a vocabulary whose ids need more than 16 bits
+WIDE = 1 << 16  # ids of a larger vocabulary need more than 16 bits
 
 T = TypeVar("T")
 
@@ -46,7 +44,7 @@ class TokenCache:
         self.folder = folder
 
     def digest(self, file: Path) -> str:
-        """Return the SHA-256 of a file, read again only if it has changed since. `UserError` if it can't be read."""
+        """A file's SHA-256; the file is only read again if it has changed. Raises UserError if it can't be read."""
         try:
             status = file.stat()
         except OSError as error:
@@ -56,17 +54,17 @@ class TokenCache:
         if entry := _stored_entry(path, known):
             return str(entry["value"])
         digest = sha256(file)
-        # A file that was just written may change without another time of its last change.
+        # A file that was just written could change again without getting another modification time.
         if time.time_ns() - status.st_mtime_ns > SETTLED and file.stat().st_mtime_ns == status.st_mtime_ns:
             _keep(path, known, digest)
         return digest
 
     def identity(self, corpus: PairFiles) -> list[Any]:
-        """Return a value for `fact` that is equal exactly where the usable pairs of two corpora are."""
+        """A JSON value for `fact`, equal for two corpora if they have the same files, columns and tag."""
         return [[self.digest(file) for file in corpus.files], corpus.pairs is None, corpus.columns, corpus.tag]
 
     def fact(self, depends_on: dict[str, Any], make: Callable[[], T]) -> T:
-        """Return the JSON value that `make` returns; it is made once for all that it depends on."""
+        """Return the JSON value of `make()`; it is computed once for each value of `depends_on`."""
         key = json.loads(json.dumps([VERSION, depends_on]))
         path = self.folder / "facts" / f"{_key(key)}.json"
         if entry := _stored_entry(path, key):
@@ -76,8 +74,10 @@ class TokenCache:
         return value
 
     def tokens(self, corpora: list[PairFiles], tokenizer: Tokenizer, counts: list[int]) -> list[Ragged]:
-        """Return source and target ids of the usable pairs of all corpora, one after another; `counts` are their
-        numbers of pairs."""
+        """Return [source ids, target ids] of the usable pairs of all corpora, one corpus after another.
+
+        counts: usable pairs of each corpus, for the progress bar.
+        """
         largest = max(tokenizer.source.vocab_size, tokenizer.vocab_size)
         dtype = np.dtype(np.uint16 if largest <= WIDE else np.int32)
         folders = [self._tokens(*each, tokenizer, dtype) for each in zip(corpora, counts, strict=True)]
@@ -95,12 +95,12 @@ class TokenCache:
                 _write(temporary, corpus, count, tokenizer, dtype)
             lengths = _lengths(folder, dtype)
         if lengths is None:
-            raise UserError(f"{folder}: what was just written there isn't whole; look for what else writes there")
+            raise UserError(f"{folder}: files just written there are damaged; another program may be writing there")
         return folder, lengths
 
 
 def encoded(tokenizer: Tokenizer, texts: list[str]) -> Ragged:
-    """Encode texts in memory, of which only a part is ever a list."""
+    """Encode texts, a part at a time, and keep the ids in memory."""
     parts = (tokenizer.encode_batch(texts[i : i + PART]) for i in range(0, len(texts), PART))
     return ragged(ids for part in parts for ids in part)
 
@@ -125,7 +125,7 @@ def _write(folder: Path, corpus: PairFiles, count: int, tokenizer: Tokenizer, dt
 
 
 def _lengths(folder: Path, dtype: np.dtype) -> dict[str, NDArray] | None:
-    """Read the lengths of both sides; None if they aren't there, or not whole."""
+    """Read {side: lengths (N,)} of a cached corpus; None if files are missing or damaged."""
     try:
         meta = read_json(folder / "meta.json")
         lengths = {side: np.fromfile(folder / f"{side}.lengths", np.int32) for side in SIDES}
@@ -155,10 +155,10 @@ def _keep(path: Path, key: Any, value: Any) -> None:
 
 
 class StoredText:
-    """The usable pairs of some corpora, one after another, less those that are set aside for validation.
+    """The usable pairs of several corpora, one corpus after another, without those set aside for validation.
 
-    `digests`, `valid` and `dropped` are the same as for text in memory. The cache keeps all that is read from the
-    files: the next run with the same files and seed reads nothing.
+    `digests`, `valid` and `dropped` are the same as for text in memory. All results are cached, so the next run with
+    the same files and seed doesn't read the text.
     """
 
     def __init__(self, corpora: list[PairFiles], cache: TokenCache, seed: int, set_aside: bool):
@@ -171,21 +171,21 @@ class StoredText:
         self.dropped = sum(dropped for _, dropped in counts)
         count = sum(self.counts)
         self.for_training = training_mask(count, seed, corpora[0].name) if set_aside else np.ones(count, dtype=bool)
-        """The usable pairs that are for training, as (n,) bool."""
+        """Which usable pairs are for training: (n,) bool."""
         facts = cache.fact({"text": self._identity, "seed": seed, "set_aside": set_aside}, self._facts)
         self.digests: dict[str, str] = facts["digests"]
         self.valid = ParallelText(**facts["valid"]) if set_aside else None
 
     @property
     def identity(self) -> list:
-        """A value that is equal exactly where the texts are."""
+        """A JSON value, equal for equal texts."""
         return [self._identity, self._seed if self._set_aside else None]
 
     def __len__(self) -> int:
         return int(self.for_training.sum())
 
     def parts(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Read sources and targets, some at a time."""
+        """Yield (sources, targets) for training in blocks."""
         for source, target, usable in self._usable():
             if usable.all():
                 yield source, target
@@ -194,7 +194,7 @@ class StoredText:
                 yield [source[i] for i in indices], [target[i] for i in indices]
 
     def pairs(self, tokenizer: Tokenizer) -> Pairs:
-        """Return the pairs as ids, which are made once and kept in the cache."""
+        """The pairs as token ids; they are encoded once and cached."""
         source, target = self.cache.tokens(self.corpora, tokenizer, self.counts)
         if not self._set_aside:
             return Pairs(source, target)
@@ -211,7 +211,7 @@ class StoredText:
                     report(begin / max(1, len(self.for_training)), f"{begin:,} pairs")
 
     def _count(self) -> list[tuple[int, int]]:
-        """Count the usable and the other pairs of each corpus."""
+        """(usable pairs, pairs with an empty side) of each corpus."""
         counts, read = [], 0
         with quiet_progress("text") as report:
             for corpus in self.corpora:
@@ -224,7 +224,7 @@ class StoredText:
         return counts
 
     def _facts(self) -> dict:
-        """Return the digests of the training text, as `ParallelText` has them, and the pairs that are set aside."""
+        """The digests of the training text, as in `ParallelText`, and the pairs set aside for validation."""
         (corpus, *others), files = self.corpora, self._identity[0][0]
         if not others and corpus.is_plain and not self.dropped and not self._set_aside:
             return {"digests": dict(zip(("source", "target"), files, strict=True))}

@@ -1,4 +1,4 @@
-"""The text of a run that is read from files: in memory, or, where it is large, on disk; one corpus or several."""
+"""Load a run's parallel text, from one or several corpora; large text stays on disk."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .ragged import Examples, Pairs
 from .stored_text import StoredText, TokenCache, encoded
 
 Learn = Callable[[Iterator[str], int], Tokenizer]
-"""The function that makes a vocabulary of lines and a number of ids."""
+"""(lines, vocabulary size) -> a trained tokenizer, e.g. `Tokenizer.train`."""
 LARGE = 64 << 20
-"""Bytes of text that are read into memory; more stay on disk, and their tokens in a cache."""
+"""Most bytes of text to hold in memory. Larger text stays on disk, with its token ids in a cache."""
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Pairs of one or more corpora, one after another.
+    """The training pairs of one or more corpora, one corpus after another.
 
-    `sizes`: the number of pairs of each; `weights`: their shares, None for each pair once an epoch.
+    sizes: pairs of each corpus. weights: shares of the corpora in an epoch; None: each pair once.
     """
 
     text: ParallelText | StoredText
@@ -45,13 +45,13 @@ class TrainingText:
         return self.text.digests
 
     def lines(self, sides: Sequence[int], count: int | None = None) -> Iterator[str]:
-        """Read lines of sources (0), targets (1) or both, from `count` pairs at random or from all."""
+        """Yield lines of the sides, e.g. [0, 1] for source and target, from all pairs or from `count` random pairs."""
         if count is not None:
             return (pair[side] for pair in self.some_pairs(count) for side in sides)
         return (line for part in self.text.parts() for side in sides for line in part[side])
 
     def some_pairs(self, count: int) -> Iterator[tuple[str, str]]:
-        """Read `count` pairs at random."""
+        """Yield `count` random pairs, in the order of the text."""
         chosen = np.zeros(len(self), dtype=bool)
         random = legacy_random(self.seed, 2)
         chosen[random.permutation(len(self))[:count]] = True
@@ -64,9 +64,9 @@ class TrainingText:
     def tokenizer(
         self, vocab_size: int, count: int | None, separate: bool = False, learn: Learn = Tokenizer.train
     ) -> Tokenizer:
-        """Learn one joint vocabulary, or `separate` ones of both languages, from all lines or those of `count` pairs.
+        """Train a joint vocabulary, or `separate` vocabularies, on all pairs or on `count` random pairs.
 
-        For text on disk it is learned once.
+        For text on disk the result is cached.
         """
 
         def learned() -> Tokenizer:
@@ -82,7 +82,7 @@ class TrainingText:
         return Tokenizer(self.text.cache.fact(depends_on, lambda: learned().to_json()), "tokenizer of the cache")
 
     def examples(self, tokenizer: Tokenizer, max_length: int) -> Examples:
-        """Return the examples, from which batches are cut."""
+        """Encode the pairs as examples, from which batches are cut."""
         if isinstance(self.text, StoredText):
             pairs: Examples = self.text.pairs(tokenizer)
         elif self.bpe_dropout:
@@ -102,10 +102,10 @@ def load_training(
     bpe_dropout: float = 0.0,
     cache: Path | None = None,
 ) -> tuple[TrainingText, ParallelText | None, int]:
-    """Load (text for training, the part set aside for validation, the number of pairs left out for an empty side).
+    """Load (training text, pairs set aside for validation or None, number of pairs left out since a side is empty).
 
-    The text stays on disk where a `cache` is named, or there is more than `LARGE`; with BPE dropout it is always in
-    memory, as it has other tokens in every epoch.
+    The text stays on disk if `cache` is given or it has more than `LARGE` bytes. With BPE dropout it is always in
+    memory, since it is tokenized anew in every epoch.
     """
     corpora = list(corpora)
     sizes = [corpus.size() for corpus in corpora]
@@ -123,7 +123,7 @@ def load_training(
 
 
 def read_pairs(corpus: PairFiles) -> ParallelText:
-    """Read all pairs for validation, empty ones too. `UserError` as for `PairFiles.parts` and `read_parallel`."""
+    """Read all pairs for validation, also empty pairs. Raises UserError as `PairFiles.parts` and `read_parallel`."""
     if corpus.is_plain:
         return read_parallel(str(corpus.source), str(corpus.target))
     source: list[str] = []
@@ -135,7 +135,7 @@ def read_pairs(corpus: PairFiles) -> ParallelText:
 
 
 def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
-    """Return usable pairs, how many of each corpus, and how many others there are."""
+    """Read (usable pairs, their number in each corpus, number of other pairs)."""
     if len(corpora) == 1 and corpora[0].is_plain:
         text, dropped = read_pairs(corpora[0]).without_empty()
         return text, [len(text)], dropped
@@ -152,5 +152,5 @@ def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
 
 
 def _split(trained: np.ndarray, counts: list[int]) -> list[int]:
-    """Count the pairs of each corpus that are kept."""
+    """Count the training pairs of each corpus."""
     return [int(part.sum()) for part in np.split(trained, np.cumsum(counts)[:-1])]

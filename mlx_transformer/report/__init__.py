@@ -1,1 +1,1 @@
-"""Pages about training runs, and about two models on the same text."""
+"""HTML pages: the report of training runs, and the comparison of two models on the same text."""

@@ -1,6 +1,6 @@
-"""Both models at work on the same lines, in turns.
+"""Compare two models: both translate the same lines, in turns.
 
-lines -> batches, the longest first -> each translated by both, now one first and now the other -> Comparison
+lines -> batches, longest lines first -> both models translate each batch, starting in turn -> Comparison
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .result import Comparison, Likelihood, SentencePair, Side, measures, senten
 from .worker import Served, Worker
 
 BATCH = 32  # lines
-TRANSLATED = 0.7  # share of the work, where probabilities are computed too
+TRANSLATED = 0.7  # share of the progress bar for translating; the rest is for probabilities
 
 Opener = Callable[[], Served]
 
@@ -35,10 +35,10 @@ def compare(
 ) -> Comparison:
     """Compare two models on the same lines.
 
-    a, b: name and a function that can be pickled, which opens the model in a process of its own. Both translate every
-    batch of so many lines, so that other work of the machine slows both; the first batch is translated once more
-    before, unmeasured. overlong and options: as `Translator.n_best` has them. Without reference each model computes the
-    probabilities of its own outputs and of the other's. `UserError` of either model.
+    a, b: (name, picklable function that opens the model); each model runs in its own process. Both translate each batch
+    of `batch` lines before the next, so that other work on the machine slows both. The first batch is translated once
+    before, to warm up. overlong, options: as in `Translator.n_best`. Without `reference` each model also computes the
+    log p of its own outputs and of the other's. Raises the UserError of either model.
     """
     if not source:
         raise UserError("no lines to translate")
@@ -68,7 +68,7 @@ def compare(
 
 
 class _Turns:
-    """The translations of both so far, and how long they took."""
+    """The translations of both models so far, with their times and tokens."""
 
     def __init__(self, workers: Sequence[Worker], source: Sequence[str], overlong: str, options: dict[str, Any]):
         self.workers, self.source, self.overlong, self.options = workers, source, overlong, options
@@ -79,7 +79,7 @@ class _Turns:
         self.long = [0, 0]
 
     def prepare(self, indices: Sequence[int]) -> None:
-        """Find lines that are too long, and let both warm up."""
+        """Find lines that are too long, and translate a batch unmeasured to warm up."""
         for number, worker in enumerate(self.workers):
             try:
                 self.long[number] = len(worker.ask("check", self.source, self.overlong))
@@ -88,7 +88,7 @@ class _Turns:
             self._ask(worker, indices)
 
     def take(self, indices: Sequence[int], reverse: bool) -> None:
-        """Translate a batch by both; `reverse`: the second begins."""
+        """Translate a batch with both models; `reverse`: B goes first."""
         for number in (1, 0) if reverse else (0, 1):
             texts, seconds, tokens = self._ask(self.workers[number], indices)
             self.seconds[number].append(seconds)
@@ -97,14 +97,14 @@ class _Turns:
                 self.outputs[number][i] = text
 
     def side(self, i: int) -> Side:
-        """Return one side's results, once the last batch is done: anything asked before would count in its memory."""
+        """Results of model i. Call it after the last batch, and before anything else that would raise peak memory."""
         worker, (facts, size) = self.workers[i], self.facts[i]
         memory, arrays = worker.ask("memory")
         took = self.seconds[i], self.tokens[i] or None, memory, arrays, self.long[i]
         return Side(worker.name, facts, size, self.outputs[i], *took)
 
     def _ask(self, worker: Worker, indices: Sequence[int]) -> Any:
-        policy = self.overlong if self.overlong != "error" else "split"  # none is too long any more
+        policy = self.overlong if self.overlong != "error" else "split"  # `check` has found no line too long
         return worker.ask("translate", [self.source[i] for i in indices], overlong=policy, **self.options)
 
 
@@ -152,7 +152,7 @@ def _without_reference(
 def _likelihood(
     own: list[float | None] | None, other: list[float | None] | None, differing: Sequence[int]
 ) -> Likelihood | None:
-    """Compare log p over the lines of which both outputs have one."""
+    """Compare a model's log p of its own and the other's outputs, over the lines where both have one."""
     if own is None or other is None:
         return None
     of_other = {**dict(enumerate(own)), **dict(zip(differing, other, strict=True))}

@@ -1,4 +1,4 @@
-"""The page of a comparison: figures of both, how they came about, and the sentences that differ. Needs no network."""
+"""The HTML page of a comparison: figures, charts, and the lines on which the models differ. Works offline."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mlx_transformer.system.chart import Curve, colour, figure
 from .result import NONE, Comparison, SentencePair, Side, rows, sentence_of
 
 SHOWN = 500
-"""Sentences on the page, the most different first; the JSON has all."""
+"""Most lines on the page, the most different first; the JSON has all of them."""
 
 ORDERS = {"difference": "greatest difference first", "a": "where A is better first", "b": "where B is better first"}
 IN_TEXT = {"line": "as in the text"}
 
-# Words, or what stands between them; a sign each where a script writes no spaces.
+# Splits a sentence into words, spaces and punctuation; in scripts without spaces, e.g. Chinese, into characters.
 _SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _PARTS = re.compile(rf"[{_SIGNS}]|[^\W{_SIGNS}]+|\s+|[^\w\s]")
 
 MAX_WORD_PAIRS = 4_000_000
-"""The most pairs of words that are compared; sentences with more differ as a whole."""
+"""Most pairs of words to compare; longer sentences are marked as a whole."""
 
 Marked = list[tuple[str, bool]]
-"""A sentence in pieces: (text, whether the other one lacks it)."""
+"""A sentence in pieces: (text, whether the other sentence lacks it)."""
 
 SORT = """
 const list = document.getElementById("pairs"), by = document.getElementById("order");
@@ -40,7 +40,7 @@ by.addEventListener("change", () => {
 
 
 def page(c: Comparison) -> str:
-    """Return a self-contained HTML page."""
+    """Make a self-contained HTML page."""
     body = "".join([_head(c), _figures(c), _charts(c), _sentences(c), _facts(c)])
     css = kit.neighbour_texts(__file__, "curves.css", "comparison.css")
     return kit.page("compare", f"{c.a.name} and {c.b.name}", body, css, SORT if c.sentences else "")
@@ -58,18 +58,18 @@ def _sides(c: Comparison) -> Sequence[tuple[str, Side]]:
 def _figures(c: Comparison) -> str:
     lines = [tuple(map(escape, row)) for row in rows(c)]
     note = (
-        f"Both translate every batch of up to {c.options['batch']} lines in turns, each in a process of its own, whose "
-        "peak memory counts Python and all libraries."
+        f"Both models translate every batch of up to {c.options['batch']} lines in turns, each in its own process. Its "
+        "peak memory includes Python and all libraries."
     )
     if c.measures:
         note += (
-            " In brackets: what holds 95 % of 1,000 resamples of the lines, the same for both. p: how likely the other "
-            "is as good or better (paired bootstrap; below 0.05 is taken for a difference)."
+            " In brackets: the interval of 95 % of 1,000 resamples of the lines, the same for both models. p: how "
+            "likely the other model is as good or better (paired bootstrap; below 0.05 counts as a difference)."
         )
     elif any(c.likelihoods):
         note += (
-            " log p: of an output given its source, a line on average. A model that finds the other's output likelier "
-            "has missed it in its own search."
+            " log p: of an output given its source, the mean over lines. A model that gives the other's output more "
+            "probability has missed it in its own search."
         )
     table = kit.data_table(("", "A", "B", "B beside A"), lines, numbers=(1, 2), named=True)
     return f'{kit.card(table)}<p class="soft">{escape(note)}</p>'
@@ -120,7 +120,10 @@ def _card(s: SentencePair) -> str:
 
 
 def marked(a: str, b: str) -> tuple[Marked, Marked]:
-    """Mark the words of both sentences; joined, the pieces of each are the sentence."""
+    """Mark in both sentences the words that the other lacks: "a b", "a c" -> [("a ", False), ("b", True)] and so on.
+
+    The pieces of each, joined, are the sentence.
+    """
     if a == b:
         return [(a, False)], [(b, False)]
     words = _PARTS.findall(a), _PARTS.findall(b)
@@ -142,7 +145,7 @@ def _score(value: float | None) -> str:
 
 
 def _log_p(s: SentencePair, of: str) -> str:
-    """Say which log p both models give one output."""
+    """The log p of both models for one output: `of` is "a" or "b"."""
     parts = [f"{name.upper()} {value:.2f}" for name in "ab" if (value := s.log_p.get(f"{name} of {of}")) is not None]
     return f'\n<span class="score">log p by {", by ".join(parts)}</span>' if parts else ""
 

@@ -1,10 +1,10 @@
-"""Whether one of two systems translates better, or was lucky with its sentences: paired bootstrap resampling.
+"""The result of a comparison: scores with significance tests, JSON, and the rows that page, terminal and notebook show.
 
-Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation". Scores and draws are those of
-`sacrebleu --paired-bs`. That keeps all resamples in memory at once, gigabytes for a long text, and gives no interval of
-the difference; its p, of the sizes of differences, can contradict one.
-
-The result of a comparison: plain data, its JSON, and the rows that page, terminal and notebook show.
+Paired bootstrap resampling tells whether a model is better or was lucky with its sentences (Koehn 2004, "Statistical
+Significance Tests for Machine Translation Evaluation"). Scores and draws are the same as in `sacrebleu --paired-bs`.
+sacreBLEU itself isn't used for the test, since it keeps all resamples in memory, gigabytes for a long text. It also
+gives no interval of the difference, and its p, computed from the sizes of differences, could contradict such an
+interval.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from numpy.typing import NDArray
 SEED = 12345
 RESAMPLES = 1000
 TAIL = RESAMPLES // 40
-"""Resamples beyond either end of a 95 % interval."""
+"""Resamples left out at either end of a 95 % interval."""
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One score of both systems, in percent. Intervals hold 95 % of the resamples. p: twice the share of them in which
-    the other system is as good or better; below 0.05 the interval of the difference leaves 0 out."""
+    """A score of both models, e.g. BLEU, in percent. Intervals hold 95 % of the resamples.
+
+    p: twice the share of resamples in which the worse model is as good or better. If p < 0.05, the interval of the
+    difference doesn't contain 0.
+    """
 
     name: str
     signature: str
@@ -36,7 +39,7 @@ class Measure:
     interval_a: Interval
     interval_b: Interval
     interval: Interval
-    """The interval of b - a."""
+    """Of the difference b - a."""
     p: float
 
     @property
@@ -46,7 +49,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class _Statistics:
-    """The statistics of a score: a row for each sentence, whose sums count. `score(sums)` is a percentage."""
+    """A score's statistics, one row per sentence, e.g. n-gram counts. `score(sum of rows)` is a percentage."""
 
     name: str
     signature: str
@@ -56,7 +59,7 @@ class _Statistics:
 
 
 def measures(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -> list[Measure]:
-    """Compute BLEU, chrF and exact match of two translations of the same sentences, with the same resamples for all."""
+    """BLEU, chrF and exact match of two translations of the same sentences; all use the same resamples."""
     statistics = _statistics(a, b, references)
     count = len(references)
     rng = np.random.default_rng(SEED)
@@ -69,7 +72,7 @@ def measures(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -> l
 
 
 def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Compute chrF of each sentence by itself, in percent: steadier on one sentence than BLEU."""
+    """chrF of each sentence, in percent. On single sentences chrF is more stable than BLEU."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
@@ -82,7 +85,7 @@ def _statistics(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -
 
     statistics = []
     for name, metric in (("BLEU", BLEU()), ("chrF", CHRF())):
-        # As sacreBLEU's own tests of significance do.
+        # Private methods, as in sacreBLEU's own significance tests.
         of_a, of_b = (np.array(metric._extract_corpus_statistics(h, [references]), np.float64) for h in (a, b))
         statistics.append(_Statistics(name, str(metric.get_signature()), of_a, of_b, _scorer(metric)))
     of_a, of_b = (np.array([[h == r] for h, r in zip(side, references, strict=True)], np.float64) for side in (a, b))
@@ -98,7 +101,7 @@ def _measure(of: _Statistics, drawn: NDArray[np.float64]) -> Measure:
     a, b = of.score(of.a.sum(axis=0)), of.score(of.b.sum(axis=0))
     differences = drawn[:, 1] - drawn[:, 0]
     against = min(int(np.sum(differences <= 0)), int(np.sum(differences >= 0)))
-    p = min(1.0, 2 * (against + 1) / (RESAMPLES + 1))  # never 0, of so few draws
+    p = min(1.0, 2 * (against + 1) / (RESAMPLES + 1))  # never 0, which so few draws couldn't show
     intervals = (_interval(drawn[:, 0]), _interval(drawn[:, 1]), _interval(differences))
     return Measure(of.name, of.signature, a, b, *intervals, p)
 
@@ -110,13 +113,13 @@ def _interval(values: NDArray[np.float64]) -> Interval:
 
 NONE = "–"
 LIKELY = 0.05
-"""p of less than this is taken for a difference."""
+"""A smaller p counts as a real difference."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models, with the seconds of each batch, and the tokens it wrote by its own tokenizer (None without
-    one)."""
+    """One of the two models. seconds and tokens: per batch; tokens are counted with the model's tokenizer (None if it
+    has none). size: bytes of its files."""
 
     name: str
     facts: dict[str, str]
@@ -125,10 +128,10 @@ class Side:
     seconds: list[float]
     tokens: list[int] | None
     memory: int | None
-    """The most bytes that its process has had while it translated, Python and libraries counted."""
+    """Peak bytes of its process while it translated, with Python and libraries."""
     array_memory: int | None
     overlong: int = 0
-    """The number of lines that were longer than it takes."""
+    """Lines too long for the model."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -153,8 +156,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The mean log p of a line that a model gives its own output and the other's. prefers_own: the number of lines that
-    differ in which it prefers its own. A model may find the other's likelier: its search missed it."""
+    """A model's log p of its own outputs (`own`) and of the other model's (`other`), each the mean over lines.
+
+    prefers_own: of the `differing` lines, those where it gives its own output more probability. If it gives the other
+    output more, its own search has missed that output.
+    """
 
     own: float
     other: float
@@ -165,7 +171,8 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class SentencePair:
-    """A line on which the two differ. Scores are chrF of a and b; without a reference `similarity` is b's against a."""
+    """A line with different outputs a and b. Scores are their chrF; without a reference `similarity` is the chrF of b
+    against a."""
 
     line: int
     source: str
@@ -176,11 +183,11 @@ class SentencePair:
     score_b: float | None = None
     similarity: float | None = None
     log_p: dict[str, float | None] = field(default_factory=dict)
-    """The log p by "a of a", the first model's of its own output, "a of b", of the other's, and so on."""
+    """{"a of b": model A's log p of output b, ...}."""
 
     @property
     def difference(self) -> float:
-        """The difference of the scores, b - a; without a reference how unlike the two are. In percent."""
+        """score_b - score_a; without a reference 100 - similarity. In percent."""
         if self.score_a is None or self.score_b is None:
             return 100 - (self.similarity or 0)
         return self.score_b - self.score_a
@@ -188,7 +195,7 @@ class SentencePair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides on the same lines; `sentences` are those that differ, the greatest difference of scores first."""
+    """Two models on the same lines. sentences: the lines with different outputs, greatest difference first."""
 
     a: Side
     b: Side
@@ -202,7 +209,7 @@ class Comparison:
 
     @property
     def agreement(self) -> float:
-        """The share of the lines with the same output, in percent."""
+        """Share of lines with the same output, in percent."""
         return 100 * (1 - len(self.sentences) / self.lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,11 +234,11 @@ class Comparison:
         }
 
     def __repr__(self) -> str:
-        """Say in a shell what it comes to: its sentences fill pages."""
+        """The result in one line, without the sentences, which would fill pages."""
         return f"Comparison({self.a.name}, {self.b.name}: {sentence_of(self)})"
 
     def _repr_html_(self) -> str:
-        """Show the figures in a notebook; the sentences are on the page."""
+        """The figures as a table for notebooks; the sentences are only on the page."""
         from mlx_transformer.page import table
 
         heads = ("", self.a.name, self.b.name, "")
@@ -239,7 +246,7 @@ class Comparison:
 
 
 class Row(NamedTuple):
-    """One figure of both; `difference` is in words."""
+    """A row of the table: a figure of both models; `difference` is in words, e.g. "1.50 times as fast"."""
 
     name: str
     a: str
@@ -248,7 +255,7 @@ class Row(NamedTuple):
 
 
 def sentence_of(c: Comparison) -> str:
-    """Say the result in one line."""
+    """The result in one sentence or two, e.g. "3 of 100 outputs differ (3 %). ..."."""
     differ = len(c.sentences)
     if not differ:
         return f"All {c.lines:,} outputs are the same."
@@ -263,7 +270,7 @@ def sentence_of(c: Comparison) -> str:
 
 
 def rows(c: Comparison) -> list[Row]:
-    """List scores, speed, memory and sizes."""
+    """Rows for scores, speed, memory and sizes."""
     return [*map(_score_row, c.measures), *_likelihood_rows(c), *_cost_rows(c.a, c.b)]
 
 

@@ -1,6 +1,6 @@
-"""The record and the curves of a run, read from its folder.
+"""The HTML page of training runs: their facts, curves, sample translations and recipes. Works offline.
 
-The page: facts of the runs, their curves side by side, and what they said over time. Works without a network.
+`read_run` reads a run's record and curves from its folder, `page` draws one or more runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mlx_transformer.system.files import open_regular, read_json
 from mlx_transformer.training.run_folder import MAX_LOG_BYTES, METRICS, RECORD, flat
 
 DRAWN = 1e100
-"""The largest number that is drawn: one above marks a damaged line, and no axis of floats holds twice the largest."""
+"""Largest number to draw. Larger numbers come from damaged lines, and would overflow the floats of an axis."""
 
 
 @dataclass
 class RunLog:
-    """One run. `train`, `valid`: curves by name."""
+    """A run. train, valid: {name: curve}, e.g. "loss"."""
 
     name: str
     record: dict[str, Any]
@@ -34,11 +34,11 @@ class RunLog:
     train: dict[str, Curve] = field(default_factory=dict)
     valid: dict[str, Curve] = field(default_factory=dict)
     samples: list[tuple[int, list[dict[str, str]]]] = field(default_factory=list)
-    """(step, outputs for the first sentences of the validation text)."""
+    """(step, sample translations of the validation text) of each validation."""
     skipped: int = 0
-    """The number of steps whose gradient was not finite."""
+    """Steps whose gradient was not finite."""
     seconds: float | None = None
-    """How long the run took; while it goes on, up to the last line of its log."""
+    """How long the run took, up to the last line of its log."""
 
     @property
     def steps(self) -> int:
@@ -46,7 +46,7 @@ class RunLog:
 
 
 def read_run(folder: Path) -> RunLog:
-    """Read a run; `UserError` for a folder that is no run, or a damaged one."""
+    """Read a run's folder. Raises UserError if it isn't a run, or run.json is damaged."""
     if not (folder / RECORD).is_file():
         raise UserError(f"{folder}: no run (no {RECORD} in it); give the folder of a training run")
     record = read_json(folder / RECORD)
@@ -66,7 +66,7 @@ def read_run(folder: Path) -> RunLog:
 
 
 def _add(log: RunLog, line: bytes) -> None:
-    """Add a line to the log, unless a kill cut it short."""
+    """Add a line of metrics.jsonl to the log; skip damaged lines, e.g. a last line that a kill cut short."""
     try:
         entry = json.loads(line)
         kind, step = entry.pop("kind"), int(entry.pop("step"))
@@ -109,7 +109,7 @@ HIGH_IS_GOOD = ("bleu", "chrf", "exact_match")
 
 
 def page(runs: Sequence[RunLog]) -> str:
-    """Return a self-contained HTML page."""
+    """Make a self-contained HTML page."""
     names = ", ".join(run.name for run in runs)
     body = "".join([_head(runs), _facts(runs), _charts(runs), *map(_samples, runs), _recipes(runs)])
     return kit.page("report", f"training: {names}", body, kit.neighbour_texts(__file__, "curves.css"))
@@ -128,7 +128,7 @@ def _facts(runs: Sequence[RunLog]) -> str:
 def _table(
     runs: Sequence[RunLog], columns: Sequence[dict[str, str]], names: Sequence[str], marked: Collection[str] = ()
 ) -> str:
-    """Return a table with a column for each run; `marked` rows stand out."""
+    """A table with a column for each run; rows in `marked` are highlighted."""
     head = ["", *(escape(run.name) for run in runs)]
     rows = [[escape(name), *(escape(column.get(name, NONE)) for column in columns)] for name in names]
     return kit.data_table(head, rows, marked=[i for i, name in enumerate(names) if name in marked], named=True)
@@ -191,7 +191,7 @@ def _samples(run: RunLog) -> str:
 
 
 def _recipes(runs: Sequence[RunLog]) -> str:
-    """Return the recipes of all runs, first the keys in which they differ."""
+    """The recipes of all runs; keys that differ come first."""
     recipes = [_flat(run.record["recipe"]) for run in runs]
     names = list(dict.fromkeys(name for each in recipes for name in each))
     differing = [name for name in names if len({each.get(name) for each in recipes}) > 1]

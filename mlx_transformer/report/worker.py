@@ -1,4 +1,4 @@
-"""A model in a process of its own: its translations, how long they take, and the most memory it has had."""
+"""Run a model in its own process, to measure its translations, their time and the process's peak memory."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ import numpy as np
 
 from mlx_transformer.system.errors import UserError
 
-KILL_AFTER_SECONDS = 10.0  # that a process has to end
+KILL_AFTER_SECONDS = 10.0  # how long to wait for a process to end
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model as it was opened. facts: what it is and what runs it. size: bytes of its files."""
+    """An opened model. facts: rows for the page, e.g. its format and runtime. size: bytes of its files."""
 
     translator: Any
-    """The model: `generation.verbs.TextVerbs`."""
+    """A `generation.verbs.TextVerbs`."""
     facts: dict[str, str] = field(default_factory=dict)
     size: int = 0
     array_memory: Callable[[], int] | None = None
-    """The most bytes that a runtime which counts them has had in arrays."""
+    """Returns the peak bytes of the runtime's arrays; None if the runtime doesn't count them."""
 
 
 class Worker:
-    """The process, from outside. Its errors are raised here."""
+    """The parent's handle on a model's process. Errors of the process are raised in the parent."""
 
     def __init__(self, name: str, opened: Callable[[], Served]):
-        """Start the process; `opened`, which is pickled, opens the model there."""
+        """Start the process. `opened` is pickled and opens the model there, at the first question."""
         context = multiprocessing.get_context("spawn")  # a fork would share this process's memory and threads
         self.name = name
         self.connection, theirs = context.Pipe()
@@ -49,7 +49,7 @@ class Worker:
         theirs.close()
 
     def ask(self, what: str, *arguments: Any, **named: Any) -> Any:
-        """Return the answer of a function below by that name."""
+        """Call a function of `ANSWERS` in the process, e.g. `ask("translate", lines)`, and return its result."""
         try:
             self.connection.send((what, arguments, named))
             value, error = self.connection.recv()
@@ -64,11 +64,11 @@ class Worker:
         status = self.process.exitcode
         if status is not None and status < 0:
             name = signal.Signals(-status).name
-            return UserError(f"{self.name}: the system has ended its process ({name}), for want of memory perhaps")
+            return UserError(f"{self.name}: the system has ended its process ({name}), perhaps for lack of memory")
         return RuntimeError(f"{self.name}: its process has ended with status {status}")
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self.connection.close()
         self.process.kill()
         self.process.join(KILL_AFTER_SECONDS)
@@ -76,11 +76,11 @@ class Worker:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from a process that starts now: this one is interrupted, and ends the other."""
+    """Block Ctrl-C in processes that start now, since the parent is interrupted and ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # the first process begins it, and that lets Ctrl-C through again
+    resource_tracker.ensure_running()  # started by the first process otherwise, which would unblock Ctrl-C again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -90,8 +90,11 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def _script_left_alone() -> Iterator[None]:
-    """Keep a process that starts now from running the user's script again, which `spawn` does for what is defined in
-    it: a script of three lines has no `if __name__ == "__main__"`, and would start processes in its processes."""
+    """Keep processes that start now from running the user's script again.
+
+    `spawn` does so, to find definitions in the script. A short script has no `if __name__ == "__main__"`, so each
+    process would start further processes.
+    """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -101,7 +104,7 @@ def _script_left_alone() -> Iterator[None]:
 
 
 def _serve(connection: Connection, opened: Callable[[], Served]) -> None:
-    """Run in the process: open the model, and answer until nobody asks any more."""
+    """The process's main loop: open the model and answer questions until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     served: Served | None = None
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -120,12 +123,12 @@ def _serve(connection: Connection, opened: Callable[[], Served]) -> None:
 
 
 def describe(served: Served) -> tuple[dict[str, str], int]:
-    """Return the model's facts, and the bytes of its files."""
+    """Return the model's facts and the bytes of its files."""
     return served.facts, served.size
 
 
 def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
-    """Return the numbers of the lines that are too long for the model; `UserError` for the first under "error"."""
+    """Return the numbers of lines too long for the model. With overlong="error", raises UserError for the first."""
     served.translator.check_lines(lines, overlong)
     if (tokenizer := served.translator.tokenizer) is None:
         return []
@@ -134,7 +137,7 @@ def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
 
 
 def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[list[str], float, list[int] | None]:
-    """Return translations, the seconds they took, and each one's tokens by the model's own tokenizer with its end."""
+    """Return (translations, seconds, tokens of each translation including eos; None without a tokenizer)."""
     begin = time.perf_counter()
     outputs = served.translator.n_best(lines, scored=False, **options)
     seconds = time.perf_counter() - begin
@@ -144,9 +147,9 @@ def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[lis
 
 
 def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[float | None] | None:
-    """Return log p of each target given its source; None for one that is too long for the model.
+    """Return log p of each target given its source; None for pairs that are too long, and for empty sources.
 
-    It is None for all where the runtime computes no probabilities of outputs.
+    Returns None if the runtime can't compute probabilities of given outputs.
     """
     if not served.translator.has_steps:
         return None
@@ -161,7 +164,7 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
 
 
 def memory(served: Served) -> tuple[int | None, int | None]:
-    """Return the most bytes that this process has had, and its runtime's arrays, where it counts them."""
+    """Return (peak bytes of this process, peak bytes of the runtime's arrays); None where unknown."""
     return peak_memory(), None if served.array_memory is None else served.array_memory()
 
 
@@ -169,7 +172,10 @@ ANSWERS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (descr
 
 
 def peak_memory() -> int | None:
-    """Return the process's peak in bytes; None on Windows. On Linux without its parent's, which the usual count has."""
+    """Peak memory of this process in bytes; None on Windows.
+
+    Linux reads VmHWM, since ru_maxrss there includes the parent's peak.
+    """
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):

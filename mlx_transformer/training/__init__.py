@@ -1,6 +1,6 @@
-"""Training as in section 5 of the paper: loss, schedule, optimizer step, run folder, trainer.
+"""Training (section 5 of the paper): loss, learning rate schedule, optimizer step, run folder, trainer.
 
-train("multi30k", out="runs/mine", source="train.en", target="train.de", steps=500)
+>>> train("multi30k", out="runs/mine", source="train.en", target="train.de", steps=500)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The keyword arguments of `train`, for type checkers and editors: nothing imports this when it runs.
+"""The keyword arguments of `train`, for type checkers and editors; never imported at run time.
 
-They are the keys of a recipe in `options.py`; `tests/repository/test_arguments.py` holds names and types equal.
+They are the recipe keys of `options.py`. `tests/repository/test_arguments.py` checks that names and types agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .options import ObjectiveName, OptimizerName, PresetName, Schedule, VocabMo
 
 
 class TrainArguments(TypedDict, total=False):
-    """The keys of all tables of a recipe; a path may be a `Path`, a table a dictionary."""
+    """The keys of all recipe tables. A path may be a `Path`; a table such as `head` is a dictionary."""
 
     source: str | PathLike[str] | None
     target: str | PathLike[str] | None

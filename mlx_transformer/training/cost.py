@@ -1,11 +1,12 @@
-"""The floating-point operations of a step, and those that the device could do: their share is how well it is used.
+"""What a training step costs: its floating-point operations, and how to fit it into a given amount of memory.
 
-A step that fits the memory it may take.
+`Work` counts the operations of a step, `peak_speed` measures how many the device can do; their ratio is the share of
+peak FLOP/s on the dashboard.
 
-Batches are cut in parts whose gradients are summed (accumulation, nearly for nothing), and where these would be too
-small, layers are checkpointed too (for about a third more time). The loss is taken in smaller chunks where there is
-little memory. A part takes more the more tokens it has: this is measured on two small batches of the longest text, as
-MLX counts its arrays; the rest of the process (Python, the text) is not counted.
+`fit_memory` makes a step fit the recipe's `memory`. It cuts batches into parts and sums their gradients (accumulation,
+which costs almost no time). If the parts would get too small, it also checkpoints layers (about a third more time).
+With little memory the loss works in smaller chunks. Memory grows with the tokens of a part: two small batches of the
+longest rows are measured, and the rest follows linearly. Only MLX's arrays count, not Python or the text.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from .recipe import Recipe
 from .setup import Start, model_and_step
 from .step import Arithmetic
 
-GRADIENT = 3  # times the forward pass: each product has two more in its gradient
-READ_SOURCE = (".cross_attention.key_proj.", ".cross_attention.value_proj.")  # of a decoder's maps
+GRADIENT = 3  # cost of forward and backward over that of forward: a product's gradient takes two more products
+READ_SOURCE = (".cross_attention.key_proj.", ".cross_attention.value_proj.")  # decoder maps applied to source tokens
 
 
 class Work:
     """Counts the floating-point operations of a model's steps.
 
-    They are two for each weight that meets a token (Kaplan et al. 2020, section 2.1), and the products of queries, keys
-    and values. A layer that is checkpointed counts once.
+    Two for each weight that a token meets (Kaplan et al. 2020, section 2.1), plus the products of queries, keys and
+    values. Recomputing a checkpointed layer doesn't count.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -56,7 +57,7 @@ class Work:
         self.classifier = rows * columns
 
     def __call__(self, batch: TrainingBatch) -> float:
-        """Count the operations for one batch, padding included, forward and backward."""
+        """Count the operations of one batch, forward and backward, padding included."""
         targets, _, *inputs = batch.arrays(self.config.pad_id)
         stacks = {"source": self.config.has_encoder, "target": self.config.has_decoder}
         sides = [side for side, exists in stacks.items() if exists]
@@ -68,7 +69,7 @@ class Work:
         return 2.0 * GRADIENT * (products + sum(self._attention(sizes)))
 
     def _attention(self, sizes: dict[str, tuple[int, ...]]) -> Iterator[int]:
-        """Count the multiplications for the scores and weighted sums of all heads, stack by stack."""
+        """Multiplications for the scores and weighted sums of all heads, stack by stack."""
         c = self.config
         stacks = {"source": c.layers("encoder"), "target": c.layers("decoder")}
         widths = {side: sum(c.heads * (c.d_k + c.d_v) for c in layers) for side, layers in stacks.items()}
@@ -82,7 +83,7 @@ class Work:
 
 
 def peak_speed(arithmetic: Arithmetic) -> float:
-    """Measure the operations a second that the device can do: the best of a few products of large square matrices."""
+    """Measure the device's operations per second: the best of a few products of large square matrices."""
     size = 512 if device_kind() == "cpu" else 4096
     streams = cpu_streams()
     best = 0.0
@@ -95,22 +96,22 @@ def peak_speed(arithmetic: Arithmetic) -> float:
     return best
 
 
-SMALLEST_PART = 1024  # tokens: below, products are too small to be fast
-MEASURED = 512  # tokens at least, of the smaller batch
-SPARE = 0.1  # share of the memory: other shapes come, and freed arrays are kept
+SMALLEST_PART = 1024  # tokens; products of fewer are too small to be fast
+MEASURED = 512  # tokens: the smaller of the two measured batches has at least as many
+SPARE = 0.1  # share of the memory that stays free: later batches have other shapes, and MLX keeps freed arrays
 
 MakeBatches = Callable[[Recipe], BatchesByEpoch]
 
 
 @dataclass(frozen=True)
 class Need:
-    """The bytes that a part of a step takes, by its tokens; none has fewer than `least`."""
+    """`need(tokens)`: bytes for a part of a step with so many tokens. No part has fewer than `least` tokens."""
 
     fixed: float
     per_token: float
     vocabulary: int
     chunk: int
-    """The logits of the loss's largest chunk, if each takes `BYTES_PER_LOGIT`."""
+    """Logits in the largest chunk of the loss, if each takes `BYTES_PER_LOGIT`."""
     per_logit: int
     least: int
 
@@ -119,15 +120,16 @@ class Need:
         return self.fixed + self.per_token * tokens + logits
 
     def parts(self, tokens: int, room: float, smallest: int) -> int:
-        """Return the number of parts of which none takes more than `room` bytes; 0: they would be too small."""
+        """The smallest number of parts that each fit into `room` bytes; 0 if they would be smaller than `smallest`."""
         most = max(1, tokens // max(self.least, smallest))
         return next((parts for parts in range(1, most + 1) if self(tokens / parts) <= room), 0)
 
 
 def fit_memory(recipe: Recipe, start: Start, text: EncodedText, group: Group) -> tuple[Recipe, str]:
-    """Return the recipe with `accumulate`, `gradient_checkpointing` and `batch_tokens` that fit its `memory`.
+    """Return the recipe with `accumulate`, `gradient_checkpointing` and `batch_tokens` set to fit its `memory`, and a
+    line that tells the user, e.g. "memory: 4 x 2,048 target tokens a step; about 5.1 of 6 GB".
 
-    With it goes a line that says so. A step has as many tokens as before. `UserError` if nothing fits.
+    A step keeps its number of tokens. Raises UserError if nothing fits.
     """
     options, limit = recipe.training, float(recipe.training.memory or 0) * 1e9
     make = partial(text.batches, seed=options.seed, grow=True)
@@ -156,13 +158,13 @@ def fit_memory(recipe: Recipe, start: Start, text: EncodedText, group: Group) ->
 
 
 def cache_limit(options: TrainingOptions) -> float | None:
-    """Return the bytes of freed arrays that may be kept, so that with those in use they fit `memory`."""
+    """Bytes of freed arrays that MLX may keep, so that they fit `memory` together with the arrays in use."""
     return None if options.memory is None else SPARE * options.memory * 1e9
 
 
 def _measured(recipe: Recipe, start: Start, make: MakeBatches, checkpointing: bool) -> Need:
     options = replace(recipe.training, gradient_checkpointing=checkpointing)
-    gc.collect()  # else what was left over might go while this is measured
+    gc.collect()  # or old arrays might be freed during the measurement
     others = mx.get_active_memory()
     few_logits = 64 * start.config.vocab_size  # a few rows at a time; the largest chunk is added below
     _, step = model_and_step(start, options, streams=cpu_streams(), max_logits=few_logits)
@@ -172,10 +174,10 @@ def _measured(recipe: Recipe, start: Start, make: MakeBatches, checkpointing: bo
 
     def peak(batches: BatchesByEpoch) -> int:
         batch = max(batches.batches(0), key=lambda each: sum(a.size for a in each.arrays(0) if a is not None))
-        for _ in range(2):  # the first makes the optimizer's moments
+        for _ in range(2):  # the first step creates the optimizer's moments
             mx.clear_cache()
             mx.reset_peak_memory()
-            step.evaluate(*step([batch, batch], 1e-9))  # with the sum of two parts' gradients
+            step.evaluate(*step([batch, batch], 1e-9))  # two batches, to measure the sum of gradients too
         return mx.get_peak_memory() - others
 
     least = batches_of(1).batch_tokens

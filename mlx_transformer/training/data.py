@@ -1,4 +1,4 @@
-"""The text of a run: a recipe's training and validation text, its tokenizer and its batches."""
+"""Load a recipe's training and validation text, train its tokenizer, and cut the text into batches."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class RunData:
     train: RunText
     valid: RunText
     held_out: ParallelText | None
-    """The test phrases of the built-in corpus; None for files."""
+    """Test pairs of a built-in parallel corpus; None for files."""
     dropped: int
-    """The number of training pairs left out because a side was empty, or of empty documents."""
+    """Training pairs left out because a side was empty, or empty documents left out."""
 
     @property
     def record(self) -> dict[str, Any]:
-        """The counts and SHA-256 digests, for run.json."""
+        """Counts and SHA-256 digests for run.json."""
         parts = {"train": self.train, "valid": self.valid}
         return {name: {noun(part): len(part), **part.digests} for name, part in parts.items()}
 
 
 def load_data(recipe: Recipe) -> RunData:
-    """Build the corpus or read the files of a recipe.
+    """Build the recipe's built-in corpus, or read its files.
 
-    Without validation files, one pair in a hundred (at most 1000) is set aside for validation, chosen by the seed.
+    Without validation files, the seed chooses one pair or text in a hundred (at most 1000) for validation.
     """
     options, seed = recipe.data, recipe.training.seed
     if recipe.objective.reads != "pairs":
@@ -76,7 +76,7 @@ def _files(options: DataOptions | CorpusOptions, prefix: str = "") -> PairFiles:
 
 
 def _plain(recipe: Recipe, seed: int) -> RunData:
-    """Read text that is all in memory, whose validation part may be set aside."""
+    """Load documents, labelled text or contrastive pairs, which are all held in memory."""
     options = recipe.data
     if options.corpus is not None:
         return RunData(*built_in.documents(options.corpus, seed), None, 0)
@@ -101,8 +101,8 @@ def _plain(recipe: Recipe, seed: int) -> RunData:
 
 
 def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
-    """Learn one joint vocabulary of both languages (section 5.1), one of each, or one of all documents; or load the
-    one that the recipe names."""
+    """Train the vocabulary: one for both languages (section 5.1), one for each, or one for all documents. If the recipe
+    names a `tokenizer`, load that instead."""
     options, text = recipe.data, data.train
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
@@ -117,15 +117,15 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
 
 
 def noun(text: RunText) -> str:
-    """Say what the text consists of."""
+    """Name the unit of the text: "documents", "texts" or "pairs"."""
     return {Documents: "documents", Labelled: "texts"}.get(type(text), "pairs")
 
 
 class EncodedText:
-    """Text as ids, from which batches are cut as often as asked.
+    """Text encoded as token ids once, from which `batches` cuts batches for the recipe's objective.
 
-    Batches have a token budget and hold what the recipe's objective learns; those of pairs have few shapes or tight
-    ones, as the device likes them. `name` is the text's in errors.
+    On a device that compiles for each shape, batches of pairs have few shapes; elsewhere they have little padding.
+    `name`: the text's name in errors, e.g. "validation text".
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class EncodedText:
     def batches(self, recipe: Recipe, seed: int, grow: bool = False) -> BatchesByEpoch[Any]:
         """Cut the text into batches.
 
-        `UserError` when the text has no pair that fits `max_length`, or one that doesn't fit the recipe's batch (with
-        `grow` the batch is made to fit).
+        Raises UserError if no pair fits `max_length`, or if `batch_tokens` is too small for the longest rows; with
+        `grow` the batch grows to fit them.
         """
         common = {"batch_tokens": recipe.data.batch_tokens, "grow": grow, "seed": seed}
         common |= {"pad_id": self.how.tokenizer.pad_id, "bos_id": self.how.tokenizer.bos_id}

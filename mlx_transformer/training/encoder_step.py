@@ -1,37 +1,33 @@
-"""The vectors of texts as training computes them: `core/text_embedding.py` in MLX, float32, with a gradient.
+"""Training steps of encoders: classification, distillation and contrastive learning.
 
-Shapes: B texts, L positions, D model, W numbers of a vector.
+Shapes: B rows (or pairs), N texts of a batch, L tokens, D model, C classes, W numbers of a text's vector.
 
-Steps of encoders whose head has classes, and of those that learn another encoder's vectors. Each row's loss is its
-own, so that a batch is split as one of translations is; only the loss differs.
-
-Shapes: B rows, L tokens, C classes, W numbers of a vector. A target of -1 is learned nothing of.
+`HeadStep` learns labels and `VectorStep` another encoder's vectors. A row's loss doesn't depend on the other rows, so
+a batch is split over streams as in translation. Targets of -1 are ignored. The losses:
 
     classes, token classes    the label-smoothed cross entropy of `loss.py`
-    several classes, scores   binary cross entropy, its mean over the classes
-    spans                     the cross entropies of the first and the last token among a row's tokens, their mean
-    vectors                   the squared distance; of unit vectors twice what their cosine lacks to 1
+    several classes, scores   binary cross entropy, averaged over the classes
+    spans                     cross entropy of the answer's first and last token over the row's tokens, averaged
+    vectors                   the squared distance; for unit vectors this is 2 (1 - cosine)
 
-The step of contrastive learning: texts that belong together get vectors that are near, those of a batch that don't
-get vectors that are far apart.
+`ContrastiveStep` pulls the vectors of matching texts together and pushes those of other texts in the batch apart:
 
     L = 1/B sum_i [ logsumexp_j(s_ij) - s_ii ],   s_ij = cos(a_i, c_j) / temperature
 
-a_i are the vectors of B sources, c_j those of all candidates: the B targets, then the negatives of a third column, if
-there is one (InfoNCE: van den Oord et al. 2018, equation 4; in-batch negatives: Henderson et al. 2017, section 4.4).
-`symmetric`: the mean of that and of the same with sources and targets exchanged. A candidate whose text equals the
-right one is no negative. Where the model's settings compare by "dot", so does this.
+a_i are the vectors of B sources, c_j those of all candidates: the B targets, then the hard negatives if the text has
+any (InfoNCE: van den Oord et al. 2018, equation 4; in-batch negatives: Henderson et al. 2017, section 4.4).
+`symmetric` adds the same loss with sources and targets swapped, and takes the mean. A candidate with the same text as
+the right target is not a negative. If the model compares vectors by "dot", s_ij is a dot product too.
 
-No row's loss is its own, so that a batch can't be cut into parts whose gradients are summed. Its memory can: cached
-gradients (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", section 3) are
+Here the loss of a row depends on all others, so gradients of parts of a batch can't simply be summed. Cached gradients
+save the memory instead (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+section 3):
 
-    1. all vectors, some texts at a time, without a gradient
-    2. the gradient of the loss by the vectors, G
-    3. some texts at a time again, the gradient of sum(vectors * G), added up
+    1. compute all vectors, a chunk of texts at a time, without a gradient
+    2. compute G, the gradient of the loss with respect to the vectors
+    3. chunk by chunk again, add up the gradients of sum(vectors * G)
 
-which is the gradient itself, in the memory of a few texts. Dropout draws in 3 what it drew in 1.
-
-Shapes: N texts of a batch, B pairs, W numbers of a vector, L positions.
+The result is the exact gradient, in the memory of one chunk. Dropout draws the same masks in 3 as in 1.
 """
 
 from __future__ import annotations
@@ -57,10 +53,13 @@ from .step import Gradients, Input, TrainStep
 
 
 def text_vectors(embedding: TextEmbedding, memory: mx.array, counted: mx.array) -> mx.array:
-    """Return (B, W) of an encoder's output (B, L, D), pooled where `counted` (B, L) is True. Dense layers are as the
-    settings have them, and have no gradient of their own."""
+    """Pool an encoder's output (B, L, D) over the tokens where `counted` (B, L) is True, to vectors (B, W).
+
+    `core/text_embedding.py` in MLX, in float32, differentiable. The dense layers of `embedding` are applied but not
+    trained.
+    """
     memory = memory.astype(mx.float32)
-    x = mx.concatenate([_pooled(memory, counted, way) for way in embedding.pooling], axis=-1)
+    x = mx.concatenate([_pooled(memory, counted, way) for way in embedding.pooling], axis=-1)  # (B, D per pooling)
     for i, layer in enumerate(embedding.dense):
         x = x @ mx.array(embedding.weights[f"dense.{i}.weight"]).T
         x = x + mx.array(embedding.weights[f"dense.{i}.bias"]) if layer.bias else x
@@ -69,13 +68,13 @@ def text_vectors(embedding: TextEmbedding, memory: mx.array, counted: mx.array) 
 
 
 def unit(x: mx.array) -> mx.array:
-    """Return (..., W) of length 1."""
+    """Scale vectors (..., W) to length 1."""
     squares = mx.sum(mx.square(x), axis=-1, keepdims=True)
     return x * mx.rsqrt(mx.maximum(squares, SMALLEST_NORM**2))
 
 
 def _pooled(memory: mx.array, counted: mx.array, way: str) -> mx.array:
-    """Return (B, L, D) -> (B, D) by one way of pooling, whose names `core/pooling.py` explains."""
+    """Pool (B, L, D) to (B, D) in one of the ways of `Pooling` in `core/heads.py`, e.g. "mean"."""
     real = counted.astype(mx.float32)
     if way == "max":
         largest = mx.max(mx.where(counted[..., None], memory, -mx.inf), axis=1)
@@ -91,16 +90,16 @@ def _pooled(memory: mx.array, counted: mx.array, way: str) -> mx.array:
         weights = weights / mx.maximum(mx.sum(weights, axis=1, keepdims=True), 1)
     else:
         weights = real / mx.maximum(count if way == "mean" else mx.sqrt(count), 1)
-    return (weights[:, None] @ memory)[:, 0]
+    return (weights[:, None] @ memory)[:, 0]  # (B, L) @ (B, L, D) -> (B, D)
 
 
 NOTHING = -1
 HIDDEN = -1e30
-"""The logit of padding; minus infinity would have no gradient in a row of padding alone."""
+"""The logit of padding; minus infinity would give NaN gradients in a row of nothing but padding."""
 
 
 class HeadStep(TrainStep):
-    """Learns the labels of texts or tokens. The second number of `losses` counts those that are right."""
+    """Learns the labels of texts or tokens. `losses` returns the loss and the number of right labels."""
 
     second = "accuracy"
 
@@ -116,10 +115,10 @@ class HeadStep(TrainStep):
         if head.kind == "spans":
             logits = mx.where(mask[..., None], logits, HIDDEN)  # type: ignore[index]
             places = mx.maximum(targets, 0)
-            picked_logits = mx.take_along_axis(logits, places[:, None], axis=1)[:, 0]
-            loss = mx.mean(mx.logsumexp(logits, axis=1) - picked_logits, axis=-1)
+            picked_logits = mx.take_along_axis(logits, places[:, None], axis=1)[:, 0]  # (B, L, 2) -> (B, 2)
+            loss = mx.mean(mx.logsumexp(logits, axis=1) - picked_logits, axis=-1)  # (B,)
             return self._with(function, _learned(loss, targets), lambda: mx.argmax(logits, axis=1), targets)
-        loss = mx.mean(mx.logaddexp(0.0, logits) - targets * logits, axis=-1)
+        loss = mx.mean(mx.logaddexp(0.0, logits) - targets * logits, axis=-1)  # (B, C) -> (B,)
         return self._with(
             function, _learned(loss, targets), lambda: logits > 0, mx.where(targets < 0, targets, targets > 0.5)
         )
@@ -127,7 +126,7 @@ class HeadStep(TrainStep):
     def _with(
         self, function: Callable[..., Any], loss: mx.array, outputs: Callable[[], mx.array], targets: mx.array
     ) -> Any:
-        """Return the loss, and where not only that is wanted how many targets were found."""
+        """Return the loss in training, (loss, number of right targets) in validation."""
         if function is label_smoothed_loss:
             return loss
         right = outputs() == targets
@@ -137,12 +136,12 @@ class HeadStep(TrainStep):
 
 
 def _learned(loss: mx.array, targets: mx.array) -> mx.array:
-    """Return the sum of the loss (B,) over rows that have targets (B, C)."""
+    """Sum the loss (B,) over the rows that have targets (B, C)."""
     return mx.sum(mx.where(targets[:, 0] == NOTHING, 0, loss))
 
 
 class VectorStep(TrainStep):
-    """Learns vectors. The second number of `losses` is the sum of cosines with them."""
+    """Learns another encoder's vectors. `losses` returns the loss and the sum of the cosines with them."""
 
     second = "cosine"
 
@@ -151,8 +150,8 @@ class VectorStep(TrainStep):
         embedding = self.model.text_embedding
         assert embedding is not None
         assert mask is not None
-        vectors = text_vectors(embedding, self.model.encode(ids, mask), mask)
-        there = mx.any(mask, axis=1)
+        vectors = text_vectors(embedding, self.model.encode(ids, mask), mask)  # (B, W)
+        there = mx.any(mask, axis=1)  # (B,): not a row of padding
         loss = mx.sum(mx.where(there, mx.sum(mx.square(vectors - targets), axis=-1), 0))
         if function is label_smoothed_loss:
             return loss
@@ -160,20 +159,21 @@ class VectorStep(TrainStep):
 
 
 SMALLEST = 16
-"""Texts of a part where all are computed together: each part is only as wide as its longest text."""
+"""Fewest texts of a part without `chunk`. Parts are padded to their own longest text only, so several cost less."""
 WIDTHS = 8
-"""Widths of parts, at most, on a device that compiles for each."""
+"""Most widths of parts on a device that compiles for each shape."""
 
 
 def contrastive_loss(
     vectors: mx.array, numbers: mx.array, temperature: float, symmetric: bool = False
 ) -> tuple[mx.array, mx.array]:
-    """Return (the sum of the loss over the pairs, how many sources have their target as the nearest candidate).
+    """Return (the loss summed over the pairs, the number of sources whose nearest candidate is their target).
 
-    vectors (C B, W): B sources, as many targets, perhaps as many negatives; numbers (C, B): equal for equal texts.
+    vectors (2 B, W) or (3 B, W): B sources, B targets, then perhaps B negatives. numbers (2, B) or (3, B): equal for
+    equal texts.
     """
     pairs = numbers.shape[1]
-    scores = vectors[:pairs] @ vectors[pairs:].T / temperature
+    scores = vectors[:pairs] @ vectors[pairs:].T / temperature  # (B, B) or (B, 2 B)
     loss = _not_ranked_first(scores, numbers[1], numbers[1:].reshape(-1))
     first = mx.sum(mx.max(scores, axis=1) == mx.diagonal(scores)).astype(mx.float32)
     if symmetric:
@@ -182,15 +182,16 @@ def contrastive_loss(
 
 
 def _not_ranked_first(scores: mx.array, right: mx.array, candidates: mx.array) -> mx.array:
-    """Return the sum of logsumexp - s_ii over the rows of scores (B, C), with the numbers of the right texts (B,) and
-    of all candidates (C,)."""
+    """Sum logsumexp_j(s_ij) - s_ii over the rows of scores (B, C). right (B,) and candidates (C,): numbers of the right
+    texts and of all candidates; candidates equal to the right text are left out."""
     own = mx.arange(scores.shape[0])[:, None] == mx.arange(scores.shape[1])
     equal = (right[:, None] == candidates) & ~own
     return mx.sum(mx.logsumexp(mx.where(equal, -mx.inf, scores), axis=1) - mx.diagonal(scores))
 
 
 class ContrastiveStep(TrainStep):
-    """`chunk`: so many texts are computed at a time, with cached gradients; None: all together."""
+    """Contrastive learning. `chunk`: the number of texts computed at a time, with cached gradients; None: all of a
+    batch at once."""
 
     second = "accuracy"
 
@@ -211,8 +212,11 @@ class ContrastiveStep(TrainStep):
         return self._compared(mx.concatenate(vectors)[order], numbers)
 
     def _inputs(self, batch: Any) -> list[Any]:
-        """Return the numbers of the texts, where the vector of each is among those of all parts, and of each part its
-        ids (n, L) and where its tokens are. Parts are cut by length, but of equal widths on a device that compiles."""
+        """Cut a batch into parts of similar length; on a device that compiles, all parts have the same width.
+
+        Returns [numbers of the texts (2 or 3, B), for each text the index of its vector among all parts' vectors (N,),
+        ids (n, L) and token mask (n, L) of the first part, ids and mask of the second, ...]. A mask may be None.
+        """
         assert isinstance(batch, MatchBatch)
         lengths, few = np.array([len(row) for row in batch.rows]), tuning().few_shapes
         order = np.arange(len(lengths)) if few else np.argsort(-lengths, kind="stable")
@@ -229,7 +233,7 @@ class ContrastiveStep(TrainStep):
         return [mx.array(batch.numbers), mx.array(np.argsort(order)), *parts]
 
     def _gradients(self, tokens: mx.array, *inputs: Any) -> tuple[mx.array, Gradients]:
-        """As that of all steps, of a whole batch."""
+        """As in `TrainStep`, but always for a whole batch."""
         numbers, order, *parts = inputs
         everything, trained, count = self.model.parameters(), self.model.trainable_parameters(), len(parts) // 2
         keys = mx.random.split(drawn_key(), count)
@@ -257,7 +261,8 @@ class ContrastiveStep(TrainStep):
     def _cached(
         self, vectors: Callable[..., mx.array], mean_loss: Callable[..., Any], trained: Any, count: int
     ) -> tuple[mx.array, Gradients]:
-        """Return the loss and its gradient, chunk after chunk on each stream: one waits for what the last left."""
+        """Return (loss, gradient) by cached gradients. On each stream a chunk waits for the one before, so that only
+        one chunk a stream is in memory."""
         lanes = max(1, len(self.streams))
         parts_made: list[mx.array] = []
         for i in range(count):
@@ -282,7 +287,7 @@ class ContrastiveStep(TrainStep):
         return loss, tree_map(spread(lambda *g: sum(g[1:], start=g[0]), self.streams), *sums)
 
     def _vectors(self, parts: list[Any], i: int, after: Any = ()) -> mx.array:
-        """Return the vectors (n, W) of a part, computed when `after` has been."""
+        """Compute the vectors (n, W) of part i, after the arrays `after`."""
         ids, mask = parts[2 * i : 2 * i + 2]
         embedding = self.model.text_embedding
         assert embedding is not None
@@ -297,5 +302,5 @@ class ContrastiveStep(TrainStep):
         return contrastive_loss(vectors, numbers, self.temperature, self.symmetric)
 
     def _lane(self, i: int) -> AbstractContextManager[Any]:
-        """Return the stream of the i-th part."""
+        """The stream of part i."""
         return mx.stream(self.streams[i % len(self.streams)]) if self.streams else nullcontext()

@@ -1,7 +1,7 @@
-"""The processes that train one model together, each on its share of every step's batches (data parallelism).
+"""Data parallelism: several processes train one model, each on its share of every step's batches.
 
-Rank 0 alone reads and writes the run's folder. It sends the others what they need of it (where the run stands, the
-weights, the seconds of the clock, that it is to end), bit for bit, so that all do the same.
+Only rank 0 reads and writes the run's folder. It broadcasts counters, weights, clock and stop signals bit for bit, so
+all processes take the same steps.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from mlx_transformer.system.early import HANGUP
 from mlx_transformer.system.errors import UserError, error_line
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
-"""Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""
+"""Environment variable set by `mlx-transformer launch`: the MLX backend that connects the processes."""
 LAUNCHER = "MLX_TRANSFORMER_LAUNCHER"
-"""Set by it where it stays: its process, which may be gone before the others have imported this."""
+"""Set by `launch` if it keeps running: its process id. `os.getppid()` may be too late, since the launcher may be gone
+before the others have imported this module."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])}
 LOST = ("peer", "socket", "connection", "mpi", "nccl", "jaccl")
-"""Words in the errors of MLX when another process is gone."""
+"""Words in MLX's errors when another process is gone."""
 
 
 class Group:
-    """`size` processes, of which this one is `rank`."""
+    """A group of `size` processes; this process is number `rank`."""
 
     def __init__(self, group: mx.distributed.Group | None = None):
         self._group = group
@@ -45,11 +46,11 @@ class Group:
         return self.rank == 0
 
     def mean(self, gradients: Any) -> Any:
-        """Average a tree of float32 arrays over the processes, sent in parts of 32 MiB; lazy."""
+        """Average a tree of float32 arrays over the processes, sent in parts of 32 MiB. Lazy."""
         return gradients if self._group is None else nn.average_gradients(gradients, self._group)
 
     def largest(self, number: int) -> int:
-        """Return the largest of the processes' numbers (below 2^31), once all of them have agreed on it."""
+        """The largest of the processes' numbers (below 2^31). Waits until all processes have called it."""
         if self._group is None:
             return number
         return int(np.array(mx.distributed.all_max(mx.array(number, mx.int32), group=self._group)))
@@ -74,14 +75,14 @@ class Group:
         return tree_unflatten(received)
 
     def dropout_seed(self, seed: int, step: int) -> int:
-        """Return a seed for this step and this process: a resumed run draws the same."""
+        """The seed of a step's dropout, different in each process; a resumed run draws the same masks."""
         if self.leads:
             return (seed << 32) | step
         return int(np.random.SeedSequence((seed, step, self.rank)).generate_state(1, np.uint64)[0])
 
     @contextmanager
     def translating_errors(self) -> Iterator[None]:
-        """Turn MLX's error about a process that is gone into a `UserError`."""
+        """Turn MLX's error about a lost process into a `UserError`."""
         try:
             yield
         except RuntimeError as error:
@@ -97,7 +98,7 @@ ALONE = Group()
 
 
 def _end_with_launcher() -> None:
-    """Send this process SIGTERM, so that it saves and ends, when the one that started it is gone: nobody else would."""
+    """Send this process SIGTERM once its launcher is gone, so that it saves and ends; nobody else would stop it."""
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
 
     def watch() -> None:
@@ -109,17 +110,17 @@ def _end_with_launcher() -> None:
 
 
 def joined() -> Group:
-    """Join the group in which `launch` started this process, if it did. `UserError` if it can't be joined."""
+    """Join the group in which `launch` started this process; `ALONE` if it didn't. Raises UserError if that fails."""
     backend = os.environ.get(VARIABLE, "")
     if not backend:
         return ALONE
     _end_with_launcher()
-    # MLX's threads inherit what is blocked now: a signal that came to one of them amid a message would cut it
-    # short, and the others would wait for the rest for ever.
+    # MLX's threads inherit the signals blocked here. Otherwise a signal could interrupt a thread in the middle of a
+    # message, and the other processes would wait for the rest forever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if hasattr(signal, "pthread_sigmask") else None
     try:
         group = Group(mx.distributed.init(strict=True, backend=backend))
-        group.largest(0)  # now they are there
+        group.largest(0)  # waits until all processes are there
         return group
     except (RuntimeError, ValueError) as error:
         raise UserError(

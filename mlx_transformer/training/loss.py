@@ -1,18 +1,18 @@
 """Label-smoothed cross entropy (section 5.4; Szegedy et al. 2015), fused with the classifier.
 
-N target positions (B*T flattened), V vocabulary, D model. The classifier's three steps (`nn/classifier.py`) are in it:
-h = before(hidden), u = h W^T + b and the logits z = after(u), so that an option of logits needs no line here. With
-smoothing e and lse = logsumexp(z):
+N target positions (B*T flattened), V vocabulary, D model. The loss runs the classifier's three steps itself
+(`nn/classifier.py`): h = before(hidden), u = h W^T + b and the logits z = after(u). A new option of logits therefore
+needs no change here. With smoothing e and lse = logsumexp(z):
 
     nll_i = lse_i - (1 - e) z_i[y_i] - e mean_v z_i[v]
 
-No one-hot matrix is built and each logit is exponentiated once: the backward pass reuses the softmax of the forward
-pass, which is what costs time on CPUs. dz = softmax(z) - (1 - e) onehot(y) - e/V, of which only the softmax is ever
-(N, V). Where `after` changes something, du = dz after'(u), and the derivative after'(u) is kept too.
+No one-hot matrix is built. The backward pass reuses the exponentials of the forward pass, since they are the expensive
+part on CPUs. dz = softmax(z) - (1 - e) onehot(y) - e/V, and only the softmax is ever stored as (N, V). If `after`
+changes the logits, du = dz after'(u), and the derivative after'(u) is stored too.
 
-Many positions times a large vocabulary don't fit (25,000 times 37,000: 3.7 GB, three times over). They are taken in
-chunks of rows, one after another, and each leaves its part of the gradient, which is known but for a factor when the
-loss is computed. This costs no product more.
+Many positions times a large vocabulary don't fit into memory: 25,000 times 37,000 logits are 3.7 GB, three times over.
+So rows are processed in chunks, one after another. Each chunk computes its gradient together with its loss, up to a
+factor that backward supplies. That takes no extra matrix product.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from mlx_transformer.device import tuning
 from mlx_transformer.nn.classifier import Classifier
 
 After = Callable[[mx.array], mx.array]
-"""`Classifier.after`: changes each product by itself."""
+"""`Classifier.after`, an elementwise function of the products u."""
 MAX_LOGITS = 1 << 26
-"""The most logits of one chunk: 256 MiB in float32."""
+"""Most logits in a chunk: 256 MiB in float32."""
 BYTES_PER_LOGIT = 16
-"""The memory of a chunk: logits, their exponentials, the softmax and its gradient."""
+"""Memory of a chunk per logit: the logit, its exponential, the softmax and its gradient."""
 BYTES_PER_CHANGED_LOGIT = 32
-"""The same where `Classifier.after` changes logits: its steps and its derivative are kept too."""
+"""The same if `Classifier.after` changes logits: its intermediate values and its derivative are stored too."""
 CHUNK_SHARE = 1 / 8
-"""The share of a step's memory that a chunk may take."""
+"""Share of a step's memory that a chunk may take."""
 
 
 def logits_within(memory: float | None) -> int:
-    """Return the most logits of a chunk where a step may take `memory` GB; None: as much as it likes."""
+    """Most logits in a chunk if a step may take `memory` GB; None: unlimited, so `MAX_LOGITS`."""
     return MAX_LOGITS if memory is None else min(MAX_LOGITS, int(memory * 1e9 * CHUNK_SHARE / BYTES_PER_LOGIT))
 
 
@@ -54,10 +54,10 @@ def label_smoothed_loss(
     pad_id: int,
     max_logits: int | None = None,
 ) -> mx.array:
-    """Sum nll over the positions whose target is not `pad_id`; a scalar in nats, float32.
+    """Sum nll over the positions whose target is not `pad_id`; a float32 scalar in nats.
 
-    hidden (..., D), targets (...) of ids. Divide by the number of target tokens for the mean; a batch of only padding
-    gives 0. `max_logits`: the most of one chunk; None: `MAX_LOGITS`.
+    hidden (..., D), target ids (...). Divide by the number of target tokens for the mean; a batch of only padding
+    gives 0. `max_logits`: most logits in a chunk; None: `MAX_LOGITS`.
     """
     h, targets, counted = _flat(classifier.before(hidden), targets, pad_id)
     weights = classifier.weights
@@ -76,9 +76,9 @@ def losses(
     pad_id: int,
     max_logits: int | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Return (`label_smoothed_loss`, the same without smoothing, whose mean is the logarithm of perplexity).
+    """Return (`label_smoothed_loss`, the same without smoothing), without gradients, for validation.
 
-    Neither has a gradient.
+    The mean of the second is the logarithm of the perplexity.
     """
     h, targets, counted = _flat(classifier.before(hidden), targets, pad_id)
     smoothed = plain = mx.array(0.0)
@@ -96,20 +96,23 @@ def losses(
 
 
 def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Return (hidden (N, D), targets (N,), 1 where a target counts). Others become 0: padding may have no row."""
+    """Return (hidden (N, D), targets (N,), counted (N,): 1 for targets other than pad_id, else 0).
+
+    Padding targets become 0, since the classifier may have no row for pad_id.
+    """
     targets = targets.reshape(-1)
     counted = targets != pad_id
     return hidden.reshape(-1, hidden.shape[-1]), mx.where(counted, targets, 0), counted.astype(mx.float32)
 
 
 def _rows(weight: mx.array, after: After, max_logits: int | None) -> int:
-    """The rows of one chunk: fewer where a logit takes more memory."""
+    """Rows in a chunk; fewer if a logit takes more memory."""
     most = MAX_LOGITS if max_logits is None else max_logits
     return max(1, most * BYTES_PER_LOGIT // bytes_per_logit(after) // weight.shape[0])
 
 
 def _product(h: mx.array, W: mx.array, *bias: mx.array) -> mx.array:
-    """h W^T + b (N, V), summed in the type of h, then float32."""
+    """h W^T + b (N, V), computed in h's type and returned as float32."""
     u = h @ W.T
     for b in bias:
         u = u + b
@@ -122,8 +125,10 @@ def _changes_nothing(after: After) -> bool:
 
 
 def _in_chunks(function: Callable[..., tuple[mx.array, ...]], rows: int) -> Callable[..., tuple[mx.array, ...]]:
-    """Return a function as `_function`'s, (h, y, counted, W, b) -> (sum of nll, dh, dW, db), that never takes more than
-    `rows` rows at a time."""
+    """Wrap the function of `_function` so that it works on `rows` rows at a time.
+
+    Returns (h, y, counted, W, b) -> (sum of nll, dh, dW, db).
+    """
 
     @mx.custom_function
     def loss(h, y, counted, *weights):
@@ -131,7 +136,7 @@ def _in_chunks(function: Callable[..., tuple[mx.array, ...]], rows: int) -> Call
         total, dh, sums = mx.array(0.0), [], [mx.zeros(weight.shape) for weight in weights]
         for start in range(0, len(y), rows):
             part = slice(start, start + rows)
-            # The next chunk begins when nothing of this one is left but its gradients.
+            # The next chunk waits until only this chunk's gradients are left in memory.
             (inputs,) = mx.depends([h[part]], [total, *sums, *dh[-1:]])
             nll, (part_dh, *gradients) = loss_of_rows(inputs, y[part], counted[part], *weights)
             total, sums = total + nll, [sum + gradient for sum, gradient in zip(sums, gradients, strict=True)]
@@ -147,9 +152,12 @@ def _in_chunks(function: Callable[..., tuple[mx.array, ...]], rows: int) -> Call
 
 
 def _function(smoothing: float, after: After) -> Callable[..., tuple[mx.array, ...]]:
-    """Return the loss for one smoothing as an `mx.custom_function`: (h, y, counted, W, b) -> (sum of nll, and for the
-    gradient exponentials (N, V), 1 / their sums (N, 1), and the sum of W's rows (D,) or after'(u) (N, V)). It takes no
-    b where the classifier has none. Each pass over all logits counts on a CPU, so there are few."""
+    """The loss as an `mx.custom_function`: (h, y, counted, W, b) -> (sum of nll, exponentials (N, V), 1 / their sums
+    (N, 1), more). There is no b if the classifier has none.
+
+    All outputs but the first are for the gradient; `more` is the sum of W's rows (D,), or after'(u) (N, V). There are
+    few passes over all logits, since each costs time on a CPU.
+    """
     linear = _changes_nothing(after)
 
     @mx.custom_function
@@ -168,7 +176,7 @@ def _function(smoothing: float, after: After) -> Callable[..., tuple[mx.array, .
         total = mx.sum(e, axis=-1, keepdims=True)
         lse = (top + mx.log(total))[:, 0]  # (N,)
         picked = mx.take_along_axis(z, y[:, None], axis=-1)[:, 0]
-        nll = lse - (1 - smoothing) * picked - smoothing * mean
+        nll = lse - (1 - smoothing) * picked - smoothing * mean  # (N,)
         return mx.sum(nll * counted), e, 1 / total, more
 
     @loss.vjp
@@ -182,11 +190,11 @@ def _function(smoothing: float, after: After) -> Callable[..., tuple[mx.array, .
             p = (p - rest) * outputs[3]
             hit = hit * mx.take_along_axis(outputs[3], y[:, None], axis=-1)
         low = p.astype(h.dtype)
-        # Products add up in float32 by themselves; sums and scatters would add up in their terms' type.
-        dh = (low @ W).astype(mx.float32) - hit * W[y]
-        dW = (low.T @ h).astype(mx.float32).at[y].add(-hit * h)
+        # Matrix products accumulate in float32 anyway; sums and scatters would accumulate in their terms' type.
+        dh = (low @ W).astype(mx.float32) - hit * W[y]  # (N, D)
+        dW = (low.T @ h).astype(mx.float32).at[y].add(-hit * h)  # (V, D)
         db = [mx.sum(p, axis=0).at[y].add(-hit[:, 0]) for _ in bias]
-        if linear:  # the even part, the same for all v, which p lacks
+        if linear:  # the smoothing term -e/V, the same for all v, which p lacks
             dh, dW, db = dh - rest * outputs[3], dW - mx.sum(rest * h, axis=0), [d - mx.sum(rest) for d in db]
         gradients = [dW.astype(W.dtype), *(d.astype(b.dtype) for d, b in zip(db, bias, strict=True))]
         return dh.astype(h.dtype), mx.zeros_like(y), mx.zeros_like(counted), *gradients
@@ -195,11 +203,11 @@ def _function(smoothing: float, after: After) -> Callable[..., tuple[mx.array, .
 
 
 def _nll(z: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
-    """Return (logsumexp(z) - z[target], z[target]), (N,) each."""
+    """Return (logsumexp(z) - z[target], z[target]), each (N,), for logits z (N, V)."""
     picked = mx.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
-    fused = getattr(mx.fast, "cross_entropy", None)  # MLX 0.31 has none
+    fused = getattr(mx.fast, "cross_entropy", None)  # missing in MLX 0.31
     if fused is not None and not tuning().exp_as_power:
-        return fused(z, targets), picked  # a GPU reads the logits once; a CPU takes 1.8 times as long with it
+        return fused(z, targets), picked  # on a GPU it reads the logits once; on a CPU it takes 1.8 times as long
     top = mx.max(z, axis=-1, keepdims=True)
     lse = (top + mx.log(mx.sum(_exp(z - top), axis=-1, keepdims=True)))[:, 0]
     return lse - picked, picked

@@ -1,4 +1,4 @@
-"""The objectives: what a model learns, from which text and which batches, and how it is scored on validation text."""
+"""The training objectives (e.g. translation, masked-language-model): text, batches and step of each, and validation."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from .options import DataOptions
 from .step import TrainStep
 
 MakePairs = Callable[..., TokenBatches]
-"""Makes batches of examples or of two lists of ids, as the recipe and the device like them."""
+"""Cuts `Examples`, or source and target ids, into batches; `EncodedText.batches` chooses class and settings."""
 SAMPLES = 3
-"""The translations of a validation that are shown."""
+"""Translations shown after a validation."""
 RunText = TrainingText | ParallelText | Documents | Matches | Labelled
-"""The text of a run, in the forms that its objectives read."""
+"""A run's text, in one of the forms that the objectives read."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How text becomes ids."""
+    """How text becomes token ids."""
 
     tokenizer: Tokenizer
     options: DataOptions
     config: TransformerConfig
     embedding: TextEmbedding | None = None
-    """How a text's vector is made, where that is learned."""
+    """How a text's vector is made, for objectives that learn vectors."""
     teach: Callable[[Sequence[str]], NDArray[np.float32]] | None = None
-    """The class that makes the vectors that are learned."""
+    """texts -> the teacher's vectors (N, W), for distillation."""
 
     @property
     def most(self) -> int:
-        """The tokens of a text that are read."""
+        """Most tokens of a text; the rest is cut off."""
         limits = [self.options.max_length, self.config.max_positions]
         limits += [] if self.embedding is None or self.embedding.max_length is None else [self.embedding.max_length]
         return min(limits)
@@ -66,9 +66,9 @@ class Cutting(Reading):
     """How text is cut into batches."""
 
     make: MakePairs = TokenBatches
-    """How pairs become batches."""
+    """Cuts pairs into batches."""
     common: dict[str, Any] = field(default_factory=dict)
-    """The arguments of all batches."""
+    """Settings for batches of every kind, e.g. `seed` and `batch_tokens`."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,21 @@ class Objective:
     architecture: Architecture
     reads: Literal["pairs", "documents", "matches", "labelled"]
     masks: bool
-    """Whether its vocabulary has <mask>."""
+    """Whether the vocabulary needs <mask>."""
     encoded: Callable[[Any, Reading], Any]
-    """(text, how it is read) -> the text as ids, which takes its time, once."""
+    """(text, reading) -> the text as ids. Slow, so it is called once."""
     batches: Callable[[Any, Cutting], BatchesByEpoch[Any]]
-    """(ids from `encoded`, how they are cut) -> batches."""
+    """(result of `encoded`, cutting) -> batches."""
     step: type[TrainStep] = TrainStep
-    """The class that learns from them."""
+    """The training step for these batches."""
     keys: tuple[str, ...] = ()
-    """The options of training that are arguments of the step."""
+    """Fields of `TrainingOptions` that the step takes as arguments."""
     unit: str = "target tokens"
-    """The unit over which a step's loss is the mean."""
+    """The loss is the mean over these, e.g. "pairs"."""
 
     @property
     def embeds(self) -> bool:
-        """Whether it learns vectors of texts."""
+        """Whether the objective learns text vectors."""
         return self.step in (ContrastiveStep, VectorStep)
 
 
@@ -100,7 +100,7 @@ def _pairs(text: TrainingText | ParallelText, how: Reading) -> Examples:
 
 
 def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[int]]]:
-    """Encode documents, and their prompts without an end."""
+    """Encode documents, and their prompts without eos."""
     tokenizer = how.tokenizer
     return tokenizer.encode_batch(text.texts), [ids[:-1] for ids in tokenizer.encode_batch(text.prompts)]
 
@@ -110,7 +110,7 @@ def _language_model(text: tuple[list[list[int]], list[list[int]]], cut: Cutting)
 
 
 def _documents(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Cut documents into pieces, and number the word of each of their tokens where words are hidden as a whole."""
+    """Cut documents into pieces of token ids; for `whole_words` also give each token its word's number."""
     tokenizer, options = how.tokenizer, how.options
     pieces = list(_pieces(tokenizer.encode_batch(text.texts), options.max_length, tokenizer.eos_id))
     if not options.whole_words:
@@ -131,7 +131,7 @@ def _denoising(text: tuple[list[list[int]], None], cut: Cutting) -> DenoisingBat
 
 
 def _matches(text: Matches, how: Reading) -> list[list[list[int]]]:
-    """Encode sources, targets and negatives behind their prompts."""
+    """Encode sources, targets and negatives, each with its prompt in front."""
     prompts = [how.options.source_prompt or "", how.options.target_prompt or "", how.options.target_prompt or ""]
     return [
         _texts([prompt + text for text in column], how) for column, prompt in zip(text.columns, prompts, strict=False)
@@ -139,7 +139,7 @@ def _matches(text: Matches, how: Reading) -> list[list[list[int]]]:
 
 
 def _texts(texts: Sequence[str], how: Reading) -> list[list[int]]:
-    """Encode texts as the model's settings say; the end of one that is too long is left out."""
+    """Encode texts for embedding; a text that is too long is cut, and keeps eos."""
     assert how.embedding is not None
     rows = how.tokenizer.encode_batch([prepared(text, how.embedding) for text in texts])
     return [ids if len(ids) <= how.most else [*ids[: how.most - 1], ids[-1]] for ids in rows]
@@ -184,7 +184,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def _pieces(texts: Sequence[Sequence[int]], length: int, last: int) -> Iterator[list[int]]:
-    """Cut texts into pieces of at most `length` tokens, each with `last` at its end."""
+    """Cut texts into pieces of at most `length` tokens, each ending with `last`."""
     for ids in texts:
         for start in range(0, max(1, len(ids) - 1), length - 1):
             yield [*ids[start : min(start + length, len(ids)) - 1], last]
@@ -192,7 +192,7 @@ def _pieces(texts: Sequence[Sequence[int]], length: int, last: int) -> Iterator[
 
 def _mask_id(tokenizer: Tokenizer) -> int:
     if tokenizer.mask_id is None:
-        raise UserError("the vocabulary has no <mask>: begin without a given one, or with one that was trained so")
+        raise UserError("the vocabulary has no <mask>: leave out tokenizer, or give a vocabulary with <mask>")
     return tokenizer.mask_id
 
 
@@ -203,12 +203,14 @@ def validation_scores(
     sentences: int,
     stopped: Callable[[], bool],
 ) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Return (scores, samples) of the model on text that it doesn't learn; both are empty once `stopped()` is true.
+    """Score the model on validation text: return (scores, samples), both empty once `stopped()` is true.
 
-    loss: mean in nats a target token, as trained (label smoothing included); perplexity: e to the same without
-    smoothing. In place of perplexity others have their step's second number: accuracy, the share of labels that are
-    right or of sources whose target is the nearest of their batch; cosine, the mean with the teacher's vectors. For
-    translations greedy ones of the first `sentences` are scored too; the first few are the samples.
+    loss: the mean per target token in nats, as trained, label smoothing included.
+    perplexity: e to the same loss without smoothing.
+    accuracy (classification, contrastive): the share of right labels, or of sources whose target is the nearest.
+    cosine (distillation): the mean cosine with the teacher's vectors.
+    bleu, chrf, exact_match (translation): scores of greedy translations of the first `sentences` lines; the first
+    `SAMPLES` of these are the samples.
     """
     samples: list[dict[str, str]] = []
     total = second = 0.0

@@ -1,26 +1,24 @@
-"""Decoders that start from a vector of zeros, as Marian's do: training leaves it as it is.
+"""Optimizers and learning rate schedules.
 
-It is the row that padding and start token share, the last one. No output may be this token: its bias bars it, and the
-loss is of the others.
-
-The optimizers of `mlx.optimizers` by name, and the learning rates that a schedule gives them.
-
-One learning rate serves all optimizers: a schedule gives Adam's, and an optimizer whose updates are of another size
-multiplies it. Weight decay is decoupled, for the parameters that it suits. Moments are float32, as the parameters are.
+`Optimizer` wraps an optimizer of `mlx.optimizers`. Schedules give Adam's learning rate; optimizers with updates of
+another size multiply it (e.g. lion by 0.2). Weight decay is decoupled and skips e.g. biases and norms. Parameters and
+moments are float32.
 
 A schedule is a warm-up, in steps or as a share of the run, and one of six curves after it:
 
-    inverse-square-root    peak (warm-up / step)^0.5; section 5.3's curve, its peak bounded in short runs
-    noam                   the same with the paper's own peak, (d_model * warm-up)^-0.5
-    constant               peak
-    linear, cosine         from the peak at the end of warm-up to 0 at the end of the run
-    warmup-stable-decay    peak, then the falling end
+    inverse-square-root    peak (warm-up / step)^0.5: section 5.3's curve, with a bounded peak in short runs
+    noam                   the same with the paper's peak, (d_model * warm-up)^-0.5
+    constant               the peak, to the end
+    linear, cosine         from the peak at the end of warm-up down to 0 at the end of the run
+    warmup-stable-decay    the peak, then the cooldown
 
-The first two and the last may have a falling end: linear, to 0, over the last share `cooldown` of the run.
+The first two and the last may end in a cooldown: a linear fall to 0 over the last share `cooldown` of the run.
 
-Where the rate falls to 0 by the end of the run, the warm-up takes at most half of it, so that a short run reaches its
-peak. Other schedules don't depend on the run's length: one that goes on with --resume is as if it had been longer from
-its start.
+If the rate falls to 0 by the end of the run, warm-up takes at most half of the run, so a short run reaches its peak.
+Other schedules don't depend on the run's length: a run that is extended with --resume is the same as one that was
+longer from the start.
+
+`ZeroStart` is for decoders that start from a zero vector, such as Marian's: training keeps this embedding zero.
 """
 
 from __future__ import annotations
@@ -53,7 +51,11 @@ from .options import ENDLESS, TrainingOptions
 
 
 class ZeroStart:
-    """The row of a model that stays zero: nothing, unless its decoder starts with padding and that row is zeros."""
+    """Keeps the start token's embedding zero, if the decoder starts with padding (bos_id == pad_id) and that row is
+    zeros. Otherwise it changes nothing.
+
+    If the output bias bars tokens at the end of the vocabulary, e.g. padding, the loss leaves them out.
+    """
 
     def __init__(self, model: Transformer):
         config, parameters = model.config, dict(named_parameters(model))
@@ -69,12 +71,12 @@ class ZeroStart:
             self._outputs = 1 + int(np.flatnonzero(np.array(bias.astype(mx.float32)) > BARRED)[-1])
 
     def classifier(self, classifier: Classifier) -> Classifier:
-        """The model's classifier without the outputs at the end that the bias bars."""
+        """The classifier without the barred outputs at the end of the vocabulary."""
         every = self._outputs == classifier.config.vocab_size
         return classifier if every else classifier.among(slice(self._outputs))
 
     def masked(self, gradients: Any) -> Any:
-        """Return the gradients, with zeros for the row."""
+        """Set the row's gradient to zero."""
         if (gradient := gradients.get(self._module, {}).get("weight")) is not None:
             gradient[self._row] = 0
         return gradients
@@ -83,21 +85,22 @@ class ZeroStart:
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magnitude"
 
 
-# Where warm-up isn't given: a quarter of the run, at most the paper's steps. Where it is: see above.
+# Without warmup_steps, warm-up is WARMUP_SHARE of the run, at most the paper's 4000 steps. With warmup_steps, it is cut
+# to LONGEST_WARMUP_SHARE of the run if the rate falls to 0 at the end.
 WARMUP_SHARE, MOST_WARMUP_STEPS, LONGEST_WARMUP_SHARE = 0.25, 4000, 0.5
-# The shorter the warm-up, the higher the paper's peak, (d_model * warm-up)^-0.5. Below this many steps for each unit of
-# d_model it grows no more, but stays at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and what Adam
-# takes falls with the width (Yang et al. 2021, "Tensor Programs V").
+# The paper's peak, (d_model * warm-up)^-0.5, grows as warm-up gets shorter. From STEEPEST * d_model steps down it stays
+# at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and Adam's highest stable rate falls with the width
+# (Yang et al. 2021, "Tensor Programs V").
 STEEPEST = 3
 SMALL = 1 << 14
-"""The most numbers of an array that aren't worth another stream's waiting for them."""
+"""Arrays of at most so many numbers stay on the first stream: moving them isn't worth the synchronisation."""
 
 
 def spread(function: Callable[..., Any], streams: Sequence[mx.Stream]) -> Callable[..., Any]:
-    """Return `function` of an array (and more) so that its calls work side by side on the streams.
+    """Wrap a function of an array (and more) so that its calls run in parallel on the streams.
 
-    A call goes to the stream that has had the fewest numbers to work on so far, small arrays to the first one. Which
-    stream computes a result changes nothing in it. Without a second stream it is `function` itself.
+    A call goes to the stream with the fewest numbers so far; small arrays go to the first stream. Results don't
+    depend on the stream. With fewer than two streams, returns `function` itself.
     """
     if len(streams) < 2:
         return function
@@ -113,10 +116,10 @@ def spread(function: Callable[..., Any], streams: Sequence[mx.Stream]) -> Callab
 
 
 class ScaledMuon(optim.Muon):
-    """Muon with updates as large as Adam's, so that both take a like learning rate.
+    """Muon with updates as large as Adam's, so that both take similar learning rates.
 
-    An orthogonal (O, D) matrix has a root mean square of max(O, D)^-0.5, Adam's updates one of about 0.2 (Liu et al.
-    2025, "Muon is Scalable for LLM Training", section 2.2).
+    An orthogonal (O, D) matrix has a root mean square of max(O, D)^-0.5; Adam's updates have one of about 0.2 (Liu et
+    al. 2025, "Muon is Scalable for LLM Training", section 2.2).
     """
 
     def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
@@ -126,22 +129,22 @@ class ScaledMuon(optim.Muon):
 
 
 def _adam(options: TrainingOptions) -> dict[str, Any]:
-    # MLX's default leaves bias correction off.
+    # bias correction is off by default in MLX
     return {"betas": [options.beta1, options.beta2], "eps": options.epsilon, "bias_correction": True}
 
 
 @dataclass(frozen=True)
 class Kind:
     base: Any
-    """The optimizer of MLX."""
+    """A class of `mlx.optimizers`."""
     arguments: Callable[[TrainingOptions], dict[str, Any]]
     rate: float = 1.0
-    """Its learning rate over Adam's."""
+    """Factor on the schedule's learning rate, which is Adam's."""
     decay: float = 0.0
-    """The weight decay where the recipe gives none."""
+    """Weight decay if the recipe gives none."""
 
     def make(self, options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
-        """Make the optimizer, which updates the parameters side by side on `streams`."""
+        """Make the optimizer; it updates parameters in parallel on `streams`."""
 
         class SideBySide(self.base):
             def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
@@ -155,25 +158,25 @@ class Kind:
 KINDS = {
     "adam": Kind(optim.Adam, _adam),
     "adamw": Kind(optim.Adam, _adam, decay=0.01),
-    # Without a first moment, at the schedule's rate and not one of its own (Shazeer and Stern 2018).
+    # Without a first moment, and at the schedule's rate instead of its own (Shazeer and Stern 2018).
     "adafactor": Kind(optim.Adafactor, lambda o: {"scale_parameter": False, "relative_step": False}),
-    # Its updates have a root mean square of 1 (Chen et al. 2023: a rate 3 to 10 times below Adam's).
+    # Lion's updates have a root mean square of 1 (Chen et al. 2023: a rate 3 to 10 times below Adam's).
     "lion": Kind(optim.Lion, lambda o: {"betas": [o.beta1, o.beta2]}, rate=0.2, decay=0.05),
-    # Measured (benchmarks/RESULTS.md, "What the defaults learn"): Adam's rate is too low for it.
+    # Adam's rate is too low for Muon (measured: benchmarks/RESULTS.md, "What the defaults learn").
     "muon": Kind(ScaledMuon, lambda o: {"weight_decay": 0.0}, rate=2.0, decay=0.01),
 }
 
 
 class Optimizer:
-    """`update(model, gradients)` changes the model's parameters as the recipe's optimizer does.
+    """The recipe's optimizer; `update(model, gradients)` takes a step.
 
-    Weight decay is decoupled (Loshchilov and Hutter 2019): p <- p (1 - rate * decay) before the update, for the
-    parameters whose name no pattern of no_decay fits. Muon takes the matrices inside the stacks, Adam all others.
+    Weight decay is decoupled (Loshchilov and Hutter 2019): p <- p (1 - rate * decay) before the update, unless the
+    parameter's name matches `no_decay`. Muon updates the matrices inside the stacks, Adam all other parameters.
     """
 
     def __init__(self, model: Transformer, options: TrainingOptions, streams: Sequence[mx.Stream] | None = None):
-        """`streams`: those that a step is split over, none for a step that is compiled as a whole; None: as MLX's
-        device likes it."""
+        """`streams`: the CPU streams that a step is split over; [] if it is compiled as a whole. None: choose for the
+        device."""
         if streams is None:
             streams = [] if tuning().compiles else cpu_streams()
         self.streams = list(streams)
@@ -195,16 +198,16 @@ class Optimizer:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The moments and counts, as a tree of arrays; the optimizer works on these very containers."""
-        # For several optimizers MLX makes a new list each time, of the same dictionaries.
+        """Moments and step counts, as a tree of arrays. Not a copy: changes to its containers change the optimizer."""
+        # MLX makes a new list for several optimizers each time, but of the same dictionaries.
         return self.inner.state
 
     def set_rate(self, rate: float) -> None:
-        """Take `rate`, the schedule's, from the next update on."""
+        """Use the schedule's `rate` from the next update on."""
         self.inner.learning_rate = mx.array(rate * self._rate, dtype=mx.float32)
 
     def update(self, model: Transformer, gradients: Any) -> None:
-        """Change the model's trainable parameters by one step down `gradients`, a tree of their structure."""
+        """Update the trainable parameters; `gradients` is a tree of the same structure."""
         parameters: Any = model.trainable_parameters()
         if self._decayed:
             keep = 1 - self.inner.learning_rate * self._decay
@@ -214,7 +217,10 @@ class Optimizer:
 
 
 def freeze(model: Transformer, patterns: str) -> None:
-    """Keep the parameters that one of the patterns fits as they are. `UserError` if a pattern fits none, or all are."""
+    """Freeze the parameters whose names match one of the patterns, e.g. "encoder.*, *embedding.*".
+
+    Raises UserError if a pattern matches no parameter, or all parameters are frozen.
+    """
     names = [name for name, _ in named_arrays(model.parameters())]
     chosen = matching(names, patterns, "freeze")
     if chosen == set(names):
@@ -229,10 +235,10 @@ def freeze(model: Transformer, patterns: str) -> None:
 def matching(
     names: Iterable[str], patterns: str, key: str, strict: bool = True, what: str = "parameter"
 ) -> frozenset[str]:
-    """Return those of the names that one of the patterns fits.
+    """Return the names that match one of the comma-separated patterns, e.g. "encoder.*, *norm.weight".
 
-    Patterns stand between commas: `encoder.*, *norm.weight`. `UserError` naming `key` if `strict` and a pattern fits no
-    name: it is a slip.
+    If `strict`, raises UserError for a pattern that matches no name, since it is probably a typo. key: the recipe key,
+    for the error.
     """
     names, chosen = list(names), set[str]()
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
@@ -244,7 +250,7 @@ def matching(
 
 
 def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:
-    """Return the rate of step `step` (counted from 1); the share of the run done before it is `share`, in [0, 1]."""
+    """The learning rate of step `step`, counted from 1. share: the part of the run done before it, in [0, 1]."""
     warmup = warm_up(options, step, share)
     if options.schedule in ("noam", "inverse-square-root"):
         rate = noam(step, d_model, warmup, _scale(options, d_model, warmup))
@@ -256,17 +262,17 @@ def learning_rate(options: TrainingOptions, d_model: int, step: int, share: floa
 
 
 def _after_warm_up(schedule: str, step: int, share: float, warmup: float) -> float:
-    """Return the factor on the peak; the steps of a run that ends by the clock are estimated, as in `warmup_steps`."""
+    """The factor on the peak. The length of a run that ends by the clock is estimated, as in `warmup_steps`."""
     if schedule in ("constant", "warmup-stable-decay"):
         return 1.0
-    warm = warmup * share / step  # the warm-up's share of the run
+    warm = warmup * share / step  # share of the run that is warm-up
     done = 0.0 if share <= warm else min(1.0, (share - warm) / (1 - warm))
     return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
 def warm_up(options: TrainingOptions, step: int, share: float) -> float:
-    """Return the steps of the warm-up: the recipe's, or fewer in a run too short for them, or those that follow from
-    the run's length; `step` and `share` are as in `warmup_steps`."""
+    """The number of warm-up steps: the recipe's, fewer if the run is too short for them; without any in the recipe,
+    `warmup_steps(step, share)`."""
     if options.warmup_steps is None:
         return warmup_steps(step, share)
     if share <= 0 or not falls(options):
@@ -275,22 +281,22 @@ def warm_up(options: TrainingOptions, step: int, share: float) -> float:
 
 
 def falls(options: TrainingOptions) -> bool:
-    """Say whether the rate falls to 0 by the end of the run."""
+    """Whether the learning rate falls to 0 by the end of the run."""
     return options.schedule in ("linear", "cosine") or (options.schedule not in ENDLESS and options.cooldown > 0)
 
 
 def warmup_steps(step: int, share: float) -> float:
-    """Return the warm-up steps where the recipe gives none, of a run whose first `step` steps are about its `share`.
+    """The number of warm-up steps if the recipe gives none. `step` steps are about the share `share` of the run.
 
-    A run that ends by the clock doesn't know its number of steps before its end: it is estimated anew at every step,
-    from these two numbers alone, so that the same shares give the same rates.
+    A run that ends by the clock can't know its number of steps. It is estimated anew at every step, only from these
+    two numbers, so that a resumed run with the same shares gets the same rates.
     """
     return min(MOST_WARMUP_STEPS, WARMUP_SHARE * step / share) if share > 0 else MOST_WARMUP_STEPS
 
 
 def peak(options: TrainingOptions, d_model: int, warmup: float) -> float:
-    """Return the rate at the end of a warm-up of `warmup` steps. One shorter than the recipe's has the peak of the
-    recipe's: it is steeper, not higher."""
+    """The learning rate at the end of a warm-up of `warmup` steps. If warm-up was cut short, the peak stays that of the
+    recipe's `warmup_steps`: the rate rises more steeply, not higher."""
     return noam(warmup, d_model, warmup, _scale(options, d_model, warmup))
 
 
@@ -303,18 +309,16 @@ def _scale(options: TrainingOptions, d_model: int, warmup: float) -> float:
 
 
 def noam(step: float, d_model: int, warmup_steps: float, scale: float = 1.0) -> float:
-    """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), formula 3 of the paper; step counts
-    from 1."""
+    """Formula 3 of the paper times `scale`: d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5). step counts from
+    1."""
     return scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 
 def cooldown(progress: float, share: float) -> float:
-    """Return a factor that falls linearly from 1 to 0 over the last `share` of the run; with a share of 0 always 1.
+    """A factor that falls linearly from 1 to 0 over the last `share` of the run; always 1 for a share of 0.
 
-    `progress` is in [0, 1].
-
-    The paper stops training at a high rate and averages checkpoints instead; a falling rate does the same for short
-    runs.
+    progress: in [0, 1]. The paper stops at a high rate and averages checkpoints instead; in short runs a falling rate
+    has the same effect.
     """
     if share <= 0 or progress <= 1 - share:
         return 1.0

@@ -1,12 +1,11 @@
-"""Where a run stands: its state, its clock, its speed, and the signals that ask it to stop.
+"""A run's progress: its counters, clock, speed, stop signals and printed lines.
 
-OUT/clock.txt: one line a step, "STEP SECONDS": steps done, and the second at which the next one began. The learning
-rate of a run that ends by the clock depends on it. A resumed run reads its first steps' seconds from there, up to where
-the run before it was killed, and computes the same again.
+OUT/clock.txt has one line per step, "DONE SECONDS", e.g. "41 12.5": after 41 steps, the next began at second 12.5. In a
+run limited by minutes the learning rate depends on these times. A resumed run repeats the steps after its checkpoint
+with the recorded times, and so computes the same weights again.
 
-The words of a run: the lines that it opens with, a forecast, its status while it goes on, and how it ended.
-
-On a terminal the status has a line below with the loss's curve and the share of the device's speed that is used.
+The run prints opening lines, a forecast, a status updated with each step, and closing lines. On a terminal a second
+status line has the loss curve and the share of the device's peak speed.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 
 @dataclass
 class State:
-    """The counters of a run, which every checkpoint stores. `seconds` is training time over all parts of the run."""
+    """A run's counters, stored in every checkpoint. `seconds`: training time, also from before a --resume."""
 
     step: int = 0
     epoch: float = 0.0
@@ -57,20 +56,20 @@ class State:
     target_tokens: int = 0
     skipped_steps: int = 0
     validated_step: int = 0
-    """The step of the last validation."""
+    """Step of the last validation."""
     best_score: float | None = None
-    """The score of the best validation, loss and perplexity with their sign turned; None before the first, or where
-    none is kept."""
+    """Score of the best validation; loss and perplexity are negated, so that higher is better. None before the first
+    validation, or if the recipe sets no `best`."""
     best_step: int = 0
     validations_since_best: int = 0
 
     def progress(self, options: TrainingOptions) -> float:
-        """Return the share of the run that is done, by whichever limit comes first."""
+        """The finished share of the run, by the first limit to be reached (steps, epochs or minutes)."""
         ends = [(self.step, options.steps), (self.epoch, options.epochs), (self.seconds / 60, options.minutes)]
         return max(done / limit for done, limit in ends if limit is not None)
 
     def note_scores(self, options: TrainingOptions, scores: Mapping[str, float]) -> bool:
-        """Count a validation at this step, and say whether it is the best so far; false where no score counts."""
+        """Count a validation at this step; return whether it is the best so far (False without `best`)."""
         if options.best is None or options.best not in scores:
             return False
         value = -scores[options.best] if options.best in LOWER_IS_BETTER else scores[options.best]
@@ -81,14 +80,14 @@ class State:
         return True
 
     def should_stop_early(self, options: TrainingOptions) -> bool:
-        """Say whether `patience` validations in a row were no better than the best before them."""
+        """Whether `patience` validations in a row were no better than the best one before."""
         return 0 < options.patience <= self.validations_since_best
 
 
 class Clock:
-    """Counts the seconds of training over all parts of a run, of which `seconds` are over: `with Clock(path, seconds)`.
+    """Counts a run's training seconds: `with Clock(path, seconds) as clock`.
 
-    `path` None: nothing is recorded.
+    seconds: the time spent before a --resume. path: clock.txt; None: record nothing.
     """
 
     def __init__(self, path: Path | None, seconds: float):
@@ -101,7 +100,7 @@ class Clock:
         return self._seconds + time.monotonic() - self._since
 
     def begin(self, done: int) -> float:
-        """Return the second at which the step after `done` steps begins: the recorded one, if there is one."""
+        """Begin the step after `done` steps; return its starting time, the recorded one if there is one."""
         if done in self._recorded:
             self._set(self._recorded[done])
             return self._seconds
@@ -127,7 +126,7 @@ class Clock:
 
 
 def _read_clock(path: Path) -> dict[int, float]:
-    """Read the seconds by steps done; drop a last line that a full disk or a crash cut short, from the file too."""
+    """Read {steps done: seconds}. A last line that a full disk or a crash cut short is removed from the file."""
     data = read_bytes(path) if path.exists() else b""
     complete_lines = data[: data.rfind(b"\n") + 1]
     if len(complete_lines) < len(data):
@@ -141,9 +140,9 @@ def _read_clock(path: Path) -> dict[int, float]:
 
 
 class Speed:
-    """Measures target tokens a second, without the time that validation and saving take.
+    """Measures target tokens per second, without the time for validation and saving.
 
-    `recent_seconds` is the time of the last steps, each with 0.95 of the weight of the next.
+    `recent_seconds`: the time of the last steps, where each weighs 0.95 times as much as the next.
     """
 
     def __init__(self) -> None:
@@ -151,7 +150,7 @@ class Speed:
         self._tokens = self._seconds = self._recent_tokens = self.recent_seconds = 0.0
 
     def add(self, tokens: int) -> None:
-        """Count the tokens of a step that ends now and began at the last `pause`."""
+        """Count a step's tokens; the step ends now and began at the last `pause`."""
         seconds = time.monotonic() - self._mark
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
         self._recent_tokens = 0.95 * self._recent_tokens + tokens
@@ -162,21 +161,21 @@ class Speed:
 
     @property
     def recent(self) -> float:
-        """The tokens a second over about the last 20 steps."""
+        """Tokens per second over about the last 20 steps."""
         return self._recent_tokens / max(self.recent_seconds, 1e-9)
 
     def since_last(self) -> float:
-        """Return the tokens a second since the last call."""
+        """Tokens per second since the last call."""
         tokens, seconds = self._tokens, self._seconds
         self._tokens = self._seconds = 0.0
         return tokens / max(seconds, 1e-9)
 
 
 class StopSignal:
-    """Catches the signals that ask a run to end.
+    """Catches the signals that ask a run to stop.
 
-    Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end the run after the step under way; a second Ctrl-C or SIGTERM ends
-    it at once. SIGHUP often comes twice, from the system and from the shell, and asks no more than once.
+    Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end the run after the current step; a second Ctrl-C or SIGTERM ends
+    it at once. A second SIGHUP doesn't, since SIGHUP often comes twice, from the system and from the shell.
     """
 
     def __init__(self) -> None:
@@ -188,9 +187,9 @@ class StopSignal:
         return self.received is not None
 
     def agree(self, group: Group) -> int | None:
-        """Return the signal that a process of the group had received, in every process; None if none had.
+        """Return a signal received by any process of the group, the same in all processes; None if there is none.
 
-        A signal that comes meanwhile counts at the next call.
+        A signal during the call counts at the next call.
         """
         agreed = group.largest(self.received or 0) or None
         self.received = agreed or self.received
@@ -223,10 +222,10 @@ class StopSignal:
             raise SystemExit(128 + number)
 
 
-FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
+FORECAST_AFTER = 20  # steps: enough to estimate the speed of the rest
 BLOCKS = "▁▂▃▄▅▆▇█"
-OTHER_COLUMNS = 60  # the most that the rest of the curve's line takes
-MAX_LOSSES = 1024  # in a curve: from there on two neighbours become their mean
+OTHER_COLUMNS = 60  # room for everything but the curve in its line
+MAX_LOSSES = 1024  # in a curve; a full curve is halved, each two neighbours becoming their mean
 
 
 def opening_lines(
@@ -237,7 +236,10 @@ def opening_lines(
     batches_per_step: int,
     adapter: AdapterConfig | None,
 ) -> Iterator[str]:
-    """Say what is trained, on which text and for how long. `batches_per_step` counts those of all processes."""
+    """The opening lines: model, text and length of the run.
+
+    batches_per_step: batches of all processes together.
+    """
     kind = noun(data.train)
     text = f"{len(data.train) - batches.dropped:,} {kind}, {len(data.valid):,}"
     step_tokens, steps_per_epoch = batches.batch_tokens * batches_per_step, max(1, len(batches) // batches_per_step)
@@ -260,7 +262,10 @@ def plan_lines(
     steps_per_epoch: int,
     unit: str = "target tokens",
 ) -> Iterator[str]:
-    """Say what is trained, for how long and how; a step takes `step_tokens` target tokens, or what `unit` names."""
+    """Lines about sizes, length and learning rate. step_tokens: target tokens per step (or pairs, texts: see `unit`).
+
+    E.g. "1,000 steps (2.0 epochs), 500 steps an epoch, 2,000 target tokens a step; learning rate ...".
+    """
     vocabularies = f"vocabulary {config.vocab_size:,}"
     if config.has_encoder and config.has_decoder and not config.one_embedding:
         vocabularies = f"vocabularies {config.source_vocab_size:,} and {config.vocab_size:,}"
@@ -280,14 +285,14 @@ def plan_lines(
 
 
 def planned_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
-    """Return the last step of the run; None if the clock alone ends it."""
+    """The run's last step; None if only `minutes` limits it."""
     ends = [] if options.steps is None else [options.steps]
     ends += [] if options.epochs is None else [math.ceil(options.epochs * steps_per_epoch)]
     return min(ends, default=None)
 
 
 def short_for_warm_up(options: TrainingOptions, steps: int, ended: bool = False) -> Iterator[str]:
-    """Warn in a line if a run of `steps` steps is too short for the recipe's warm-up."""
+    """Yield a warning if a run of `steps` steps is too short for the recipe's warm-up."""
     asked, warmup = options.warmup_steps, warm_up(options, steps, 1.0)
     if asked is not None and (warmup < asked or steps <= asked):
         where = "inside its" if steps <= asked else "too soon after its"
@@ -299,7 +304,7 @@ def short_for_warm_up(options: TrainingOptions, steps: int, ended: bool = False)
 
 
 def closing_lines(options: TrainingOptions, state: State) -> Iterator[str]:
-    """Say how a run ended: before its limits, or too soon for its warm-up."""
+    """The closing lines of a run, if it stopped early or was too short for its warm-up."""
     share = min(1.0, state.progress(options))
     if share < 1:
         yield (
@@ -327,7 +332,7 @@ def _warm_up(options: TrainingOptions, d_model: int, steps: int | None) -> str:
 
 
 def forecast_line(state: State, peak: int, unit: str = "target tokens") -> str:
-    """Say how fast a run's first steps were, in `unit`; arrays held `peak` bytes of memory at most."""
+    """The result of a rehearsal: the speed of its steps, and `peak`, the peak bytes of MLX's arrays."""
     speed = state.target_tokens / max(state.seconds, 1e-9)
     return (
         f"{state.step} steps took {state.seconds:.1f} s, {speed:,.0f} {unit}/s; arrays took up to "
@@ -336,14 +341,14 @@ def forecast_line(state: State, peak: int, unit: str = "target tokens") -> str:
 
 
 class Forecast:
-    """Tells how long the rest of a run takes, from its first steps since step `begun_at`."""
+    """Estimates how long the rest of a run takes, from the first steps after step `begun_at`."""
 
     def __init__(self, options: TrainingOptions, begun_at: int):
         self.options, self.begun_at = options, begun_at
         self._first = (0.0, 0.0)
 
     def lines(self, state: State, share: float) -> Iterator[str]:
-        """Return the lines to show after a step, when `share` of the run is done."""
+        """The lines to print after a step, with `share` of the run done; there are some only once."""
         if state.step == self.begun_at + 1:
             self._first = (state.seconds, share)
         elif state.step == self.begun_at + FORECAST_AFTER:
@@ -358,22 +363,22 @@ class Forecast:
 
 
 class Dashboard:
-    """Shows on `reporter` how a run goes on after each step that `trained` takes."""
+    """Shows a run's status on `reporter` after each step of `trained`."""
 
     def __init__(self, reporter: Reporter, recipe: Recipe, config: TransformerConfig, trained: TrainStep):
         self.reporter, self.options, self.trained, self.curve = reporter, recipe.training, trained, Curve()
         self._unit = recipe.objective.unit.removeprefix("target ")
-        # A log shows no share of the device's speed, so the products that measure it aren't run.
+        # Only a terminal shows the share of the device's speed; a log needs no measurement.
         self._peak_speed = peak_speed(trained.arithmetic) if reporter.columns else 0.0
         self._work, self._operations = Work(config), 0.0
         mx.reset_peak_memory()
 
     def step(self, state: State, loss: float, rate: float, speed: Speed, batches: Sequence[TrainingBatch]) -> None:
-        """Show a step of these batches that has ended; `rate` was its learning rate."""
+        """Show a finished step on these batches; rate: its learning rate."""
         self.curve.add(loss)
         steps = f"/{self.options.steps:,}" if self.options.steps is not None else ""
         status = f"step {state.step:,}{steps}  loss {loss:.3f}  {speed.recent:,.0f} {self._unit}/s"
-        if not self.reporter.columns:  # a terminal says it in the line below
+        if not self.reporter.columns:  # on a terminal the second line has it
             status += f"  {_peak()}"
         self.reporter.update(state.progress(self.options), status, self._below(rate, speed, batches))
 
@@ -389,8 +394,8 @@ class Dashboard:
         )
 
     def log_values(self) -> dict[str, int]:
-        """Return the MB that MLX's arrays took at most since the last call, those that it keeps of freed ones, and how
-        often the step was compiled in this process, where it is at all."""
+        """Values for metrics.jsonl, in MB: the peak of MLX's arrays since the last call, and its cache of freed arrays.
+        Also how often the step was compiled, if it was."""
         values = {"peak_memory_mb": mx.get_peak_memory(), "cache_memory_mb": mx.get_cache_memory()}
         mx.reset_peak_memory()
         compiled = {"compilations": self.trained.compilations} if self.trained.compilations else {}
@@ -402,7 +407,7 @@ def _peak() -> str:
 
 
 class Curve:
-    """A run's losses in one line of blocks."""
+    """A run's losses, drawn as one line of blocks."""
 
     def __init__(self) -> None:
         self._values: list[float] = []
@@ -419,7 +424,7 @@ class Curve:
             self._each *= 2
 
     def drawn(self, width: int) -> str:
-        """Draw the curve, from the first step on, in at most `width` blocks; a space stands for what isn't finite."""
+        """Draw all losses in at most `width` blocks, e.g. "█▅▃▂▁"; a loss that isn't finite is a space."""
         values, columns = self._values, min(width, len(self._values))
         cuts = [len(values) * i // columns for i in range(columns + 1)] if columns else []
         means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]

@@ -1,10 +1,10 @@
-"""The faults of the text that a recipe names: keys that are right by themselves and wrong together.
+"""Recipes: a TOML file describes a training run, flags override it, and the whole is checked.
 
-Recipes: a TOML file says what a training run does, flags override it, and it is checked as a whole.
-
-[data]      corpus or source/target files, vocabulary, batch sizes
+[data]      corpus or files (e.g. source and target), vocabulary, batch sizes
 [model]     preset and single fields of TransformerConfig
 [training]  length of the run, learning rate, regularisation, intervals
+
+The `*_problems` functions list contradictory keys, e.g. corpus together with source.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ FOR = {
         "pooling": ("contrastive", "distillation"),
     },
 }
-"""The objectives that a key is for, where it isn't for all of them."""
+"""Keys that only some objectives use, and these objectives."""
 PAIRS = ("corpus", "source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "languages")
 SCORES = ("bleu", "chrf", "exact_match")
-"""The scores that only translations have."""
+"""Scores of translations."""
 
 
 def data_problems(d: DataOptions, t: TrainingOptions, reads: Reads) -> Iterator[str]:
-    """List what is wrong with the text of a recipe, whose objective reads such text."""
+    """List the problems of [data] for an objective that reads this kind of text."""
     for options in (d, t):
         table = "data" if options is d else "training"
         for name, objectives in FOR[table].items():
@@ -81,7 +81,7 @@ def data_problems(d: DataOptions, t: TrainingOptions, reads: Reads) -> Iterator[
 
 
 def _document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
-    """List the keys that a model of plain text can't have."""
+    """List the problems of plain text."""
     one_language = d.corpus is not None and len(languages(d.corpus)) == 1
     names = [name for name in PAIRS if name != "corpus" or not one_language]
     for_pairs = [name for name in names if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
@@ -93,11 +93,11 @@ def _document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     if d.text is None and not one_language:
         yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
     if t.objective == "distillation" and t.teacher is None:
-        yield "distillation learns the vectors of another encoder: say of which by teacher"
+        yield "distillation learns another encoder's vectors: set teacher to its checkpoint"
 
 
 def _match_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
-    """List the keys that are wrong for pairs of texts that belong together."""
+    """List the problems of pairs for contrastive learning."""
     if others := [name for name in ("corpus", "text", "valid_text") if getattr(d, name) is not None]:
         yield f"data.{others[0]}: contrastive learning reads pairs: set pairs, or source and target"
     elif d.corpora or (d.pairs is None) == (d.source is None and d.target is None):
@@ -105,13 +105,13 @@ def _match_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     if d.batch_tokens is not None:
         yield Text("{batch_tokens}: contrastive learning takes a number of pairs a batch: set {batch_pairs}")
     if t.memory is not None:
-        yield "memory: a batch of contrastive learning is one whole: set chunk, the texts computed at a time"
+        yield "memory: a batch of contrastive learning can't be split to fit: set chunk, the texts computed at a time"
     yield from _file_problems(d, "")
     yield from _valid_problems(d)
 
 
 def _label_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
-    """List the keys that are wrong for labelled text."""
+    """List the problems of labelled text."""
     others = [name for name in (*PAIRS, "text", "valid_text") if getattr(d, name) is not None] + ["corpora"] * bool(
         d.corpora
     )
@@ -122,7 +122,7 @@ def _label_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
 
 
 def _translation_problems(d: DataOptions) -> Iterator[str]:
-    """List the keys of parallel text that are wrong together."""
+    """List the problems of parallel text."""
     if d.text is not None or d.valid_text is not None:
         yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
         return
@@ -151,7 +151,7 @@ def _translation_problems(d: DataOptions) -> Iterator[str]:
         )
     yield from _vocabulary_problems(d)
     if d.bpe_dropout and d.cache is not None:
-        yield Text("{bpe_dropout} makes other tokens in every epoch, cache keeps them: leave one out")
+        yield Text("{bpe_dropout} makes other tokens in every epoch, which no cache can keep: leave one out")
 
 
 def _valid_problems(d: DataOptions) -> Iterator[str]:
@@ -169,16 +169,16 @@ def _corpus_problems(d: DataOptions) -> Iterator[str]:
     except UserError as error:
         yield str(error)
     if is_of_sentences(d.corpus) and d.train_pairs != DataOptions.train_pairs:
-        yield Text("corpus {} has pairs enough for itself: leave out {train_pairs}", d.corpus)
+        yield Text("corpus {} has a fixed number of pairs: leave out {train_pairs}", d.corpus)
 
 
 def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
     if d.tokenizer is not None and (d.vocab_size != DataOptions.vocab_size or d.vocab_lines is not None):
-        yield Text("tokenizer is a vocabulary that is there: leave out {vocab_size} and {vocab_lines}")
+        yield Text("tokenizer is an existing vocabulary: leave out {vocab_size} and {vocab_lines}")
     if d.tokenizer is not None and d.separate_vocabularies:
         yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
     if d.vocab_model != DataOptions.vocab_model and d.tokenizer is not None:
-        yield Text("tokenizer is a vocabulary that is there: leave out {vocab_model}")
+        yield Text("tokenizer is an existing vocabulary: leave out {vocab_model}")
     if d.vocab_model != DataOptions.vocab_model and d.separate_vocabularies:
         yield Text(
             "{vocab_model} = {!r} makes one vocabulary of both languages: leave out {separate_vocabularies}",
@@ -186,7 +186,7 @@ def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
         )
     if d.vocab_model != DataOptions.vocab_model and d.bpe_dropout:
         yield Text(
-            "{bpe_dropout} leaves out merges, of which {vocab_model} = {!r} has none: leave out one of both",
+            "{bpe_dropout} leaves out merges, of which {vocab_model} = {!r} has none: leave out one of the two",
             d.vocab_model,
         )
 
@@ -204,10 +204,10 @@ def _file_problems(files: DataOptions | CorpusOptions, where: str) -> Iterator[s
         yield f"{where}{error}"
 
 
-MAX_RECIPE_BYTES = 1 << 16  # a hundred times as many keys as there are
+MAX_RECIPE_BYTES = 1 << 16  # room for a hundred times all keys
 LENGTHS = ("epochs", "steps", "minutes")
 PATHS = (*FILES, "tokenizer", "cache")
-# The presets are encoder-decoders; these fields make one stack alone of them.
+# The presets are encoder-decoders; these fields keep only one stack.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 SECONDS = ("perplexity", "accuracy", "cosine")
@@ -216,7 +216,7 @@ SECONDS = ("perplexity", "accuracy", "cosine")
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ModelOptions):
     model: dict[str, Any] = field(default_factory=dict)
-    """Fields of TransformerConfig that differ from the preset."""
+    """Fields of `TransformerConfig` that differ from the preset."""
     data: DataOptions = field(default_factory=DataOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
@@ -233,7 +233,10 @@ class Recipe(ModelOptions):
         return OBJECTIVES[self.training.objective]
 
     def head(self, plain: Head) -> Head:
-        """Return the head that labelled text needs, with what [model] says of it."""
+        """Return `plain`, the labelled text's head, with the fields set in [model].
+
+        Raises UserError for fields that follow from the text, such as labels.
+        """
         own = self.model.get("head", {})
         if not isinstance(own, dict):
             raise UserError(f"model.head = {own!r:.60} must be a table of fields")
@@ -244,10 +247,10 @@ class Recipe(ModelOptions):
     def config(
         self, vocab_size: int, source_vocab_size: int | None = None, head: Head | None = None
     ) -> TransformerConfig:
-        """Return the config of a model that starts from fresh weights; `UserError` if [model] has no sense.
+        """The config of a model with fresh weights. Raises UserError if [model] is inconsistent.
 
-        `source_vocab_size`: the size of the source's own vocabulary, where it has one. `head`: of labelled text, None
-        where it isn't read yet.
+        source_vocab_size: the size of a separate source vocabulary. head: the head for labelled text; None before the
+        text is read, when a head with two classes stands in.
         """
         architecture = self.objective.architecture
         fitting = {"architecture": architecture, "norm_placement": self._placement, **SHAPES.get(architecture, {})}
@@ -266,14 +269,13 @@ class Recipe(ModelOptions):
 
     @property
     def _placement(self) -> str:
-        """Where norms are, if [model] doesn't say."""
+        """The default of norm_placement: the preset's, or else `NORM_PLACEMENT`."""
         return PRESETS[self.preset].get("norm_placement", NORM_PLACEMENT)
 
     def recorded(self, batch_tokens: int) -> Recipe:
-        """Return the recipe for the record of a run, which then goes on from any folder as it began.
+        """The recipe as run.json records it, so that --resume works from any folder and with later defaults.
 
-        It has whole paths, and a choice where the recipe made none: the batch by the text, the norms' place and the
-        optimizer.
+        Paths are absolute, and defaults are written out: batch_tokens, norm_placement and the optimizer.
         """
         places = {name: getattr(self.training, name) for name in ("start_from", "teacher")}
         whole = {name: place and os.path.abspath(place) for name, place in places.items()}
@@ -286,7 +288,7 @@ class Recipe(ModelOptions):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "recipe") -> Recipe:
-        """Make a recipe of the nested tables of a TOML file; `UserError` lists every unknown or ill-typed key."""
+        """Make a recipe from a TOML file's tables. Raises UserError with all unknown keys and wrong types."""
         values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
         problems: list[str] = []
         for name in values:
@@ -305,7 +307,7 @@ class Recipe(ModelOptions):
 
 
 def _options(kind: type, entries: dict[str, Any], table: str, problems: list[str]) -> Any:
-    """Make options of this kind from a table, and add what is wrong with it to `problems`."""
+    """Make options of a class from a table; append errors to `problems`."""
     known = {field.name for field in dataclasses.fields(kind)}
     problems += unknown_keys(entries, kind, f"unknown key {table}.{{}}")
     chosen = {key: value for key, value in entries.items() if key in known}
@@ -328,10 +330,10 @@ def _with_whole_paths(options: Any) -> Any:
 
 
 def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
-    """Load the recipe of a TOML file or of a built-in name, with `overrides` by table on top.
+    """Load a recipe from a TOML file or by its built-in name, and apply `overrides`, e.g. {"training": {"steps": 9}}.
 
-    `path` None: the recipe of the run in the folder `run` (a length in `overrides` replaces all of its), else the
-    defaults.
+    Without `path`: the recipe of the run in the folder `run`, or the defaults. There a length in `overrides` (epochs,
+    steps or minutes) replaces all lengths of the run. Raises UserError.
     """
     values: dict[str, Any] = {}
     where = "flags"
@@ -339,7 +341,7 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
         values, where = _recorded(run / RECORD), str(run / RECORD)
     if path is not None:
         where = str(path)
-        text = read_text(find_recipe(path), MAX_RECIPE_BYTES).removeprefix("\ufeff")  # Notepad's mark is no TOML
+        text = read_text(find_recipe(path), MAX_RECIPE_BYTES).removeprefix("\ufeff")  # Notepad's byte order mark
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -361,7 +363,7 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """Read the tables of a run's record as a TOML file would have them."""
+    """Read the recipe in run.json, as the tables of a TOML file."""
     record = read_json(path)
     try:
         tables = record["recipe"]
@@ -375,7 +377,7 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 
 def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
-    """Return the keys that flags displace: a corpus and files exclude each other, and a new length replaces the old."""
+    """Recipe keys that flags replace: e.g. --source replaces a corpus and, with --resume, --steps replaces epochs."""
     if "corpus" in flags:
         return (*FILES, "languages", "corpora")
     if "text" in flags or "labelled" in flags:
@@ -388,7 +390,7 @@ def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
 
 
 def _problems(recipe: Recipe) -> Iterator[str]:
-    """List the keys that are right by themselves and wrong together."""
+    """List contradictory keys."""
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
     yield from data_problems(d, t, recipe.objective.reads)
@@ -404,9 +406,9 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     if t.schedule in ENDLESS and t.cooldown != TrainingOptions.cooldown:
         yield f"schedule {t.schedule} has no falling end: leave out cooldown"
     if t.final == "best" and t.best is None:
-        yield "final = 'best' needs the score it is best by: set best"
+        yield "final = 'best' needs a score to choose by: set best"
     if t.patience and t.best is None:
-        yield "patience needs the score that is to get better: set best"
+        yield "patience needs a score to watch: set best"
     if t.final == "average" and not t.checkpoint_steps:
         yield Text("final = 'average' needs {checkpoint_steps}, so that the same run averages the same steps")
     if t.best in SCORES and not t.valid_sentences:
@@ -433,7 +435,7 @@ def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
 
 
 def _start_problems(recipe: Recipe) -> Iterator[str]:
-    """List the keys that would change a model that is trained further."""
+    """List the keys of [model] and [data] that contradict `start_from`, which keeps the checkpoint's model."""
     changed = (*DROPOUTS, "head") if recipe.objective.reads == "labelled" else DROPOUTS
     others = [f"model.{name}" for name in recipe.model if name not in changed]
     others += ["model.preset"] if recipe.preset != Recipe.preset else []
@@ -443,7 +445,7 @@ def _start_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
-    """Check the model before a corpus is built and a tokenizer trained for it."""
+    """List the problems of [model], before time goes into a corpus and a tokenizer."""
     if not isinstance(recipe.preset, str) or recipe.preset not in PRESETS:
         yield f"unknown preset {recipe.preset!r}: choose one of {', '.join(PRESETS)}"
         return

@@ -1,18 +1,15 @@
-"""Where a run's curves go beside metrics.jsonl: TensorBoard, where its writer is installed, and Weights & Biases, where
-the recipe names a project of it.
-
-A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
+"""A run's folder: its record, vocabulary, metrics, checkpoints and model.
 
 OUT/run.json              recipe, model config, versions, digests of the data
-OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (two files for one of each language)
-OUT/clock.txt             when each step began, in a run by minutes
-OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps, the end
-OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
-OUT/wandb.txt             the run's name at Weights & Biases, where the recipe names a project
-OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
-OUT/best/                 the checkpoint of the best validation, where the recipe names a score
+OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (two files for separate vocabularies)
+OUT/clock.txt             when each step began, in a run limited by minutes
+OUT/metrics.jsonl         one JSON object per line: training, validation, skipped steps, the end
+OUT/tensorboard/          the same curves, if tensorboardX is installed
+OUT/wandb.txt             the run's id at Weights & Biases, if the recipe names a project
+OUT/checkpoints/step-N/   checkpoint folders with the optimizer's state; only the last ones are kept
+OUT/best/                 the checkpoint of the best validation, if the recipe sets `best`
 OUT/model/                the trained model, a checkpoint folder without optimizer state
-OUT/adapter/              the adapter that is merged into it, where one was trained
+OUT/adapter/              the adapter that is merged into OUT/model, if an adapter was trained
 """
 
 from __future__ import annotations
@@ -46,13 +43,13 @@ TENSORBOARD, WANDB_ID = "tensorboard", "wandb.txt"
 
 
 def check_wandb(project: str | None) -> None:
-    """Raise `UserError` if a project is named and the package isn't there."""
+    """Raise UserError if the recipe names a project and the package wandb isn't installed."""
     if project is not None and find_spec("wandb") is None:
         raise UserError("[training] wandb: the package isn't installed; pip install wandb, or leave the key out")
 
 
 class TensorBoard:
-    """Writes TensorBoard's files; curves from `first_step` on that are there already will be written again."""
+    """Writes TensorBoard files. first_step: earlier curves are dropped from there on."""
 
     def __init__(self, folder: Path, first_step: int):
         from tensorboardX import SummaryWriter
@@ -69,9 +66,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Sends a run's curves to one run there, however often it is resumed; steps that are there already stay.
+    """Sends a run's curves to Weights & Biases, always to the same run there; steps already sent stay.
 
-    Its own variables say where it sends them, or that it doesn't (WANDB_MODE=offline).
+    wandb's environment variables apply, e.g. WANDB_MODE=offline.
     """
 
     def __init__(self, folder: Path, project: str, record: Mapping[str, Any]):
@@ -84,7 +81,7 @@ class WeightsAndBiases:
             self._run = wandb.init(
                 project=project, id=id, resume="allow", dir=str(folder), name=folder.name, config=dict(record)
             )
-        except Exception as error:  # its own kinds: no key, no network, a project that isn't there
+        except Exception as error:  # wandb's own errors, e.g. no key, no network, an unknown project
             message = error_line(error).rstrip(".")
             raise UserError(
                 f"[training] wandb = {project!r}: {message}; WANDB_MODE=offline needs no network"
@@ -101,7 +98,7 @@ Board = TensorBoard | WeightsAndBiases
 
 
 def boards(folder: Path, first_step: int, project: str | None, record: Mapping[str, Any]) -> list[Board]:
-    """Open the boards that a run's curves go to."""
+    """Open TensorBoard, if tensorboardX is installed, and Weights & Biases, if `project` is set."""
     opened: list[Board] = []
     with suppress(ImportError):
         opened.append(TensorBoard(folder, first_step))
@@ -111,9 +108,9 @@ def boards(folder: Path, first_step: int, project: str | None, record: Mapping[s
 
 
 RECORD = "run.json"
-MODEL = "model"  # the record's key that says what the trained model was made of
-# These may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their
-# digests may not differ); nothing that is computed.
+MODEL = "model"  # key of the record with the origin of OUT/model's weights
+# Keys that may change on --resume: lengths, reports and the paths of files (with the same digests). Nothing else may,
+# so that the resumed run computes the same.
 MAY_CHANGE = {
     f"recipe.training.{name}"
     for name in (
@@ -128,7 +125,7 @@ MAY_CHANGE = {
     ).split()
 }
 NUMBER = re.compile(r"(?<=\.corpora)\.\d+")
-# Differences that only change the last bits of results: there is a warning, and no refusal.
+# These change only the last bits of results, so a difference is a warning and not an error.
 ENVIRONMENT = {"blas", "versions.mlx"}
 METRICS = "metrics.jsonl"
 MAX_LOG_BYTES = 1 << 30
@@ -145,16 +142,16 @@ PARTS = (
     "best",
     "model",
     "adapter",
-)  # what a run has beside its record
-OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # files of a checkpoint or export, whose tokenizer would be replaced
+)  # a run's files and folders apart from run.json
+OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # mark a checkpoint or export, whose tokenizer a run would overwrite
 
 Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
 
 
 def check_folder(folder: Path, resume: bool, force: bool = False) -> None:
-    """Raise `UserError` if a run can't begin (or, with `resume`, go on; or, with `force`, begin anew) in `folder`.
+    """Raise UserError if a run can't begin in `folder`; with `resume`, can't go on; with `force`, can't start over.
 
-    Files that no run makes may be there: they stay as they are.
+    Files that don't belong to a run may be there and are not touched.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; --out needs a folder")
@@ -178,10 +175,10 @@ def _holds(path: Path) -> bool:
 
 
 class Run:
-    """Files of one run, locked against other processes until `close`.
+    """The files of a run; the folder is locked against other processes until `close`.
 
-    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON), and
-    changes nothing there; `begin` does. With `force` a run that is there is removed then.
+    The constructor writes no files. It raises UserError if the folder already holds a run, or with `resume` if the run
+    there has another `record`. `begin` writes the first files; with `force` it first removes the earlier run.
     """
 
     def __init__(
@@ -193,10 +190,7 @@ class Run:
         force: bool = False,
         project: str | None = None,
     ):
-        """Begin the run's files, or go on with them.
-
-        `project`: the one of Weights & Biases that gets the curves.
-        """
+        """record: the contents of run.json. project: the Weights & Biases project that gets the curves."""
         check_folder(folder, resume, force)
         self.folder, self.warn, self._force = folder, warn, force
         self._metrics: BinaryIO | None = None
@@ -218,10 +212,9 @@ class Run:
             raise
 
     def begin(self, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the record and `texts`, by their files' names, and with `force` remove an earlier run.
+        """Write run.json and `texts` ({file name: text}); with `force` replace an earlier run.
 
-        It comes when all that the run reads is read and checked: until then, and if this fails, the folder stays as it
-        was.
+        Call it once the run's inputs are read and checked. Before that, and if this fails, the folder stays as it was.
         """
         record = {RECORD: _as_json(self._record)} if self._before != self._record else {}
         try:
@@ -229,8 +222,9 @@ class Run:
                 (self.folder / "checkpoints").mkdir(exist_ok=True)
                 clear_leftovers(self.folder / "checkpoints", "step-*")
                 if self._force:
-                    self._open_metrics()  # the boards may refuse while the earlier run can still be put back
-                # Without a record a vocabulary belongs to something else; an earlier record is replaced last.
+                    self._open_metrics()  # wandb may fail here, while the earlier run can still be restored
+                # A new record is written first, since a vocabulary without a record isn't taken for a run's; the record
+                # of an earlier run is replaced last.
                 files = {**texts, **record} if self._force else {**record, **texts}
                 for name, text in files.items():
                     write_text(self.folder / name, text)
@@ -239,17 +233,17 @@ class Run:
         self._made = []
 
     def note_model(self, made_of: dict[str, Any]) -> None:
-        """Say in the record which weights OUT/model has."""
+        """Note in run.json which weights OUT/model has, e.g. {"final": "last", "steps": [500]}."""
         write_text(self.folder / RECORD, _as_json({**self._record, MODEL: made_of}))
 
     def close(self) -> None:
-        """Close the files and drop the lock."""
+        """Close the files and release the lock."""
         if self._metrics is not None:
             self._metrics.close()
         for board in self._boards:
             board.close()
         if self._lock is not None:
-            for place in self._made:  # for a run that hasn't begun
+            for place in self._made:  # folders of a run that never began
                 with suppress(OSError):
                     place.rmdir()
             os.close(self._lock)
@@ -263,7 +257,10 @@ class Run:
         return self._metrics
 
     def metric(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line to metrics.jsonl (and numbers to the boards); `UserError` when the disk refuses."""
+        """Append a line to metrics.jsonl, and the numbers to the boards. Raises UserError if the disk fails.
+
+        kind: "train", "valid", "samples", "skipped" or "end".
+        """
         path = self.folder / METRICS
         try:
             line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
@@ -275,8 +272,8 @@ class Run:
             board.add(kind, step, numbers)
 
     def rewind(self, step: int, validated: bool = True) -> None:
-        """Forget metrics after `step`, which will be computed again, how long the run took so far, and a last line
-        that a kill cut short; unless `validated`, the validation of `step` too."""
+        """Remove from metrics.jsonl the steps after `step`, which will be computed again, "end" lines, and a last line
+        that a kill cut short. Unless `validated`, remove the validation of `step` too."""
         self._first_step = step + 1
         path = self.folder / METRICS
         if not path.exists():
@@ -298,9 +295,9 @@ class Run:
         keep: int,
         extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> Path:
-        """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`.
+        """Flush metrics.jsonl, write checkpoints/step-N durably, then delete all but the last `keep` checkpoints.
 
-        `extra`: its further files, as arguments of `save_checkpoint`.
+        extra: further files, as arguments of `save_checkpoint`.
         """
         log = self.folder / METRICS
         try:
@@ -318,7 +315,7 @@ class Run:
         return path
 
     def prune(self, keep: int) -> None:
-        """Drop all but the last `keep` checkpoints."""
+        """Delete all but the last `keep` checkpoints."""
         for old in self.checkpoints()[:-keep]:
             remove_folder(old)
 
@@ -329,9 +326,9 @@ class Run:
         return [numbers[step] for step in sorted(numbers)]
 
     def newest(self) -> Newest | None:
-        """Read (checkpoint, optimizer's arrays, state) of the newest undamaged checkpoint; None if there is none.
+        """Read (checkpoint, optimizer arrays, state) of the newest undamaged checkpoint; None without checkpoints.
 
-        Damaged ones are reported and renamed damaged-step-N. `UserError` if all are damaged.
+        Damaged checkpoints are reported and renamed damaged-step-N. Raises UserError if all are damaged.
         """
         damaged: list[Path] = []
         for path in reversed(self.checkpoints()):
@@ -344,7 +341,7 @@ class Run:
                 self.warn(f"{path.name} is damaged, trying the one before it ({error})")
                 damaged.append(path)
                 continue
-            for bad in damaged:  # else it would count as the newest again when old ones are dropped
+            for bad in damaged:  # or they would count among the newest that `prune` keeps
                 with suppress(OSError):
                     bad.rename(bad.with_name(f"damaged-{bad.name}"))
             return contents
@@ -354,7 +351,7 @@ class Run:
 
 
 class FollowerFolder(Run):
-    """The run's folder for a process that doesn't lead: nothing is read, and nothing written."""
+    """A `Run` that reads and writes nothing, for the processes of a group other than rank 0."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -372,7 +369,7 @@ class FollowerFolder(Run):
 
 
 def _locked(folder: Path) -> int | None:
-    """Lock the folder and return the handle that holds the lock; None on a file system without locks."""
+    """Lock the folder. Returns the handle that holds the lock; None if the file system has no locks."""
     handle = os.open(folder, os.O_RDONLY)
     if is_locked := lock(handle):
         return handle
@@ -399,13 +396,13 @@ def _refused(path: Path, error: OSError) -> UserError:
 
 
 def check_same(folder: Path, record: dict[str, Any], warn: Callable[[str], None]) -> Any:
-    """Return the record of the run so far, if `record` continues it; else raise `UserError`."""
+    """Return the run's earlier record if `record` may continue it. Raises UserError if e.g. the recipe differs."""
     before = read_json(folder / RECORD)
     if isinstance(before, dict):
         before.pop(MODEL, None)
     old, new = flat(before), flat(record)
     _check_device(folder, old, new)
-    # The recipe first: the rest mostly follows from it.
+    # The recipe first, since other differences mostly follow from it.
     names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
     changes = {
         name: f"{name} was {_short(old.get(name))}, now {_short(new.get(name))}"
@@ -427,12 +424,12 @@ def check_same(folder: Path, record: dict[str, Any], warn: Callable[[str], None]
 
 
 def _check_device(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Refuse another kind of device: batches are cut otherwise there, and text would come twice or never."""
+    """Raise UserError for another kind of device: it cuts batches otherwise, so some text would come twice or never."""
     was, now = old.get("device"), new.get("device")
     if was != now:
         where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
         raise UserError(
-            f"{folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
+            f"{folder}: cannot resume on {now} what was trained on {was}: batches are cut differently there; "
             f"continue it {where}, or start a new run with another --out"
         )
 
@@ -447,7 +444,7 @@ def _short(value: Any) -> str:
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Return nested tables as one, whose names are joined by dots; tables in a list are named by their numbers."""
+    """Flatten nested tables: {"a": {"b": 1}, "c": [{"d": 2}]} -> {"a.b": 1, "c.0.d": 2}."""
     if isinstance(value, list | tuple) and all(isinstance(inner, dict) for inner in value):  # tables of one name
         value = {str(i): inner for i, inner in enumerate(value)}
     if isinstance(value, dict):

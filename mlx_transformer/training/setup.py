@@ -1,14 +1,12 @@
-"""The encoder whose vectors another one learns (Reimers and Gurevych 2020, "Making Monolingual Sentence Embeddings
-Multilingual using Knowledge Distillation", section 2).
+"""Set up a run: its first weights, config and vocabulary, its model, optimizer and step, and a distillation's teacher.
 
-A student whose vectors are narrower learns their projection to as many dimensions as it has: of all linear maps the one
-that keeps most of the inner products between the texts of the run (the first eigenvectors of V^T V).
+A run starts either from fresh weights and a vocabulary trained on its text, or from a checkpoint with its own config
+and vocabulary. With an adapter the checkpoint's weights stay as stored, quantised integers included; only the
+adapter's arrays, and those of a new head, have gradients and optimizer state.
 
-The start of a run: the weights, config and vocabulary that it begins with, its model, optimizer and step.
-
-A run starts from a config with fresh weights and a vocabulary of its text, or from a checkpoint that has its own. Under
-an adapter the checkpoint stays as it is stored, integers included: gradients and the optimizer's state are those of the
-adapter's arrays alone.
+Distillation learns the vectors of a teacher (Reimers and Gurevych 2020, "Making Monolingual Sentence Embeddings
+Multilingual using Knowledge Distillation", section 2). If the student's vectors are narrower, the teacher's vectors V
+are projected to its width. Of all projections the first eigenvectors of V^T V keep most of the texts' inner products.
 """
 
 from __future__ import annotations
@@ -54,16 +52,16 @@ from .step import Arithmetic, TrainStep
 
 
 def check_teacher(folder: str) -> None:
-    """Raise `UserError` unless the checkpoint is an encoder that says how a text's vector is made."""
+    """Raise UserError unless the checkpoint is an encoder with a vocabulary and an embedding.json."""
     checkpoint = open_checkpoint(folder, verify=False)
     if checkpoint.config.architecture != "encoder" or checked_tokenizer(checkpoint) is None:
-        raise UserError(f"teacher = {folder!r}: is no encoder with a vocabulary")
+        raise UserError(f"teacher = {folder!r}: isn't an encoder with a vocabulary; give another checkpoint")
     if read_embedding(checkpoint.folder, checkpoint.config.d_model) is None:
         raise UserError(f"teacher = {folder!r}: doesn't say how a text's vector is made (embedding.json)")
 
 
 class Teacher:
-    """`teacher(texts)` -> their vectors (N, width). The first texts decide on the projection, if there is one."""
+    """`teacher(texts)` -> vectors (N, width). If they must be projected, the first call's texts decide how."""
 
     def __init__(self, folder: str, width: int):
         self.model, self.folder, self.width = Transformer.load(folder), folder, width
@@ -91,7 +89,7 @@ class Teacher:
 
 MOST_EPOCHS_PER_STEP = 100
 HEAD = ("head_proj", "head_norm", "output_proj")
-"""The modules of an encoder's head."""
+"""Module names of an encoder's head."""
 ADAPTER_TARGETS = "*.query_proj, *.value_proj"  # as in section 4.2 of LoRA's paper
 
 
@@ -100,27 +98,27 @@ class Start:
     config: TransformerConfig
     tokenizer: Tokenizer
     checkpoint: Path | None = None
-    """The checkpoint with the first weights; None: fresh ones."""
+    """The checkpoint with the first weights; None: fresh weights."""
     adapter: AdapterConfig | None = None
-    """The adapter that is trained; None: the weights themselves are."""
+    """The adapter to train; None: train the weights themselves."""
     embedding: TextEmbedding | None = None
-    """How a text's vector is made, of a model that learns vectors."""
+    """How a text's vector is made, if the objective learns vectors."""
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the first weights; None: they are fresh."""
+        """The folder of the first weights; None for fresh weights."""
         return None if self.checkpoint is None else open_checkpoint(self.checkpoint, verify=False).folder
 
     @property
     def record(self) -> dict[str, Any]:
-        """The digest of the first weights, for run.json; empty if they are fresh."""
+        """Digests of the first weights for run.json; {} for fresh weights."""
         if self.checkpoint is None:
             return {}
         weights, *adapter = digests(open_checkpoint(self.checkpoint, verify=False)).values()
         return {"start": {"weights": weights, **({"adapter": adapter[0]} if adapter else {})}}
 
     def reading(self, recipe: Recipe) -> Reading:
-        """Return how the run's text becomes ids."""
+        """Make the `Reading` of the run; loads the teacher, if there is one."""
         data, prompts = recipe.data, {} if self.embedding is None else self.embedding.prompts
         if recipe.objective.reads == "matches":
             both = {"source_prompt": prompts.get("query"), "target_prompt": prompts.get("document")}
@@ -131,8 +129,10 @@ class Start:
         return Reading(self.tokenizer, data, self.config, self.embedding, teach)
 
     def model(self) -> Transformer:
-        """Make the model with its first weights, in float32 (but integers under an adapter); MLX's random state decides
-        fresh ones, and an adapter's A."""
+        """Make the model with its first weights in float32; quantised weights under an adapter stay integers.
+
+        Fresh weights and an adapter's A come from MLX's random state.
+        """
         if self.checkpoint is not None and self.adapter is not None:
             model = self._adapted(open_checkpoint(self.checkpoint), self.adapter)
         else:
@@ -147,13 +147,13 @@ class Start:
         return model
 
     def _goes_on(self, name: str, shape: tuple[int, ...], base: Checkpoint) -> bool:
-        """Return whether the model begins with the checkpoint's parameter; a classifier of other labels is fresh."""
+        """Whether the model starts with this parameter of the checkpoint; a classifier for other labels is fresh."""
         other = name.startswith("output_proj") and base.config.head != self.config.head
         return not other and parameter_shapes(self.config).get(name) == shape
 
     def _adapted(self, base: Checkpoint, adapter: AdapterConfig) -> Transformer:
-        """Return the model with an adapter; a head that the checkpoint doesn't have is fresh, and trained as a
-        whole."""
+        """Make the model with an adapter. If the recipe needs another head than the checkpoint's, it is fresh, and all
+        its weights are trained."""
         stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
         quantization, new = base.quantization, base.config.head != self.config.head
         if new:
@@ -171,7 +171,7 @@ class Start:
 
 
 def check_apart(recipe: Recipe, out: Path) -> None:
-    """Raise `UserError` if the run reads what a run in `out` replaces, such as an earlier run's trained model."""
+    """Raise UserError if the run would overwrite its own input, e.g. start_from is OUT/model of an earlier run."""
     parts = [out / name for name in PARTS]
     parts += [previous(part) for part in parts]
     for path in _read_by(recipe):
@@ -180,7 +180,7 @@ def check_apart(recipe: Recipe, out: Path) -> None:
 
 
 def _read_by(recipe: Recipe) -> Iterator[Path]:
-    """List the files and folders that a run of the recipe reads."""
+    """Files and folders that the recipe's run reads."""
     for place in (recipe.training.start_from, recipe.training.teacher):
         if place is not None:
             yield resolve(place)
@@ -193,7 +193,7 @@ def _read_by(recipe: Recipe) -> Iterator[Path]:
 
 
 def check_start(recipe: Recipe) -> None:
-    """Check what can be known before the text is read."""
+    """Raise UserError for what can be checked before the text is read, e.g. the teacher, the adapter and memory."""
     check_wandb(recipe.training.wandb)
     if recipe.training.teacher is not None:
         check_teacher(recipe.training.teacher)
@@ -204,7 +204,7 @@ def check_start(recipe: Recipe) -> None:
 
 
 def check_fits(config: TransformerConfig) -> None:
-    """Raise `UserError` if the machine hasn't even the memory for weights, gradients and Adam's two means of them."""
+    """Raise UserError if the machine lacks memory even for weights, gradients and Adam's two moments."""
     count = parameter_count(config)
     check_memory(
         16 * count, f"training {count:,} parameters", "choose a smaller preset, {d_model}, {d_ff} or {vocab_size}"
@@ -212,15 +212,15 @@ def check_fits(config: TransformerConfig) -> None:
 
 
 def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
-    """Decide what the run starts from; `known` is the vocabulary of a run that is resumed.
+    """Make the run's `Start`. known: the vocabulary of a resumed run.
 
-    `UserError` if the checkpoint can't be trained or has no vocabulary.
+    Raises UserError if the checkpoint can't be trained or has no vocabulary.
     """
     path = recipe.training.start_from
     made = _fresh(recipe, data, known) if path is None else _from_checkpoint(Path(path), recipe, data)
     if made.tokenizer.separate and recipe.objective.reads != "pairs":
         raise UserError(f"{recipe.training.objective}: needs one vocabulary; this one has two, source and target")
-    if made.adapter is None:  # which needs little more than the weights
+    if made.adapter is None:  # an adapter needs little more memory than the weights
         check_fits(made.config)
     return made
 
@@ -246,7 +246,7 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
         )
     text = checked_tokenizer(checkpoint)
     if text is None:
-        raise UserError(f"{checkpoint.folder}: has no tokenizer.json, without which no text can be trained on")
+        raise UserError(f"{checkpoint.folder}: has no tokenizer.json, so it can't be trained on text")
     tokenizer = Tokenizer(text, str(path))
     if recipe.objective.masks and tokenizer.mask_id is None:
         raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
@@ -259,14 +259,14 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
 
 
 def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: Path) -> TransformerConfig:
-    """Return the config with a head that learns the recipe's objective: its own, where that does."""
+    """Return the config with a head for the recipe's objective; the checkpoint's own head is kept if it fits."""
     own, objective = config.head, recipe.training.objective
     if isinstance(data.train, Labelled):
         plain = data.train.head
         alike = (own.kind, own.several, own.scores) == (plain.kind, plain.several, plain.scores)
         if alike and {*plain.labels} <= {*own.labels}:
             return config
-        if own.kind == plain.kind or (own.kind, plain.kind) == ("pooled", "classes"):  # whose dense layer goes on
+        if own.kind == plain.kind or (own.kind, plain.kind) == ("pooled", "classes"):  # keep its dense layer
             labels = {"labels": plain.labels, "several": plain.several, "scores": plain.scores}
             plain = dataclasses.replace(own, kind=plain.kind, **labels)
         head = recipe.head(plain)
@@ -282,7 +282,10 @@ def _with_head(config: TransformerConfig, recipe: Recipe, data: RunData, path: P
 
 
 def _embedding(recipe: Recipe, own: TextEmbedding | None) -> TextEmbedding:
-    """Return how texts become vectors: as the checkpoint says, or the mean of their tokens', of length 1."""
+    """How texts become vectors: the checkpoint's way, or the mean over their tokens, scaled to length 1.
+
+    The recipe's `pooling` and prompts replace the checkpoint's.
+    """
     embedding = own or TextEmbedding(normalize=True, similarity="cosine")
     if (pooling := recipe.training.pooling) is not None:
         if embedding.dense:
@@ -296,9 +299,9 @@ def _embedding(recipe: Recipe, own: TextEmbedding | None) -> TextEmbedding:
 
 
 def chosen_adapter(options: TrainingOptions, base: Checkpoint) -> AdapterConfig | None:
-    """Return the adapter that the recipe asks for, if it does.
+    """The config of the recipe's adapter; None without one.
 
-    `UserError` if a pattern fits no linear map, or the rank is too large for one.
+    Raises UserError if a pattern matches no linear map, the rank is too large, or the checkpoint has an adapter.
     """
     if options.adapter is None:
         return None
@@ -335,9 +338,9 @@ def model_and_step(
     streams: Sequence[mx.Stream] | None = None,
     max_logits: int | None = None,
 ) -> tuple[Transformer, TrainStep]:
-    """Make the model and the step that trains it; MLX's random state decides fresh weights.
+    """Make the model and its training step. Fresh weights come from MLX's random state.
 
-    `streams`: as for `Optimizer`. `max_logits`: as for `TrainStep`; None: as the recipe's `memory` says.
+    streams: as for `Optimizer`. max_logits: as for `TrainStep`; None: as `memory` allows.
     """
     model = start.model()
     if options.freeze is not None:
@@ -353,10 +356,10 @@ def model_and_step(
 
 
 def batches_per_step(options: TrainingOptions, group: Group, epoch: Sized) -> int:
-    """Count the batches that all processes take in a step.
+    """Batches per step, of all processes together.
 
-    `UserError` if a step would take the text over and over: its gradient stays the same, and a first line of progress
-    may be hours away.
+    Raises UserError if a step would repeat the text more than 100 times: its gradient would stay the same, and the
+    first line of progress could take hours.
     """
     count = options.accumulate * group.size
     if count > MOST_EPOCHS_PER_STEP * len(epoch):

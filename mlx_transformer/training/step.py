@@ -1,12 +1,12 @@
 """One optimizer step: loss, gradients, clipping, update.
 
 On a GPU the whole step is one compiled function. On Linux CPUs `mx.compile` starts a C++ compiler at run time and
-gains nothing, while one MLX stream runs on one core: there the batch is split in as many parts as there are cores,
-each on its own stream, and the gradients (each already divided by the whole batch's token count) are summed. The work
-on each parameter by itself (sum, norm and update) is spread over the streams as well.
+gains nothing, while one MLX stream runs on one core. So there the batch is split into as many parts as there are cores,
+each on its own stream. The gradients, each already divided by the whole batch's token count, are summed. Work on single
+parameters (sum, norm and update) is spread over the streams as well.
 
-A step may take several batches, one after another: the gradient is that of all their tokens together, whichever batch
-they are in, and the memory that of the largest.
+A step may take several batches, one after another (accumulation). The gradient is the same as for one batch with all
+their tokens; the memory is that of the largest batch.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ DOUBLED_AFTER = 2000  # steps
 
 
 class Arithmetic:
-    """The type that a step computes in: float32, or bfloat16 or float16 with parameters and moments kept in float32.
+    """The type of a step's arithmetic: float32, bfloat16 or float16. Parameters and moments stay float32.
 
-    Each step computes with a copy of the trained parameters in the lower type, and the gradient comes back in float32
-    (Micikevicius et al. 2018, "Mixed Precision Training"). Gradients of float16 vanish below 6e-8, so that its loss is
-    multiplied by a factor first: halved where a gradient overflows, doubled after many steps without.
+    Each step computes with copies of the parameters in the lower type, and the gradients come back in float32
+    (Micikevicius et al. 2018, "Mixed Precision Training"). float16 gradients below 6e-8 would become 0, so the loss is
+    multiplied by a factor: halved when a gradient overflows, doubled after 2000 steps without an overflow.
     """
 
     def __init__(self, dtype: str = "float32"):
         self.dtype: mx.Dtype = getattr(mx, dtype)
         self.state: dict[str, mx.array] = {}
-        """For float16 the loss's factor, and the steps since it changed; a compiled step changes it in place."""
+        """For float16 the loss's factor, and the steps since it last changed; a compiled step updates it in place."""
         if self.dtype == mx.float16:
             self.state = {"loss_factor": mx.array(FIRST_FACTOR), "steps_of_loss_factor": mx.array(0, mx.uint32)}
 
     def lowered(self, parameters: Any) -> Any:
-        """Return the tree with its floating-point arrays in the type, and a quantised layer's integers as they are."""
+        """Convert a tree's floating-point arrays to the type; a quantised layer's integers stay."""
         if self.dtype == mx.float32:
             return parameters
         return tree_map(lambda p: p.astype(self.dtype) if mx.issubdtype(p.dtype, mx.floating) else p, parameters)
 
     def scaled(self, loss: mx.array) -> mx.array:
-        """Multiply a loss by the factor."""
+        """Multiply a loss by the factor, if there is one."""
         return loss * self.state["loss_factor"] if self.state else loss
 
     def unscaled(self, gradients: Any) -> Any:
-        """Divide the gradients by the factor."""
+        """Divide the gradients by the factor, if there is one."""
         if not self.state:
             return gradients
         return tree_map(lambda g: g / self.state["loss_factor"], gradients)
 
     def settle(self, finite: mx.array) -> None:
-        """Decide on the next step's factor, after a step whose gradient was finite or not."""
+        """Update the factor after a step whose gradient was `finite`, or not."""
         if not self.state:
             return
         factor, steps = self.state["loss_factor"], mx.where(finite, self.state["steps_of_loss_factor"] + 1, 0)
@@ -75,12 +75,12 @@ class Arithmetic:
 class TrainStep:
     """`step(batches, learning_rate) -> (mean loss, gradient norm, finite)`, lazy arrays; call `evaluate` to run them.
 
-    A step whose gradient is not finite changes nothing but the factor on a float16 loss. Tokens are learned here; a
-    subclass has another loss (`_loss_by`), or another way to its gradient.
+    If the gradient is not finite, a step changes nothing but the factor on a float16 loss. This class learns to predict
+    tokens; subclasses have another loss (`_loss_by`) or compute gradients in another way (`_gradients`).
     """
 
     second = "perplexity"
-    """The meaning of the second number of `losses`."""
+    """Name of the second number of `losses`."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class TrainStep:
         group: Group = ALONE,
         max_logits: int | None = None,
     ):
-        """Prepare steps that are split over the optimizer's streams, or compiled as a whole if it has none.
+        """Steps are split over the optimizer's streams, or compiled as a whole if it has none.
 
-        `clip_norm`: 0 leaves gradients as they are. `group`: the processes that take each step together, each with
-        batches of its own. `max_logits`: the most logits in one chunk of the loss; None: `loss.MAX_LOGITS`.
+        clip_norm: largest gradient norm; 0: no clipping. group: the processes that take each step together, each with
+        its own batches. max_logits: most logits in one chunk of the loss; None: `loss.MAX_LOGITS`.
         """
         self.model, self.optimizer, self.group = model, optimizer, group
         self.max_logits = max_logits
@@ -104,9 +104,9 @@ class TrainStep:
         self.zero_start = ZeroStart(model)
         self.streams = optimizer.streams
         self.compilations = 0
-        """The number of functions compiled so far, one for each shape of batches; 0 for ever where none is."""
+        """Functions compiled so far, one for each shape of batches; 0 if steps are split over streams."""
         set_blas_threads(1)
-        # Without the random state among them, a compiled step would repeat one dropout mask for ever.
+        # Without the random state in here, a compiled step would repeat one dropout mask forever.
         state = [model.state, optimizer.state, self.arithmetic.state, mx.random.state]
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ class TrainStep:
         self._part = compiled(self._split_gradients if self.streams else self._gradients)
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Count the compilations of `function`: MLX calls it for shapes that it has not seen, and never again."""
+        """Count the compilations of `function`: MLX calls it once for each new shape, and never again."""
 
         def traced(*arguments: Any) -> Any:
             self.compilations += 1
@@ -126,21 +126,21 @@ class TrainStep:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The arrays that steps leave behind besides the parameters, as a tree in whose containers they work."""
+        """The optimizer's and the arithmetic's arrays, as a tree. Not a copy: steps update its containers in place."""
         return {**self.optimizer.state, **self.arithmetic.state}
 
     @property
     def all(self) -> dict[str, Any]:
-        """The trained parameters and the state."""
+        """Everything a step changes: the trained parameters and the state."""
         return {"parameters": self.model.trainable_parameters(), "state": self.state}
 
     def take(self, all: dict[str, Any]) -> None:
-        """Go on from `all`, the parameters and state of this step or of another process's."""
+        """Continue from `all`, the parameters and state of this process or another one."""
         self.model.update(all["parameters"])
         self.restore(all["state"])
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier `state`."""
+        """Continue from an earlier `state`."""
         assign(self.optimizer.state, state)
         assign(self.arithmetic.state, state)
 
@@ -150,11 +150,11 @@ class TrainStep:
         learning_rate: float,
         tokens_of_all: int | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Take a step; `tokens_of_all`: the target tokens of all processes' batches, None: these are all batches."""
+        """Take a step. tokens_of_all: target tokens in the batches of all processes; None: `batches` are all."""
         batches = batches if isinstance(batches, Sequence) else [batches]
         self.optimizer.set_rate(learning_rate)
         count = sum(batch.tokens for batch in batches) if tokens_of_all is None else tokens_of_all
-        # A group's mean over its processes is the sum over their batches, divided by all tokens.
+        # Divided by this, the mean over the processes is the sum over all batches divided by all tokens.
         tokens = mx.array(max(1, count) / self.group.size, dtype=mx.float32)
         if len(batches) == 1 and self.group.size == 1:
             return self._run(tokens, *self._inputs(batches[0]))
@@ -166,19 +166,22 @@ class TrainStep:
         return self._apply(*self.group.mean((loss, gradients)))
 
     def evaluate(self, *arrays: mx.array) -> None:
-        """Run everything that is pending: the new parameters, the optimizer's moments and `arrays`."""
+        """Evaluate the new parameters, the optimizer's moments and `arrays`."""
         mx.eval(self.model.parameters(), self.state, *arrays)
 
     def loss(self, targets: mx.array, picked: Input, *inputs: Input) -> mx.array:
-        """Return the sum of the loss over a batch's targets (B, M), in nats.
+        """Sum the loss over a batch's targets (B, M), in nats.
 
-        `picked` (B, M): the positions of the targets, None: all in order. `inputs`: those of `Transformer.hidden`.
+        picked (B, M): the positions of the targets; None: all positions in order. inputs: arguments of
+        `Transformer.hidden`.
         """
         return self._loss_by(label_smoothed_loss, targets, picked, inputs)
 
     def losses(self, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """Return (the loss, the same without label smoothing), sums over a batch's targets; without a gradient. The
-        second is another number where there is no perplexity: `second` names it."""
+        """Return (the loss, the loss without label smoothing), each summed over a batch's targets, for validation.
+
+        Subclasses return something else as second number, e.g. the number of right labels; `second` names it.
+        """
         targets, picked, *inputs = self._inputs(batch)
         return self._loss_by(losses, targets, picked, inputs)
 
@@ -206,7 +209,7 @@ class TrainStep:
             parameters, state = tree_map(lambda new, old: mx.where(finite, new, old), after, before)
             self.model.update(parameters)
             assign(self.optimizer.state, state)
-        elif finite.item():  # an exact skip; on CPU a synchronisation costs nothing
+        elif finite.item():  # really skips the update; on a CPU waiting for `finite` costs nothing
             self.optimizer.update(self.model, gradients)
         self.arithmetic.settle(finite)
         return loss, norm, finite
@@ -224,13 +227,13 @@ class TrainStep:
                 loss, gradients = self._gradients(tokens, *inputs_of_part)
             losses.append(loss)
             parts_of_gradients.append(gradients)
-        # Nothing is evaluated before all parts are built: MLX lets few operations wait in all its CPU streams together,
-        # so a part that was queued alone would keep the others out (measured: 5,700 instead of 7,900 tokens/s).
+        # All parts are built before any is evaluated. MLX limits the operations that wait in all CPU streams together,
+        # so a part queued first would keep the others out (measured: 5,700 instead of 7,900 tokens/s).
         gradients = tree_map(spread(lambda *g: sum(g[1:], start=g[0]), self.streams), *parts_of_gradients)
         return sum(losses[1:], start=losses[0]), gradients
 
     def _gradients(self, tokens: mx.array, targets: mx.array, *inputs: Input) -> tuple[mx.array, Gradients]:
-        """Return (mean loss, gradients of the trainable parameters times the arithmetic's factor)."""
+        """Return (mean loss, gradients of the trainable parameters, still times the arithmetic's factor)."""
         everything, trained = self.model.parameters(), self.model.trainable_parameters()
 
         def mean_loss(parameters) -> tuple[mx.array, mx.array]:
@@ -245,7 +248,7 @@ class TrainStep:
 
 
 def _clip(gradients: Gradients, largest: float, streams: Sequence[mx.Stream] = ()) -> tuple[mx.array, Gradients]:
-    """Return (norm of all gradients together, gradients scaled so that it is at most `largest`); 0: as they are."""
+    """Return (norm of all gradients together, gradients scaled so that it is at most `largest`); 0: no scaling."""
     squares = tree_map(spread(lambda g: mx.sum(mx.square(g.astype(mx.float32))), streams), gradients)
     norm = mx.sqrt(sum((cast(mx.array, each) for _, each in tree_flatten(squares)), start=mx.array(0.0)))
     if largest <= 0:
@@ -255,9 +258,9 @@ def _clip(gradients: Gradients, largest: float, streams: Sequence[mx.Stream] = (
 
 
 def assign(tree: Any, values: Any) -> None:
-    """Put `values` into a tree of dicts and lists in place: a compiled function keeps hold of the containers.
+    """Put `values` into a tree of dicts and lists in place, since a compiled function refers to the containers.
 
-    Containers without arrays (modules without parameters) may be missing in `values`.
+    `values` may lack containers without arrays (modules without parameters).
     """
     for key in tree if isinstance(tree, dict) else range(len(tree)):
         if not isinstance(tree[key], (dict, list)):

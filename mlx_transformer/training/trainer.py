@@ -1,7 +1,4 @@
-"""The facts of a run for the model card: languages, origin, and the scores of its validation.
-
-The training loop: text -> tokens -> batches -> steps -> checkpoints (section 5 of the paper).
-"""
+"""The training loop: text -> tokens -> batches -> steps -> checkpoints (section 5 of the paper), and the model card."""
 
 from __future__ import annotations
 
@@ -73,8 +70,11 @@ SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 def model_card(run: Path, recipe: Recipe, made_of: dict[str, Any]) -> str:
-    """Return the begin of the card of OUT/model. made_of: what run.json says of its weights; those of one step have the
-    scores of its validation, if there was one then."""
+    """The front matter of OUT/model's card: languages, origin and scores.
+
+    made_of: the entry about its weights in run.json. Weights of a single step get the scores of that step's validation,
+    if there was one.
+    """
     start = recipe.training.start_from
     known = {} if start is None else keys_of(carried(resolve(start)))
     steps = made_of["steps"] if made_of["final"] in ("last", "best") else []
@@ -84,7 +84,7 @@ def model_card(run: Path, recipe: Recipe, made_of: dict[str, Any]) -> str:
 
 
 def languages(recipe: Recipe) -> list[str] | None:
-    """Return the codes of the languages, as the recipe or the names of its files have them; None where they don't."""
+    """Language codes from the recipe or its file names, e.g. ["en", "de"] for train.en and train.de; else None."""
     data, names = recipe.data, list[str]()
     if data.corpus is not None:
         names = built_in.languages(data.corpus)
@@ -98,7 +98,7 @@ def languages(recipe: Recipe) -> list[str] | None:
 
 
 def _validation(log: Path, step: int) -> dict[str, Any]:
-    """Return the scores of the validation at a step, {} if there was none."""
+    """The validation scores of a step; {} if there was no validation."""
     if log.exists():
         for line in reversed(read_bytes(log, MAX_LOG_BYTES).splitlines()):
             if line.startswith(b'{"kind": "valid"') and (entry := json.loads(line))["step"] == step:
@@ -107,7 +107,7 @@ def _validation(log: Path, step: int) -> dict[str, Any]:
 
 
 def _index(recipe: Recipe, scores: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the Hub's form of scores: those of translations, and the one that the objective has beside its loss."""
+    """Scores in the Hub's `model-index` form: BLEU and chrF for translations, and the objective's second score."""
     signatures = score(["text"], ["text"]) if SCORES.keys() & scores.keys() else {}
     metrics: list[dict[str, Any]] = [
         {"type": key, "name": name, "value": scores[key], "args": {"signature": signatures[f"{key}_signature"]}}
@@ -127,8 +127,8 @@ def _index(recipe: Recipe, scores: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"name": "mlx-transformer", "results": [result]}]
 
 
-POINTS = 50  # of a curve, at least: one in each so many parts of the run
-POINT_SECONDS = 30.0  # between two points of a curve, at most
+POINTS = 50  # a curve has at least so many points, evenly spread over the run
+POINT_SECONDS = 30.0  # at most, between two points of a curve
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ class Result:
     state: State
     parameters: int
     interrupted: int | None
-    """The signal that ended the run early, if one did."""
+    """The signal that ended the run early; None if there was none."""
 
 
 class Trainer:
-    """One run of a recipe in a folder. `run()` trains to the end and returns the result."""
+    """A run of a recipe in a folder. `run()` trains to the end and returns the result."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class Trainer:
         force: bool = False,
         group: Group = ALONE,
     ):
-        """Prepare a run of `recipe` in the folder `out`, or go on with the one that is there.
+        """Prepare a run of `recipe` in the folder `out`, or with `resume` continue the run there.
 
-        `data`: the recipe's text, where it has been loaded. `force`: replace the run that is there. `group`: the
-        processes that train together.
+        data: the recipe's text, if it is loaded already. force: replace the run there. group: the processes that train
+        together.
         """
         self.group = group
         if group.leads:
-            check_folder(out, resume, force)  # before minutes go into a corpus
+            check_folder(out, resume, force)  # early, before minutes go into reading text
             check_apart(recipe, out)
         check_start(recipe)
         self.out = out
@@ -213,7 +213,7 @@ class Trainer:
             self._share()
 
     def _share(self) -> None:
-        """Send where rank 0 stands to all processes."""
+        """Send rank 0's weights, optimizer state and counters to all processes."""
         self.step.take(self.group.broadcast_arrays(self.step.all))
         step, seconds, validated = self.group.broadcast(
             [self.state.step, self.state.seconds, self.state.validated_step]
@@ -221,9 +221,9 @@ class Trainer:
         self.state.step, self.state.seconds, self.state.validated_step = int(step), seconds, int(validated)
 
     def run(self) -> Result:
-        """Train to the recipe's end or until a signal; either way a checkpoint and the model are written.
+        """Train to the recipe's end or until a signal; in both cases write a checkpoint and the model.
 
-        Raises `UserError` when gradients stay infinite or the disk refuses; the last checkpoint is then intact.
+        Raises UserError if gradients stay infinite or NaN, or the disk fails; the last checkpoint is then intact.
         """
         try:
             with self.reporter, self.stop:
@@ -239,8 +239,8 @@ class Trainer:
                     if self.stop.received is None:
                         for line in closing_lines(self.options, self.state):
                             self.reporter.line(line)
-                # Whoever started the processes ends all of them once one has gone with a signal's status: none goes
-                # before the model is written.
+                # A launcher ends all processes once one has ended by a signal. So the others wait here until rank 0 has
+                # written the model.
                 with self.group.translating_errors():
                     self.group.largest(0)
         finally:
@@ -248,7 +248,7 @@ class Trainer:
         return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
 
     def rehearse(self) -> str:
-        """Take the first steps of the run, write no model, and return a line that says their speed and memory."""
+        """Take the first 20 steps and return a line with their speed and memory; no model is written."""
         try:
             coming = prefetched(self.batches.from_step(0))
             with self.reporter, self.stop, Clock(None, 0.0) as clock, coming as batches:
@@ -258,10 +258,10 @@ class Trainer:
         return forecast_line(self.state, mx.get_peak_memory(), self.recipe.objective.unit)
 
     def _finish(self) -> None:
-        """Save what is not saved yet, validate unless the run is interrupted, and write the model."""
+        """Save the last step, validate unless the run was interrupted, and write the model."""
         if self.state.step != self._saved_step:
             self.save()
-        # This validates a run too that was killed after its last checkpoint.
+        # Also validates a run that was killed after its last checkpoint, and resumed.
         if self.stop.received is None and self.state.validated_step != self.state.step:
             self.validate()
         self.model.eval()
@@ -284,7 +284,7 @@ class Trainer:
         forecast = Forecast(o, state.step)
         valid_every = o.valid_every or max(1, len(self.batches) // per_step)
         while True:
-            # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
+            # Validate after the checkpoint of this step is written, so that a run resumed from it validates too.
             if state.step % valid_every == 0 and state.validated_step != state.step and state.progress(o) < 1:
                 self.validate()
             state.seconds, since_best = self.group.broadcast([clock.begin(state.step), state.validations_since_best])
@@ -329,14 +329,14 @@ class Trainer:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
 
     def _is_due(self, seconds: float) -> bool:
-        """Say whether a checkpoint is due, `seconds` after the last."""
+        """Whether to write a checkpoint now, `seconds` after the last."""
         if not self.group.leads:
             return False
         every = self.options.checkpoint_steps
         return self.state.step % every == 0 if every else seconds >= self.options.checkpoint_seconds
 
     def _skipped(self, loss: mx.array, in_a_row: int) -> None:
-        """Count a step whose gradient was not finite (`TrainStep` has changed nothing); end the run after too many."""
+        """Count a step whose gradient was not finite (it changed no weights). Raises UserError after too many."""
         self.state.skipped_steps += 1
         self.files.metric("skipped", self.state.step, loss=str(loss.item()))
         if in_a_row >= self.options.stop_after_bad_steps:
@@ -350,8 +350,10 @@ class Trainer:
             )
 
     def validate(self) -> dict[str, float]:
-        """Return the scores of the validation text; none if the run is being interrupted, or where another process
-        takes them."""
+        """Compute and record the validation scores, and save OUT/best if they are the best.
+
+        Returns {} if the run is being interrupted, or if this process isn't rank 0.
+        """
         if not self.group.leads:
             self.state.validated_step = self.state.step
             return {}
@@ -370,7 +372,7 @@ class Trainer:
         return values
 
     def save(self) -> None:
-        """Write a checkpoint of the current step, with the optimizer's state."""
+        """Write a checkpoint of the current step with the optimizer's state."""
         optimizer = {name: np.array(value) for name, value in named_arrays(self._arrays())}
         weights, state, text = self.weights.table(), asdict(self.state), self.tokenizer.to_json()
         keep, extra = self.options.checkpoints_to_keep, self.weights.extra_files()
@@ -403,7 +405,7 @@ class Trainer:
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
 
     def _arrays(self) -> dict[str, Any]:
-        """Return all arrays that a checkpoint holds beside the weights."""
+        """A checkpoint's arrays other than the weights: optimizer state, and the moving average if there is one."""
         return {**self.step.state, **({} if self.moving is None else {MOVING: self.moving.values})}
 
 
@@ -415,15 +417,20 @@ def train(
     force: bool = False,
     **keys: Unpack[TrainArguments],
 ) -> Result:
-    """Train a model, write it into the run's folder `out`, and return the result, whose `model` is the checkpoint.
+    """Train a model in the run's folder `out` and return the result; its `model` is the checkpoint folder out/model.
 
-    recipe: a TOML file, or the name of a built-in recipe; None: the defaults, or with `resume` the run's own. keys: of
-    any table of a recipe, such as source="train.en", preset="tiny", steps=500 (`mlx_transformer/recipes/README.md` has
-    all). force: replace a run that `out` holds. `UserError` for what can't be trained; an interrupted run says so in
-    the result, and `resume` goes on with it.
+    recipe: a TOML file or the name of a built-in recipe, e.g. "multi30k". None: the defaults, or with `resume` the
+    run's recipe. keys: recipe keys, e.g. source="train.en", preset="tiny", steps=500; all of them are listed in
+    `mlx_transformer/recipes/README.md`. resume: continue the run in `out`. force: replace it.
+
+    Raises UserError, e.g. for a wrong key or a file that can't be read. If a signal interrupted the run, the result's
+    `interrupted` is its number; continue with `resume`.
+
+    >>> train("multi30k", out="runs/mine", source="train.en", target="train.de").model
+    PosixPath('runs/mine/model')
     """
     out, group = Path(out), joined()
     if group.leads:
-        check_folder(out, resume, force)  # before the recipe is read, which may be that of the run
+        check_folder(out, resume, force)  # before reading the recipe, which may be the run's own
     chosen = load_recipe(None if recipe is None else os.fspath(recipe), tables_of(keys), run=out if resume else None)
     return Trainer(chosen, out, resume, force=force, group=group).run()

@@ -1,11 +1,11 @@
-"""The weights that a run keeps: those in its checkpoints, of the best validation, averaged, and in the end.
+"""Save, restore and average a run's weights: checkpoints, OUT/best and OUT/model.
 
-A checkpoint holds all weights as they are; or, where an adapter is trained, the weights with the adapter merged into
-them in float32, so that every command takes any of the run's folders, and beside them the adapter, from which the run
-goes on.
+Without an adapter a checkpoint holds the weights as they are. With an adapter it holds the weights with the adapter
+merged into them in float32, so every command can read it. It also holds the adapter itself, from which the run
+continues.
 
-OUT/best     the checkpoint of the best validation, where `best` names a score
-OUT/model    the weights that the recipe's `final` names
+OUT/best     the checkpoint of the best validation, if the recipe sets `best`
+OUT/model    the final weights, chosen by the recipe's `final`
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ ADAPTER_FOLDER, BEST, MOVING = "adapter", "best", "moving_average"
 
 
 class Weights:
-    """The weights of a run that trains the model itself.
+    """The weights of a run without an adapter; the trained arrays are the model's parameters.
 
-    `arrays` are the trained arrays, here the model's parameters; None: as they are now. base: the folder whose model is
-    trained; how it generates stays true of what it becomes, and is in every checkpoint, as is how a text's vector is
-    made.
+    base: the run's `start_from` folder. Its generation settings are copied into every checkpoint, and so is the model's
+    embedding.json. Where a method takes `arrays`, None means the trained arrays of the current step.
     """
 
     def __init__(self, model: Transformer, base: Path | None = None):
@@ -56,48 +55,48 @@ class Weights:
         self.files["tensors"] = {} if embedding is None else embedding.tensors()
 
     def tree(self) -> Any:
-        """Return the trained arrays as MLX has them."""
+        """The trained arrays as a tree of MLX arrays."""
         return self.model.parameters()
 
     def arrays(self) -> Arrays:
-        """Return the trained arrays by name."""
+        """The trained arrays as {name: NumPy array}."""
         return {name: np.array(value) for name, value in named_arrays(self.tree())}
 
     def table(self, arrays: Arrays | None = None) -> Arrays:
-        """Return every parameter of the table of `core/parameters.py`."""
+        """All weights of a checkpoint, with the names of `core/parameters.py`."""
         return self.arrays() if arrays is None else arrays
 
     def extra_files(self) -> dict[str, Any]:
-        """Return the further files of a checkpoint, as arguments of `save_checkpoint`."""
+        """A checkpoint's files other than weights and vocabulary, as arguments of `save_checkpoint`."""
         return self.files
 
     def read(self, folder: Path) -> Arrays:
-        """Read the trained arrays of one of the run's checkpoints."""
+        """Read the trained arrays from a checkpoint of the run."""
         return dict(open_checkpoint(folder).tensors())
 
     def average(self, folders: Sequence[Path]) -> Arrays:
-        """Average the trained arrays over checkpoints of the run."""
+        """The mean of the trained arrays over checkpoints of the run."""
         return averaged([open_checkpoint(folder) for folder in folders])
 
     def restore(self, folder: Path) -> None:
-        """Go on with the trained arrays of one of the run's checkpoints."""
+        """Continue with the trained arrays of a checkpoint of the run."""
         arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in self.read(folder).items()])
         self.model.update(arrays)
 
     def save(self, folder: Path, tokenizer_json: str) -> None:
-        """Write a checkpoint with the weights as they are."""
+        """Write a checkpoint with the current weights."""
         output = claim(folder, CHECKPOINT, True, own=True)
         save_checkpoint(output, self.model.config, self.table(), tokenizer_json, **self.extra_files())
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
-        """Write what a run leaves in its folder: OUT/model, whose card begins with `card`."""
+        """Write the final weights to OUT/model. card: the beginning of its model card."""
         files = {**self.files, "texts": {**self.files["texts"], CARD: card}}
         output = claim(out / "model", CHECKPOINT, True, own=True)
         return save_checkpoint(output, self.model.config, self.table(arrays), tokenizer_json, **files)
 
 
 class AdapterWeights(Weights):
-    """The weights of a run that trains an adapter: its arrays are the trained ones, with those of a new head."""
+    """The weights of a run with an adapter; the trained arrays are the adapter and, if there is one, a new head."""
 
     def __init__(self, model: Transformer, config: AdapterConfig, base: Path | None = None):
         super().__init__(model, base)
@@ -128,7 +127,7 @@ class AdapterWeights(Weights):
         return {name: np.asarray(mean, np.float32) for name, mean in means.items()}
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str, card: str) -> Path:
-        """Write OUT/adapter, unless a new head belongs to it, and OUT/model with both."""
+        """Write OUT/model with the adapter merged in, and OUT/adapter unless there is a new head."""
         if not self.head:
             self._adapter(arrays).write(out / ADAPTER_FOLDER, card)
         return super().write(out, arrays, tokenizer_json, card)
@@ -138,7 +137,7 @@ class AdapterWeights(Weights):
         return Adapter(self.config, {name: array for name, array in arrays.items() if name not in self.head})
 
     def _base(self) -> Arrays:
-        """Return the parameters that are not trained, integers as the numbers that they stand for."""
+        """The base model's weights in float32; quantised weights are dequantised."""
         stored, schemes, weights = self.model.weights(), quantization_of(self.model), Arrays()
         for name in parameter_shapes(self.model.config):
             if name in schemes:
@@ -150,9 +149,9 @@ class AdapterWeights(Weights):
 
 
 class MovingAverage:
-    """An exponential moving average of a run's arrays, in float32: a <- decay a + (1 - decay) p after each step.
+    """An exponential moving average of the trained arrays in float32: a <- d a + (1 - d) p after each step.
 
-    The decay rises to the one given as (1 + n) / (10 + n) with the n-th step, so that first weights are soon forgotten.
+    At step n, d = min(decay, (1 + n) / (10 + n)), so that the first weights are soon forgotten.
     """
 
     def __init__(self, weights: Weights, decay: float):
@@ -160,7 +159,7 @@ class MovingAverage:
         self.values: Any = tree_map(lambda p: p, weights.tree())
 
     def step(self, number: int) -> None:
-        """Take in the arrays after the run's step of this number, counted from 1."""
+        """Update the average after step `number`, counted from 1."""
         decay = min(self.decay, (1 + number) / (10 + number))
         self.values = tree_map(lambda a, p: decay * a + (1 - decay) * p, self.values, self.weights.tree())
         mx.eval(self.values)
@@ -173,7 +172,7 @@ class MovingAverage:
 def final_weights(
     options: TrainingOptions, state: State, files: Run, weights: Weights, moving: MovingAverage | None
 ) -> tuple[dict[str, NDArray], dict[str, Any]]:
-    """Return (the trained arrays that OUT/model is made of, what run.json says about them)."""
+    """Return (the trained arrays for OUT/model, the entry for run.json, e.g. {"final": "last", "steps": [500]})."""
     if options.final == "best" and (files.folder / BEST).exists():
         return weights.read(files.folder / BEST), {"final": "best", "steps": [state.best_step]}
     if options.final == "average":
