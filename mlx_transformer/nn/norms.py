@@ -1,6 +1,6 @@
-"""Normalisation of each position over its features; fused forward and backward, computed in float32 inside.
+"""Normalisation of each position over its D features. MLX's fused kernels compute in float32 inside.
 
-Shapes: D width; inputs (..., D).
+Shapes: inputs and outputs (..., D).
 """
 
 from __future__ import annotations
