@@ -33,7 +33,7 @@ class Shipment(NamedTuple):
 
     folder: Path
     files: dict[str, int]
-    """{name in the repository: size in bytes}, e.g. {"weights.safetensors": 4096}"""
+    """{name in the repository: size in bytes}, e.g. {"model.safetensors": 4096}"""
     notes: list[str]
     changed: dict[str, bytes]
     """{name: content to send instead of the file's}"""
