@@ -123,7 +123,7 @@ class Strategy(Protocol):
         return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array | None]:
-        """Choose new token number t from logits (R, V); return ids (R,) and the row (R,) that each one continues.
+        """Choose new token number t from logits (R, V); return ids (R,) and the row (R,) each of them continues.
 
         None in place of the rows: row i continues row i.
         """
@@ -163,7 +163,7 @@ def run(
         elif rows is not None:
             decoder.reorder(rows)
         if (t + 1) % xp.check_every == 0:
-            # A lazy device has finished the previous step while this one was queued: read that, without waiting.
+            # A lazy device has finished the previous step while this one was queued: reading it needs no wait.
             finished = xp.numpy(earlier if xp.lazy else strategy.done)
             running = len(finished) - int(np.count_nonzero(finished))
             if running == 0:
@@ -220,8 +220,8 @@ class Rules:
             self.forced[i, first : first + len(row)] = row
 
     def apply(self, scores: Array, t: int) -> Array:
-        """Add BANNED to the scores (B, K, V) of tokens that can't be token number t. A prefix's token is never banned
-        at its place."""
+        """Add BANNED to the scores (B, K, V) of tokens not allowed as token number t. Tokens forced by a prefix are
+        never banned."""
         xp, before = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
         if self.first_bans is not None and t == len(self.options.forced_first):

@@ -90,11 +90,11 @@ class Family:
     null key has its value in generation_config.json, if there is one, else the line's default."""
     names: Callable[[Any], Mapping[str, str | At]]
     """From our config: {parameter or module of ours: where it is stored}, for every parameter of `parameter_shapes`.
-    Entries for parameters that a config doesn't have are ignored."""
+    Entries for parameters a config lacks are ignored."""
     derived: Callable[[Values], Values] = dict
     """Adds fields that follow from others, e.g. `d_v` from `d_k`. It gets fields within their bounds only."""
     counts_tokens: bool = False
-    """Whether padding takes no position, so that it may be on the left; else it must be on the right."""
+    """Whether padding takes no position and may be on the left; else it must be on the right."""
     prefix: str = ""
     """Prefix of all names, except in a bare encoder, e.g. "bert."; names are read with and without it."""
     spellings: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Family:
     sinusoids: tuple[str, ...] = ()
     """Tensors with the table of sinusoids: compared with ours, then dropped."""
     ignored: tuple[str, ...] = ()
-    """Tensors that the model doesn't need."""
+    """Tensors the model doesn't need."""
 
     @property
     def architecture_of_ours(self) -> str:
@@ -320,9 +320,9 @@ def _pooled_as_stored(family: Family, config: TransformerConfig, tensors: Tensor
 
 
 def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
-    """The config with embeddings tied as in the files, if tensors differ that config.json ties.
+    """The config with embeddings tied as in the files, if config.json ties tensors with different values.
 
-    Version 5 of transformers ties matrices that aren't stored twice, and may save "all tied" for an untied model.
+    Version 5 of transformers ties matrices that are stored only once, and may save "all tied" for an untied model.
     """
 
     def copies(c: TransformerConfig) -> Iterator[list[NDArray]]:

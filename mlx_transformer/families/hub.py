@@ -29,8 +29,8 @@ def place_of(original: Path, files: Iterable[Path], checkpoint: Path) -> dict[st
 
 
 def named_alone(file: Path) -> bytes | None:
-    """Contents of a file with such a record, with the path shortened to "../NAME", so that a published checkpoint shows
-    no local folders. None if the path is that short already."""
+    """Contents of a file with such a record, with the path shortened to "../NAME": for a published checkpoint, which
+    shouldn't show local folders. None if the path is already this short."""
     record = read_object(file)
     place = record.get("place")
     if not isinstance(place, str) or place == (name := f"../{PurePosixPath(place).name}"):

@@ -40,7 +40,7 @@ class Given:
         return self._files[0].get(key, key) is None
 
     def mistyped(self, key: str, default: Any) -> list[str]:
-        """[problem] if the value's type isn't that of the default, else []."""
+        """[problem] if value and default differ in type, else []."""
         while _follows(default):
             default = self._defaults[default[1:]]
         value = self.value(key, default)
@@ -64,7 +64,7 @@ class Line(Protocol):
         ...
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
-        """Set the fields of our config that the line determines; return its problems."""
+        """Set fields of our config from this line; return its problems."""
         ...
 
     def write(self, config: Any) -> Values:
@@ -105,7 +105,7 @@ class Key:
         if self.words is not None:
             if value not in list(self.words):
                 if isinstance(self.ours, str):
-                    fields[self.ours] = value  # so that a missing field is not a second problem
+                    fields[self.ours] = value  # a missing field would be a second problem
                 wrong = " and ".join(f"{key}={x!r:.60}" for key, x in zip(self.defaults, values, strict=True))
                 return [f"{wrong} is not one of {', '.join(map(str, self.words))}"]
             value = self.words[value]
@@ -209,8 +209,8 @@ class ScaledTie:
     default: bool
     """Value of tie_word_embeddings if it is missing."""
     scale: str = ""
-    """Key for the division, written since version 5, which ties every classifier that isn't stored. If it is missing,
-    the input of a tied classifier is divided."""
+    """Key for the division, written since version 5, which ties every classifier missing from the file. Without this
+    key, the input of a tied classifier is divided."""
     until_5: bool = False
     """Version 5 doesn't divide, so that transformers_version in the file decides."""
 
@@ -240,7 +240,7 @@ class ScaledTie:
 
 @dataclass(frozen=True)
 class Special(Key):
-    """The id of a token that a model may lack, e.g. [CLS]. Comes after vocab_size and pad_token_id.
+    """The id of a token some models lack, e.g. [CLS]. Comes after vocab_size and pad_token_id.
 
     If the default is outside the vocabulary, or the id is padding's, the first id other than padding is used instead.
     """

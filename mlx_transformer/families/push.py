@@ -47,7 +47,7 @@ def shipment(folder: str | Path) -> Shipment:
     """Choose the files to send: all files of the folder except hidden ones.
 
     folder: a checkpoint, a run's folder, an adapter, an ONNX folder, or a folder that `to-huggingface` or `to-marian`
-    wrote. If a checkpoint records the path of its original files, only the last part of that path is sent.
+    wrote. If a checkpoint records the path of its original files, only the last part of the path is sent.
     Raises `UserError` for other folders, for damaged files, and for links that lead out of the folder.
     """
     place, folder = Place.of(folder), Path(folder)

@@ -1,11 +1,11 @@
-"""From hidden states to logits (section 3.4), for the network, the training loss and a search among candidate ids.
+"""From hidden states to logits (section 3.4), for the network, the training loss and a search among chosen ids.
 
     hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
-To add an option of the logits, add a line to `before` or `after`, here and in the twin. Rules of a search, e.g. banned
-tokens, are applied to the finished logits.
+A new option of logits is a line in `before` or `after`, here and in the twin. A search changes the logits after that,
+e.g. it bans tokens.
 
-Shapes: D model, C outputs: the whole vocabulary V (for an encoder's head: its classes), or the candidates.
+Shapes: D model, C outputs: the whole vocabulary V, the classes of an encoder's head, or chosen ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .quantize import matrix, with_rows
 
 
 class Classifier:
-    """Maps hidden states (..., D) to logits (..., C)."""
+    """Hidden states (..., D) -> logits (..., C)."""
 
     def __init__(self, config: TransformerConfig, layer: nn.Linear | nn.Embedding, bias: mx.array | None = None):
         """layer: the linear map (which has its own bias), or the tied embedding; bias (C,): for a tied embedding."""
@@ -31,7 +31,7 @@ class Classifier:
         return self.after(self.product(self.before(hidden)))
 
     def before(self, hidden: mx.array) -> mx.array:
-        """Scale hidden states (..., D) before the product."""
+        """Scale the hidden states (..., D) by `logit_scale`."""
         scale = self.config.logit_scale
         return hidden if scale is None else hidden * scale
 
@@ -43,7 +43,8 @@ class Classifier:
         return y if self.bias is None else y + self.bias
 
     def after(self, y: mx.array) -> mx.array:
-        """Elementwise function of the product (..., C). The training loss differentiates it automatically."""
+        """Cap the logits (..., C) at `logit_cap`. Only elementwise functions belong here, which the loss can
+        differentiate."""
         cap = self.config.logit_cap
         return y if cap is None else cap * mx.tanh(y / cap)
 

@@ -1,6 +1,6 @@
-"""Normalisation of each position over its D features. MLX's fused kernels compute in float32 inside.
+"""Normalisation of each position over its features; MLX's fused kernels compute in float32 inside.
 
-Shapes: inputs and outputs (..., D).
+Shapes: D width; inputs (..., D).
 """
 
 from __future__ import annotations

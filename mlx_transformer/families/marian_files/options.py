@@ -122,7 +122,7 @@ def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
 
 
 def write_options(config: TransformerConfig, sizes: tuple[int, int], version: str) -> str:
-    """Options for a model of ours, with every key that Marian needs. sizes: source and target vocabulary."""
+    """Options for a model of ours, with every key Marian needs. sizes: source and target vocabulary."""
 
     def word(table: dict[Any, str], ours: str) -> Any:
         return next(theirs for theirs, name in table.items() if name == ours)
@@ -199,7 +199,7 @@ def _value(text: str) -> Any:
 
 PAIRS = (("srcvocab*.spm", "trgvocab*.spm"), ("source.spm", "target.spm"))
 GENERATION = ("beam-size", "normalize", "word-penalty", "max-length-factor", "allow-unk", "skip-cost")
-"""Keys of the settings that concern the search."""
+"""Keys of the settings for the search."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class MarianFiles:
     """A single file for both languages, or source and target; (): the model takes ids."""
     shortlist: Path | None = None
     uses_shortlist: bool = False
-    """Whether the settings name the shortlist, so that Marian's engines use it."""
+    """Whether the settings name the shortlist, i.e. Marian's engines use it."""
     settings: Path | None = None
     generation: dict[str, Any] | None = None
     """The settings of the search, e.g. {"beam-size": 6}."""
@@ -255,7 +255,7 @@ def find_files(path: Path) -> MarianFiles:
 
 
 def _settings(folder: Path) -> tuple[Path | None, dict[str, Any], tuple[Path, ...]]:
-    """(the settings that name a model, their values, ()), else (None, {}, files that may be settings).
+    """(the settings file naming a model, its values, ()), else (None, {}, files that may be settings).
 
     A config.yml of a training names no model; its search settings are those of its validation.
     """
