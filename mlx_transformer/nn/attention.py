@@ -1,6 +1,6 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v widths of one head's keys, values.
+Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v: widths of one head's keys, values.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .positions import Rotation, rotate
 
 
 class Attention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O, for encoder self-, decoder self- and cross-attention.
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O, for self-attention and cross-attention alike.
 
-    Two steps, `keys_values` and `attend`, so that the keys and values of the encoder's output are computed only once.
-    Options of the network are applied in these two methods; `split`, `merge` and `kernel` are how MLX computes them.
+    Call `keys_values`, then `attend`: keys and values of the encoder's output are computed once for all decoding steps.
+    Options of the network act in these two methods; `split`, `merge` and `kernel` are how a device computes them.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -61,10 +61,10 @@ class Attention(nn.Module):
         past: LayerCache | None = None,
         rows: int | None = None,
     ) -> mx.array:
-        """Attend from x (B, T, D) over k, v and the cache `past`; returns (B, T, D).
+        """Attend from x (B, T, D) over the cached keys and values in `past`, then k and v; returns (B, T, D).
 
-        `rows`: the number of rows of k and v, if several rows of x share one of them. The hypotheses of a sentence
-        become its queries, so that its keys and values are neither repeated nor read twice.
+        rows: number of rows in k and v, where several rows of x share one. E.g. all hypotheses of a sentence are
+        queries over the one row of its source, so the source's keys are neither repeated nor read twice.
         """
         q = self.queries(x, rotation, rows)  # (B, H, T, d_k), or (rows, H, B/rows*T, d_k)
         y = self.kernel(q, k, v, mask, past)  # (B, H, T, d_v)
@@ -83,7 +83,10 @@ class Attention(nn.Module):
         return merge_heads(y, like)
 
     def kernel(self, q: mx.array, k: mx.array, v: mx.array, mask: Mask, past: LayerCache | None) -> mx.array:
-        """Equation 1 over `past` and the new k and v (B, K, S, ...): q (B, H, T, d_k) -> (B, H, T, d_v)."""
+        """Equation 1 for q (B, H, T, d_k), k (B, K, S, d_k) and v (B, K, S, d_v); returns (B, H, T, d_v).
+
+        With `past`, k and v are those of the new positions only; they are appended to it.
+        """
         if past is not None:
             k, v = past.extend(k, v)
         if self.drops and self.training:
@@ -93,7 +96,7 @@ class Attention(nn.Module):
     def weights(
         self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None, rows: int | None = None
     ) -> mx.array:
-        """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys."""
+        """Attention weights (B, H, T, S) of each head, for display; each row sums to 1 over the keys."""
         return attention_weights(self.queries(x, rotation, rows), k, mask, self.scale)
 
 
@@ -102,16 +105,16 @@ MakeAttention = Callable[[TransformerConfig], Attention]
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, fused: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v).
+    """softmax(Q K^T / sqrt(d_k)) V (equation 1) as one fused kernel; returns (B, H, T, d_v).
 
-    `scale` replaces 1 / sqrt(d_k).
+    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k).
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
 def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked. The fused kernel never stores these weights."""
+    """softmax(Q K^T / sqrt(d_k)), (B, H, T, S): exactly 0 where masked. The fused kernel never stores these weights."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)  # (B, H, T, S)
     array = as_array(mask, *scores.shape[-2:])
@@ -121,13 +124,13 @@ def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float 
 
 
 def split_heads(x: mx.array, heads: int, rows: int | None = None) -> mx.array:
-    """(B, T, H*d) -> (B, H, T, d); with `rows`, fewer and longer rows: (rows, H, B/rows*T, d). A view of x."""
+    """Split (B, T, H*d) into heads (B, H, T, d), as a view. With `rows`, join rows too: (rows, H, B/rows*T, d)."""
     b, _, width = x.shape
     return x.reshape(rows or b, -1, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(y: mx.array, like: mx.array | None = None) -> mx.array:
-    """(B, H, T, d) -> (B, T, H*d); with `like` (B', T', D), undo `rows` of `split_heads`: (B', T', H*d)."""
+    """Concatenate heads (B, H, T, d) -> (B, T, H*d). `like` (B, T, ...): undo the joining of rows, back to its B, T."""
     b, h, t, d = y.shape
     return y.swapaxes(1, 2).reshape(*((b, t) if like is None else like.shape[:2]), h * d)
 

@@ -1,4 +1,4 @@
-"""The decoder's cache: every layer's keys and values (or its SSRU's state), so that a step computes only new positions.
+"""The cache of decoding: keys and values of each layer, or the state of its SSRU. A step computes new positions only.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, L new positions, S source, d one head.
 
@@ -42,7 +42,7 @@ class LayerCache:
         self.values: mx.array | None = None
 
     def extend(self, k: mx.array, v: mx.array) -> KeyValues:
-        """Append keys and values (R, K, L, d); returns all so far, (R, K, used, d)."""
+        """Append keys and values (R, K, L, d); return all of them so far, (R, K, used, d)."""
         start, end = self.used, self.used + k.shape[2]
         if self.keys is None or self.values is None:
             self.keys, self.values = _empty(k, room_for(end)), _empty(v, room_for(end))
@@ -68,7 +68,7 @@ class LayerCache:
 
 
 class Cache:
-    """The decoding state of one batch: made by `Transformer.start`, advanced by `Transformer.step`.
+    """Caches of all layers for one batch; made by `Transformer.start`, extended by `Transformer.step`.
 
     For a beam search: `repeat(beams)` once after the first step, then `reorder(rows)` at each step, and `keep(rows)`
     to drop finished sentences. Row r is hypothesis r % beams of sentence r // beams.
@@ -96,7 +96,7 @@ class Cache:
             self.cross_mask = mx.contiguous(mx.broadcast_to(padding_mask(source_tokens), (b, heads, 1, s)))
 
     def self_mask(self, length: int, heads: int) -> Mask:
-        """Mask of `length` new positions over themselves and everything cached; the same in every layer."""
+        """Self-attention mask of `length` new positions over cached and new ones; the same in every layer."""
         if self.starts is None:
             return "causal" if length > 1 else None
         total = self.offset + length
@@ -138,7 +138,7 @@ class Cache:
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """Empty caches for the decoder's layers, before the first step."""
+    """Empty caches, one for each decoder layer."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]
 
 

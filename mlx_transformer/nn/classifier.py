@@ -2,8 +2,8 @@
 
     hidden (..., D) --> before: logit_scale --> product: matrix, bias --> after: logit_cap --> logits (..., C)
 
-A new option of logits is a line in `before` or `after`, here and in the twin. A search changes the logits after that,
-e.g. it bans tokens.
+To add an option of the logits, add a line to `before` or `after`, here and in the twin. Rules of a search, e.g. banned
+tokens, are applied to the finished logits.
 
 Shapes: D model, C outputs: the whole vocabulary V, the classes of an encoder's head, or chosen ids.
 """
@@ -21,7 +21,7 @@ from .quantize import matrix, with_rows
 
 
 class Classifier:
-    """Hidden states (..., D) -> logits (..., C)."""
+    """Maps hidden states (..., D) to logits (..., C)."""
 
     def __init__(self, config: TransformerConfig, layer: nn.Linear | nn.Embedding, bias: mx.array | None = None):
         """layer: the linear map (which has its own bias), or the tied embedding; bias (C,): for a tied embedding."""
@@ -31,7 +31,7 @@ class Classifier:
         return self.after(self.product(self.before(hidden)))
 
     def before(self, hidden: mx.array) -> mx.array:
-        """Scale the hidden states (..., D) by `logit_scale`."""
+        """Scale hidden states (..., D) before the product."""
         scale = self.config.logit_scale
         return hidden if scale is None else hidden * scale
 
@@ -43,8 +43,7 @@ class Classifier:
         return y if self.bias is None else y + self.bias
 
     def after(self, y: mx.array) -> mx.array:
-        """Cap the logits (..., C) at `logit_cap`. Only elementwise functions belong here, which the loss can
-        differentiate."""
+        """Elementwise function of the product (..., C). The training loss takes its derivative automatically."""
         cap = self.config.logit_cap
         return y if cap is None else cap * mx.tanh(y / cap)
 

@@ -27,7 +27,7 @@ def gelu(x: mx.array) -> mx.array:
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
-    """The approximation of `gelu` with tanh, from the same paper."""
+    """The tanh approximation of GELU, from the same paper."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -55,9 +55,9 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated: (act(x Wg) * x W1) W2 (Shazeer 2020). Each position by itself.
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated (act(x Wg) * x W1) W2 (Shazeer 2020), at each position separately.
 
-    The paper's activation is ReLU; `config.activation` chooses another, e.g. "gelu".
+    The activation is ReLU in the paper; `config.activation` chooses another, e.g. "gelu".
     """
 
     def __init__(self, config: TransformerConfig):
@@ -72,9 +72,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(B, L, D) -> (B, L, D)."""
         if self.gated:
             inner = self.activation(self.gate_proj(x)) * self.up_proj(x)  # (B, L, F)
         else:
             inner = self.activation(self.up_proj(x))  # (B, L, F)
-        return self.down_proj(self.dropout(inner))
+        return self.down_proj(self.dropout(inner))  # (B, L, D)

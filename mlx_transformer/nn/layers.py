@@ -2,11 +2,10 @@
 
 Shapes: B batch, S source, T target, L either, D model.
 
-    post-norm, the paper's            pre-norm
+    post-norm, as in the paper        pre-norm
     x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
 
-A tap is called with the name and the value of certain points of the forward pass, e.g. to compare two implementations.
-The ONNX graphs and the reference have the same names:
+A tap observes tensors at named points of a forward pass. The ONNX graphs and the reference use the same names:
 
 encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
 decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
@@ -32,22 +31,22 @@ from .positions import PositionIds, Positions, Rotation
 from .ssru import SSRU, LayerState
 
 Tap = Callable[[str, mx.array], None]
-"""Called with a name and a value, e.g. tap("encoder.norm", x)."""
+"""Called with the name of a point and its tensor, e.g. tap("encoder.norm", x)."""
 
 
 def no_tap(name: str, value: mx.array) -> None:
-    """Observe nothing: the default tap."""
+    """The default tap: does nothing."""
 
 
 def within(tap: Tap, scope: str) -> Tap:
-    """A tap that puts `scope` before each name, e.g. "encoder" before "norm"; the empty name becomes `scope` itself."""
+    """A tap that puts `scope` before every name: "norm" becomes "encoder.norm", "" becomes "encoder"."""
     if tap is no_tap:
         return no_tap
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward; dropout, a residual connection and a norm around each."""
+    """Self-attention, then feed-forward; each with dropout, a residual connection and a norm."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
         super().__init__()
@@ -61,7 +60,6 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
-        """(B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             y = self.self_attention_norm(x) if self.normed else x
             x = x + self.dropout(self.attend_self(y, mask, rotation, tap))
@@ -85,7 +83,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention or SSRU, cross-attention (unless decoder-only), feed-forward."""
+    """Causal self-attention (or SSRU), cross-attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -148,7 +146,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Positions, dropout, then N encoder layers."""
+    """Adds positions, applies dropout, then N encoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -179,7 +177,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Positions, dropout, then N decoder layers."""
+    """Adds positions, applies dropout, then N decoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -219,5 +217,5 @@ class Decoder(nn.Module):
         return x
 
     def cross_keys_values(self, memory: mx.array) -> list[KeyValues]:
-        """Every layer's keys and values of the encoder's output (B, S, D); the same at every step, so computed once."""
+        """Keys and values of the encoder's output (B, S, D) for each layer; computed once for all decoding steps."""
         return [layer.cross_attention.keys_values(memory) for layer in self.layers]

@@ -1,11 +1,11 @@
-"""Masks, built once at the model's boundary: each attention has one merged mask.
+"""Attention masks. Padding, causality and windows are merged into a single mask before the layers run.
 
 Shapes: B batch, T queries, S keys. A mask is one of:
 - None: every query attends to every key.
-- "causal": later keys are hidden; the last query is aligned with the last key. Fused kernels know this word.
+- "causal": no query attends to a later key; the last query is aligned with the last key. Fused kernels know this word.
 - An array that broadcasts to (B, H, T, S): booleans, True where a query may attend, or numbers to add to the scores,
   minus infinity where it may not.
-No row of an array hides all keys: the softmax of such a row differs from kernel to kernel.
+No row of an array masks all keys: the softmax of such a row differs from kernel to kernel.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def padding_mask(tokens: mx.array) -> mx.array:
-    """Hide padded keys: tokens (B, S), True on tokens -> (B, 1, 1, S). A row without tokens hides no key."""
+    """Mask padded keys: tokens (B, S), True on tokens -> (B, 1, 1, S). A row of padding only is left unmasked."""
     tokens = tokens | ~mx.any(tokens, axis=1, keepdims=True)
     return tokens[:, None, None, :]
 
 
 def causal_mask(queries: int, keys: int) -> mx.array:
-    """Hide later keys: (T, S). The last query is aligned with the last key, so it attends to all keys."""
+    """Mask later keys: (T, S). The last query is aligned with the last key, so it attends to all keys."""
     query = mx.arange(keys - queries, keys)[:, None]
     return mx.arange(keys)[None, :] <= query
 
 
 def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.array:
-    """Hide later and padded keys: tokens (B, S) -> (B, 1, T, S) for the last T = `queries` positions (default: all S).
+    """Mask later keys and padded keys: tokens (B, S) -> (B, 1, T, S) for the last T = `queries` positions (default: S).
 
-    A query at a padded position attends to itself, so that no row hides all keys.
+    A query at a padded position attends to itself, so that no row masks all keys.
     """
     keys = tokens.shape[1]
     queries = keys if queries is None else queries
@@ -41,7 +41,7 @@ def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.arra
 
 
 def document_mask(segments: mx.array) -> mx.array:
-    """Hide later keys and keys of other documents, if a row holds several: segments (B, L) -> (B, 1, L, L).
+    """Mask later keys and keys of other documents, where a row holds several: segments (B, L) -> (B, 1, L, L).
 
     Positions of a document have the same number, e.g. [0, 0, 0, 1, 1]. Every query attends to itself.
     """
@@ -50,9 +50,9 @@ def document_mask(segments: mx.array) -> mx.array:
 
 
 def window_mask(mask: Mask, length: int, window: int) -> mx.array:
-    """Hide keys more than `window` positions away, and the keys that `mask` (B, 1, 1, L) hides.
+    """Mask keys more than `window` positions away, and those masked in `mask` (B, 1, 1, L): (L, L) or (B, 1, L, L).
 
-    Returns (B, 1, L, L), without a mask (L, L). Every query attends to itself.
+    Every query attends to itself.
     """
     places = mx.arange(length)
     near = mx.abs(places[:, None] - places) <= window
@@ -61,9 +61,9 @@ def window_mask(mask: Mask, length: int, window: int) -> mx.array:
 
 
 def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
-    """The weight of each position in its row's vector: tokens (B, S), True on tokens -> (B, 1, S).
+    """Weight of each position in the pooled vector of its row: tokens (B, S), True on tokens -> (B, 1, S).
 
-    `pooling`: "first" takes the first token, "mean" averages all tokens.
+    pooling "first": 1 on the first token; "mean": 1/n on each of the row's n tokens.
     """
     real = tokens.astype(mx.int32)
     if pooling == "first":

@@ -239,9 +239,9 @@ class Transformer(nn.Module):
         return self.logits(x[:, -1:] if last else x, among=among, tap=tap)
 
     def transformed(self, memory: mx.array, weights: mx.array | None = None, *, tap: Tap | None = None) -> mx.array:
-        """Apply the head's layers before the classifier: memory (B, S, D) -> (B, S, D).
+        """The head before its classifier: pooling by `weights` (B, 1, S), if given, then dense layer, activation, norm.
 
-        `weights` (B, 1, S): the weight of each position in its row's vector; the result is then (B, D).
+        Returns (B, S, D), or (B, D) if pooled.
         """
         head = self.config.head
         x = memory if weights is None else (weights @ memory)[:, 0]  # (B, D)
@@ -256,7 +256,7 @@ class Transformer(nn.Module):
     def logits(self, hidden: mx.array, *, among: Classifier | None = None, tap: Tap | None = None) -> mx.array:
         """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with the classifier `among`.
 
-        Returns the hidden states if the encoder's head has no classifier.
+        Returns the hidden states if the head has no classifier.
         """
         y = hidden
         if self.config.head.classifies:
@@ -266,7 +266,7 @@ class Transformer(nn.Module):
         return y
 
     def classifier(self) -> Classifier:
-        """Maps hidden states to the logits of all ids, with the current parameters."""
+        """The classifier, with the current parameters."""
         bias = self.output_proj.bias if self.config.output_bias else None
         return Classifier(self.config, self._output(), bias)
 
@@ -282,7 +282,7 @@ class Transformer(nn.Module):
         return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
 
     def _output(self) -> nn.Embedding | nn.Linear:
-        """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        """The module whose weight is the output matrix: `output_proj`, or the tied embedding."""
         return self[output_weight_name(self.config).removesuffix(".weight")]
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -295,7 +295,7 @@ class Transformer(nn.Module):
 
 
 class OutputBias(nn.Module):
-    """The classifier's bias, if its matrix is a tied embedding."""
+    """The output bias of a classifier whose matrix is a tied embedding."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

@@ -1,8 +1,8 @@
-"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles rotate queries and keys, relative
-positions add a bias to the scores.
+"""Positions: absolute (added to the embeddings), rotary (rotate queries and keys), relative (added to the scores).
 
-Shapes: B batch, L positions, S keys, D model, H heads, d_k one head. Tables come from `core/positions.py`, bit for bit
-the same as the ONNX side's. They are computed once for all models of the process; a longer sequence extends them.
+Shapes: B batch, L positions, S keys, D model, H heads, d_k one head's width. The tables come from `core/positions.py`,
+so that MLX and ONNX use the same bits. They are computed once for all models of the process, and again in larger chunks
+when a sequence is longer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def positions_after(offset: int, length: int, starts: mx.array | None = None) ->
 
 
 class PositionedInput(NamedTuple):
-    """A stack's input with its positions: each kind of position changes one of these three."""
+    """A stack's input with positions applied: each kind of positions changes one of the three."""
 
     x: mx.array
     """(B, L, D), with sinusoids or learned rows added (section 3.5)."""
@@ -74,8 +74,7 @@ class PositionedInput(NamedTuple):
 
 
 class Positions(nn.Module):
-    """Positions of the tokens of one stack. Parameters: `weight` if learned or relative, or a table in each of
-    `layers`."""
+    """Positions of one stack. Parameters: `weight` if learned or relative; with "relative_layers" a table per layer."""
 
     def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()
@@ -104,14 +103,14 @@ class Positions(nn.Module):
         return [angles[i] for i in of_layer]
 
     def windowed(self, mask: Mask, queries: int) -> list[Mask]:
-        """Each layer's mask, which also hides the keys outside the layer's window."""
+        """Each layer's mask, with keys outside its window masked."""
         windows = [layer.window for layer in self.config.layers(self.stack)]
         masks: dict[int | None, Mask] = {None: mask}
         masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
         return [masks[w] for w in windows]
 
     def add_rows(self, x: mx.array, position_ids: PositionIds) -> mx.array:
-        """x (B, L, D) plus learned rows or sinusoids; other kinds of positions leave x as it is."""
+        """x + position rows, (B, L, D), for sinusoidal and learned positions."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
         table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, self.config)
@@ -123,8 +122,8 @@ class Positions(nn.Module):
         return x + table[position_ids.index].astype(x.dtype)
 
     def add_bias(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
-        """Each layer's mask; relative positions add a bias to it, one number per head and distance: (B, H, L, S)
-        (Raffel et al. 2020)."""
+        """Each layer's mask. Relative positions add a learned number per head and distance, (B, H, L, S) (Raffel et al.
+        2020)."""
         if self.kind not in RELATIVE:
             return [mask] * self.count if self.causal else self.windowed(mask, queries)
         keys = position_ids.limit
@@ -137,19 +136,18 @@ class Positions(nn.Module):
 
 
 class RelativeTable(nn.Module):
-    """A layer's own relative bias, as in umT5 (Chung et al. 2023)."""
+    """A layer's own table of relative positions, as in umT5 (Chung et al. 2023)."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """(L, S) -> (1, H, L, S)."""
         return relative_bias(self.weight, rows)
 
 
 def relative_bias(weight: mx.array, rows: mx.array) -> mx.array:
-    """Look up rows (L, S) of the table `weight` (buckets, H): (1, H, L, S)."""
+    """Bias of the scores (1, H, L, S): entries of a table `weight` (buckets, H) for these bucket numbers (L, S)."""
     return weight[rows].transpose(2, 0, 1)[None]
 
 

@@ -1,9 +1,9 @@
-"""The simpler simple recurrent unit (SSRU), which replaces self-attention in a decoder (Kim et al. 2019, "From Research
-to Production and Back: Ludicrously Fast Neural Machine Translation", section 3.3).
+"""The simpler simple recurrent unit (SSRU), which can replace a decoder's self-attention (Kim et al. 2019, "From
+Research to Production and Back: Ludicrously Fast Neural Machine Translation", section 3.3).
 
     u_t = x_t W    f_t = sigmoid(x_t W_f + b_f)    c_t = f_t c_{t-1} + (1 - f_t) u_t    y_t = relu(c_t)
 
-The matrix products are over all positions at once; only c is recurrent, and takes ceil(log2 T) rounds.
+u and f are computed for all positions at once; the recurrence of c takes ceil(log2 T) rounds.
 
 Shapes: B batch, T new positions, R rows (sentences x beams), D model.
 """
@@ -19,13 +19,13 @@ from .feedforward import relu
 
 
 class LayerState:
-    """The state of one layer after all earlier positions: c before the ReLU (R, D), zeros at the start."""
+    """The cache of one layer: c of the last position (R, D), before the ReLU; None (zeros) at the start."""
 
     def __init__(self, state: mx.array | None = None) -> None:
         self.state = state
 
     def extend(self, f: mx.array, v: mx.array) -> mx.array:
-        """Advance by f and v = (1 - f) u, each (R, T, D); returns c at each new position, (R, T, D)."""
+        """Continue the recurrence with f and v = (1 - f) u, both (R, T, D); return c of each new position."""
         c = recurrence(f, v, self.state)
         self.state = c[:, -1]
         return c
@@ -40,7 +40,7 @@ class LayerState:
 
 
 class SSRU(nn.Module):
-    """A weighted mean of the inputs so far, in which each feature forgets at its own rate f."""
+    """Replaces self-attention by a gated running average of the inputs, with a forget gate for each feature."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -55,11 +55,11 @@ class SSRU(nn.Module):
 
 
 def recurrence(f: mx.array, v: mx.array, state: mx.array | None = None) -> mx.array:
-    """c_t = f_t c_{t-1} + v_t along the second axis, c_{-1} being the state (B, D) or 0: (B, T, D) -> (B, T, D).
+    """c_t = f_t c_{t-1} + v_t along the second axis, (B, T, D) -> (B, T, D). c_{-1} is `state` (B, D), or 0.
 
-    Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: each round doubles the
-    number of earlier positions that a position has seen (Hillis and Steele 1986). A cumulative product of f with a
-    division would be simpler, but loses all precision where an f is near 0.
+    A parallel scan (Hillis and Steele 1986): for s = 1, 2, 4, ..., positions t - s and t combine to
+    (f_{t-s} f_t, f_t v_{t-s} + v_t), so that each round doubles the number of positions in c_t. A cumulative product of
+    f with a division would be simpler, but loses all precision where an f is near 0.
     """
     if state is not None:
         first = v[:, :1] + f[:, :1] * state[:, None]
