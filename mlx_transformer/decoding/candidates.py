@@ -33,7 +33,7 @@ def check_candidates(candidates: Ids, rows: int, config: TransformerConfig) -> l
     """
     candidates = listed(candidates, "candidates")
     if not (config.has_encoder and config.has_decoder):
-        raise UserError(f"candidates: a {config.architecture} alone has no shortlist; leave them out")
+        raise UserError("candidates: only an encoder-decoder model takes them; leave them out")
     if len(candidates) != rows:
         raise UserError(f"candidates has {len(candidates)} rows for {rows} inputs: give one list for each")
     return check_ids(candidates, config.vocab_size, "candidates", empty=True)

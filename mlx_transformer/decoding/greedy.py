@@ -75,8 +75,8 @@ BLOCK = 128
 def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
     """Logits (B, V) divided by the temperature; BANNED outside the `top_k` likeliest tokens and the nucleus `top_p`.
 
-    The nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens with a total probability of `top_p`, here
-    of the probability that top-k left. Tokens that tie with the last one are kept too.
+    The nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens whose total probability reaches `top_p`,
+    among the tokens left by top-k. Tokens that tie with the last one are kept too.
     """
     scores = logits / options.temperature
     if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):

@@ -252,7 +252,7 @@ def check_options(options: Options, config: TransformerConfig) -> None:
                 raise UserError(f"{name}: {id} can't be forced: it is padding, or an end")
     if options.start_id is not None:
         if not config.has_encoder:
-            raise UserError("start_id: a decoder alone goes on from its prompt; leave it out")
+            raise UserError("start_id: a decoder-only model continues its prompt; leave it out")
         if options.start_id >= config.vocab_size:
             raise UserError(f"start_id: {options.start_id} is outside the vocabulary of {config.vocab_size}")
     if options.beam > config.vocab_size:

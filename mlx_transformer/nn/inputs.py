@@ -1,7 +1,7 @@
 """Checks the caller's ids, vectors and masks and makes them `mx.array`s. MLX itself reads out of bounds silently.
 
-Shapes: B batch, L positions. Values of lists and NumPy arrays are checked on the host. Of an `mx.array` only shape and
-type are: checking its values would wait for the device at every step.
+Shapes: B batch, L positions. Values of lists and NumPy arrays are checked on the host. Of an `mx.array`, only shape
+and type are checked: reading its values would wait for the device at every step.
 """
 
 from __future__ import annotations
