@@ -86,7 +86,7 @@ class Beam(Strategy):
         return xp.where(forced_ids < 0, values, own), parent, xp.where(forced_ids < 0, token, forced_ids)
 
     def _finish(self, values: Array, parent: Array, token: Array, ends: Array, t: int) -> None:
-        """Merge those of the K best candidates that end into the finished set."""
+        """Merge the ending candidates among the K best into the finished set."""
         xp, k = self.xp, self.width
         fits = ends[:, :k] & (values[:, :k] > DEAD) & ~self.done[:, None]
         new = xp.where(fits, values[:, :k] / float(self.options.penalty(t + 1)), BANNED)

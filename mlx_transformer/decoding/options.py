@@ -22,14 +22,14 @@ EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2
 
 EXTENDED = 4  # times max_positions: most new tokens if positions are computed, not read from a table
 LONGEST = 2**20
-"""Largest value of options that count tokens, and of an id: more than any output or vocabulary has."""
+"""Largest number of tokens in an option, and largest id: more than any output or vocabulary has."""
 
 PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
 
 IdTuple = tuple[int, ...]
 ID_FIELDS = ("forced_first", "suppressed", "suppressed_first", "end_ids")
-"""The fields of `Options` that are tuples of ids."""
+"""The fields of `Options` with tuples of ids."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Options:
     end_ids: IdTuple = ()
     """Tokens that end an output, in addition to the model's end token."""
     start_id: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] | None = None
-    """Token that the decoder starts with, e.g. a language's for mBART; unset: the model's own."""
+    """The decoder's first token, e.g. a language's for mBART; unset: the model's own."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
     """Most rows * beam * (source + new tokens) of a batch, which bounds the memory of its caches. Outputs are expected
     to be as long as their sources; those of a decoder-only model, as long as their limit."""
@@ -164,7 +164,7 @@ class Options:
 
     @property
     def candidates(self) -> int:
-        """Extensions of a sentence that a step of beam search compares: enough that at least BEAM don't end."""
+        """Extensions of a sentence compared in a step of beam search: enough that at least BEAM don't end."""
         return self.beam * (2 + len(self.end_ids))
 
     @property

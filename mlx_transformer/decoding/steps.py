@@ -24,7 +24,7 @@ T = TypeVar("T")
 BANNED = -1e9
 DEAD = BANNED / 2
 EXCLUDED = 3
-"""Most tokens that are banned without options for it: padding, start and, before min_new_tokens, the end token."""
+"""Most tokens banned without options for it: padding, start and, before min_new_tokens, the end token."""
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -77,7 +77,7 @@ class Model(Protocol):
     def batch_search(
         self, options: Options, stopped: Callable[[], bool]
     ) -> Callable[[Batch], list[list[Hypothesis]]] | None:
-        """A function that searches a whole batch at once, for a graph that contains the search; None: use steps."""
+        """A function to search a whole batch at once, for a graph with the search inside; None: use steps."""
         return None
 
     def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
@@ -87,10 +87,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs that are decoded together.
+    """Inputs decoded together.
 
     index (B,): indices in the list of all inputs. sources: ids or vectors. prefix: forced first tokens. limits (B,):
-    most new tokens. places (B,): row numbers, on which random draws depend. candidates: ids that each output may
+    most new tokens. places (B,): row numbers, on which random draws depend. candidates: ids each output may
     contain; None: all.
     """
 
@@ -182,7 +182,7 @@ def run(
 
 def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:
     """Old places of the unfinished sentences, for new places 0 to running - 1. A sentence already there stays, the
-    others fill the places of finished sentences, so that few move.
+    others fill the places of finished sentences: few have to move.
 
     >>> running_sentences(np.array([False, True, False, True, False]), 3)
     array([0, 4, 2])
@@ -243,7 +243,7 @@ class Rules:
         return self.xp.where(self._among(self.history), weaker, scores)
 
     def unscored(self, t: int, limits: Array) -> Array | None:
-        """The token (B,) that each sentence must write as number t without counting in its score; -1: any token.
+        """The token (B,) each sentence must write as number t without counting in its score; -1: any token.
 
         None if there is none for any sentence.
         """
@@ -259,7 +259,7 @@ class Rules:
         return ended
 
     def write(self, token: Array, parent: Array | None = None) -> None:
-        """Append the new tokens (B, K) to the history, each to that of hypothesis `parent` (B, K) of its sentence."""
+        """Append the new tokens (B, K), each to the history of hypothesis `parent` (B, K) of its sentence."""
         if self.history is not None:
             before = self.history
             if parent is not None:

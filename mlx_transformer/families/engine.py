@@ -58,7 +58,7 @@ class At:
     leading: bool = False
     """Stored as (1, V) instead of (V,)."""
     unread: int = 0
-    """Rows at the front that the model never reads: dropped on import, written as zeros."""
+    """Rows at the front, never read by the model: dropped on import, written as zeros."""
     part: tuple[int, int] = (0, 1)
     """(i, n): part i of n equal parts of the first axis, e.g. (0, 3) for the query in a joint QKV matrix."""
     optional: bool = False
@@ -169,7 +169,7 @@ class Family:
         return weights, problems
 
     def other_heads(self, config: TransformerConfig, tensors: Tensors) -> list[str]:
-        """Names of tensors of heads that an encoder-only model doesn't use, e.g. of BERT's masked-LM head."""
+        """Names of tensors of heads an encoder-only model doesn't use, e.g. of BERT's masked-LM head."""
         if config.architecture != "encoder":
             return []
         each = (dataclasses.replace(config, head=head, output_bias=True, tie_embeddings="all") for head in HEADS)
@@ -224,7 +224,7 @@ class Family:
 def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, Any]]:
     """Our config and weights of a published model. Raises `UserError` with all problems.
 
-    A kind of bias that is off by default in our config is left out if all its values are zero.
+    Biases that are off by default in our config are left out if all their values are zero.
     """
     config = config_of(family, published.config, published.generation, published.path / "config.json")
     config = _tied_as_stored(family, _pooled_as_stored(family, config, published.tensors), published.tensors)
@@ -347,7 +347,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _biases(family: Family) -> Iterator[str]:
-    """The bias fields that are on in all models of the family."""
+    """The bias fields with value True in all models of the family."""
     return (name for name, value in family.ours.items() if name.endswith("_bias") and value is True)
 
 

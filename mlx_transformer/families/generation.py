@@ -33,11 +33,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (),
     "max_time": (),
 }
-"""{key without a counterpart in our search: values that have no effect, in addition to null}"""
+"""{key without a counterpart in our search: values without effect, in addition to null}"""
 
 
 def settings_of(config: Values, generation: Values, c: TransformerConfig, where: str) -> tuple[Settings, list[str]]:
-    """Our settings from config.json and generation_config.json, and notes on settings that were dropped.
+    """Our settings from config.json and generation_config.json, and notes on dropped settings.
 
     where: the path for errors. Raises `UserError` for invalid values.
     """

@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
     @property
     def origin(self) -> dict[str, str]:
-        """The origin that a converted checkpoint records; {} for a local folder."""
+        """The origin to record in a converted checkpoint; {} for a local folder."""
         return {"repository": self.repository, "revision": self.revision} if self.repository and self.revision else {}
 
 
@@ -111,7 +111,7 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
     if not names:
         raise UserError(f"{name}: holds no model on the Hugging Face Hub ({CONFIG} missing)")
     try:
-        # The first file by the branch's name, so that the cache records the branch; the others from the same commit.
+        # The first file by the branch's name, for the cache to record the branch; the others from the same commit.
         folder = Path(hub.hf_hub_download(name, names[0], revision=revision)).parent
         for file in names[1:]:
             hub.hf_hub_download(name, file, revision=folder.name)
@@ -142,7 +142,7 @@ def _damaged(name: str, reason: str) -> UserError:
 
 
 def cached_model(name: str, revision: str) -> Path:
-    """Folder of a commit that was fetched before. Raises `UserError` if it isn't in the cache."""
+    """Folder of a commit fetched before. Raises `UserError` if it isn't in the cache."""
     hub = library(f"{name}: is on the Hugging Face Hub")
     return _cached(hub, name, revision, LookupError("nobody was asked"))
 

@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
     @property
     def index(self) -> str:
-        """Name of the file that says which shard holds which tensor."""
+        """Name of the index file: which shard holds which tensor."""
         return f"{self.name}.index.json"
 
 
@@ -78,5 +78,5 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is a plain file name, so that it can't lead out of the folder."""
+    """Whether a name is a plain file name, which can't lead out of the folder."""
     return name not in ("", ".", "..") and not set(name) & set("/\\:\0") and len(name) < 256

@@ -45,8 +45,8 @@ READ = (
 
 
 def parse_options(text: str, origin: str) -> Values:
-    """The values of a flat YAML map: numbers, text, true, false, and lists. Raises `UserError` with the number of a
-    line that is anything else. origin: the file's name in errors."""
+    """The values of a flat YAML map: numbers, text, true, false, and lists. Raises `UserError` with the number of any
+    other line. origin: the file's name in errors."""
     values: Values = {}
     key = ""
     for number, line in enumerate(text.rstrip("\0").splitlines(), start=1):
@@ -216,7 +216,7 @@ class MarianFiles:
     generation: dict[str, Any] | None = None
     """The settings of the search, e.g. {"beam-size": 6}."""
     unread: tuple[Path, ...] = ()
-    """Files that may be settings, but name no model."""
+    """Possible settings files, which name no model."""
 
     @property
     def others(self) -> list[Path]:
