@@ -1,4 +1,4 @@
-"""A checkpoint made of others: merged with an adapter, averaged; and, handed on from `families`, of published ones."""
+"""Convert checkpoints: merge an adapter, average, quantise; and import and export published models (`families`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The average of several checkpoints of one run, as the paper takes it of its last 5 or 20 (section 6.1)."""
+"""Average the weights of several checkpoints of a run, e.g. its last 5 or 20 as in the paper (section 6.1)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from mlx_transformer.text.tokenizer import checked_tokenizer
 
 
 def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
-    """Return the mean of each parameter, summed in float64, stored in float32. `UserError` if the models differ in
-    shape."""
+    """The mean of each parameter, summed in float64, returned in float32. Raises `UserError` if the configs differ."""
     first, *others = checkpoints
     for other in others:
         if other.config != first.config:
@@ -33,9 +32,10 @@ def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
 
 
 def average_checkpoints(folders: Sequence[str | Path], out: Target, force: bool = False) -> Path:
-    """Write their average as a checkpoint folder, new or empty, or with `force` in place of another checkpoint.
+    """Write the average of two or more checkpoints to the folder `out`; return its path.
 
-    `UserError` if they differ in config or vocabulary, or if one of them would be replaced.
+    out: new or empty, or with `force` another checkpoint, which is replaced. Raises `UserError` if the checkpoints
+    differ in config or tokenizer, or if `out` is one of them.
     """
     if len(folders) < 2:
         problem = f"{folders[0]}: is one checkpoint" if folders else "nothing to average"

@@ -1,4 +1,4 @@
-"""An adapter and its base as one checkpoint: merged in float32, rounded to integers again, or side by side."""
+"""Make one checkpoint of an adapter and its base: merged in float32, merged and quantised again, or side by side."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from mlx_transformer.system.manifest import CARD, write_manifest
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
 ROWS, LENGTH = 4, 16
-"""Random sequences by which two models are compared, and their tokens."""
+"""Number and length of the random sequences of ids on which two models' logits are compared."""
 
 Weights = dict[str, NDArray]
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The cost of rounding the merged matrices again."""
+    """The cost of quantising the merged matrices again. rms: root mean square."""
 
     matrices: int
     error: float
-    """Root mean square of the rounding errors, over that of the merged weights."""
+    """rms of the rounding errors / rms of the merged weights."""
     change: float
-    """The rms of the adapter's change, over that of the merged weights."""
+    """rms of the adapter's change / rms of the merged weights."""
     logits: float
-    """The largest difference of a logit on `ROWS` random sequences."""
+    """Largest difference of a logit on `ROWS` random sequences."""
     spread: float
-    """Standard deviation of those logits."""
+    """Standard deviation of the logits."""
 
     def __str__(self) -> str:
         return (
@@ -64,11 +64,12 @@ class Rounding:
 def merge_adapter(
     base: str | Path, adapter: str | Path, out: Target, requantize: bool = False, force: bool = False
 ) -> Rounding | None:
-    """Write base and adapter as one checkpoint, tokenizer included: in float32, a quantised base too.
+    """Merge an adapter into its base; write a checkpoint with tokenizer, in float32 even if the base is quantised.
 
-    `requantize`: the matrices that are integers in the base become integers again, by the same schemes, those that the
-    adapter leaves alone the very same; returns what that cost. `out` is new or empty, or with `force` another
-    checkpoint that is replaced. `UserError` if the adapter is damaged or belongs to other weights.
+    requantize: quantise merged matrices again if they are quantised in the base, by the same schemes, and return the
+    cost. Quantised matrices without an adapter keep their integers.
+    out: new or empty, or with `force` another checkpoint, which is replaced. Raises `UserError` if the adapter is
+    damaged or was trained from other weights.
     """
     output, opened, delta = _opened(base, adapter, out, force)
     text = checked_tokenizer(opened)
@@ -93,13 +94,13 @@ def merge_adapter(
 
 
 def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool = False) -> str:
-    """Write a quantised base's files as they are and the adapter beside them: a checkpoint that is what was trained,
-    bit for bit. Returns what it is in words.
+    """Write a checkpoint of a quantised base with the adapter beside it: bit for bit the model that was trained.
 
-    `out` and errors: as of `merge_adapter`; `UserError` too if nothing that the adapter changes is quantised.
+    Returns a description, e.g. "lora of rank 8 beside 12 matrices of integers: 5.1 MB and 0.2 MB". `out` and errors: as
+    for `merge_adapter`; also `UserError` if the adapter changes no quantised matrix.
     """
     output, opened, change = _opened(base, adapter, out, force)
-    checked_tokenizer(opened)  # which says what is wrong with it
+    checked_tokenizer(opened)  # raises UserError if it is damaged
     together = replace(opened, adapter=change)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(output) as temporary:
@@ -117,8 +118,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool
 
 
 def _opened(base: str | Path, adapter: str | Path, out: Target, force: bool) -> tuple[Output, Checkpoint, Adapter]:
-    """Return the right to write `out`, and both, the base without its own adapter. `UserError` unless they belong
-    together and `out` may be written."""
+    """Claim `out`; open the base (without an adapter of its own) and the adapter, and check that they fit."""
     output = claim(out, CHECKPOINT, force, resolve(base), Path(adapter))
     opened = open_checkpoint(base).base
     change = read_adapter(adapter)
@@ -137,7 +137,7 @@ def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:
 
 
 def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weights, Weights]:
-    """Return (what is stored, the values of the matrices that were rounded again)"""
+    """(all tensors to store, the dequantised values of the matrices that were quantised again)"""
     stored, values = dict(base.stored()), Weights()
     for path in adapter.config.targets:
         name = f"{path}.weight"

@@ -1,4 +1,4 @@
-"""A checkpoint's quantised copy: its matrices as integers with a scale and a bias a group."""
+"""Quantise a checkpoint: store its matrices as integers, with a scale and a bias per group."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Progress, no_progress
 
 READ, ROUNDED = 0.3, 0.7
-"""About the shares of the time after which a checkpoint is read, and is quantised."""
+"""Progress shown when the checkpoint has been read, and when it has been quantised; roughly the shares of the time."""
 
 
 def quantize(model: Network, scheme: Scheme) -> None:
-    """Quantise in place every linear map and embedding whose width is a multiple of the group; others stay as they are.
+    """Quantise in place every linear map and embedding whose width is a multiple of the group size.
 
-    Raises `UserError` if nothing can be quantised, or something is already.
+    Raises `UserError` if there is none, or if the model is quantised already.
     """
     if quantization_of(model):
         raise UserError("the model is quantised already; quantise the one that it was made from")
@@ -40,11 +40,11 @@ def quantize(model: Network, scheme: Scheme) -> None:
 def quantize_checkpoint(
     folder: str | Path, out: Target, scheme: Scheme, force: bool = False, watch: Progress = no_progress
 ) -> str:
-    """Write a checkpoint's quantised copy, tokenizer included; returns what was done in words.
+    """Write a quantised copy of a checkpoint, with its tokenizer; return a summary for people.
 
-    `out` is new or empty, or with `force` another checkpoint that is replaced. `watch` is told the share that is done
-    and what is being done. Raises `UserError` for a damaged or already quantised checkpoint, or if `out` is the
-    checkpoint itself.
+    out: new or empty, or with `force` another checkpoint, which is replaced. watch: called with the finished share and
+    the current step, e.g. watch(0, "reading"). Raises `UserError` for a damaged or already quantised checkpoint, or if
+    `out` is the checkpoint itself.
     """
     output = claim(out, CHECKPOINT, force, resolve(folder))
     watch(0, "reading")
@@ -53,13 +53,13 @@ def quantize_checkpoint(
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
     text = checkpoint.tokenizer_json()
     model = Transformer.load(checkpoint.folder)
-    model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, and fast kernels want zero points
+    model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, but fast kernels need zero points
     quantize(model, scheme)
     quantization = quantization_of(model)
     layers = dict(model.named_modules())
     for done, path in enumerate(quantization):
         watch(READ + (ROUNDED - READ) * done / len(quantization), path)
-        mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
+        mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX is lazy: quantise this layer now
     watch(ROUNDED, "writing")
     own = files_with_weights(model.generation, checkpoint.folder)
     save_checkpoint(output, model.config, model.weights(), text, quantization=quantization, **own)

@@ -1,1 +1,1 @@
-"""Ids to ids: greedy, beam and sampled search over the logits of any runtime."""
+"""Decoding: greedy search, beam search and sampling, from source ids to output ids, for every runtime."""

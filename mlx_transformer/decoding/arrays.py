@@ -1,6 +1,6 @@
-"""The few array operations a search needs, once for NumPy (ONNX Runtime) and once for MLX (`runtime/decoding.py`).
+"""The array operations of a search, for NumPy (ONNX Runtime) and for MLX (`runtime/decoding.py`).
 
-Names and meanings are NumPy's; both libraries round alike, so that a search takes the same decisions on both.
+Names and meanings are NumPy's. Both libraries round alike, so a search makes the same decisions on both.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ Array = Any  # numpy.ndarray or mlx.core.array: both have shape, reshape, operat
 
 BLOCK = 64
 MOST_ROUNDS = 64
-"""The most rounds of argmax over all that is left: their time grows with the square of the beam, 255 took a minute for
-three lines."""
+"""For more values than this, `top_k` sorts on the host instead of taking one argmax per value. The time of the argmaxes
+grows with the square of the beam: with 255 of them, three lines took a minute."""
 
 
 class Arrays(Protocol):
     """An array library. All indices are 32 or 64 bit integers, all scores float32."""
 
     check_every: int
-    """Ask "all finished?" after so many steps: each question waits for the device."""
+    """Check every so many steps whether all sentences are finished; a check waits for the device."""
     lazy: bool
-    """Work is queued: what the host reads should be one step old, so that the device never waits for it."""
+    """Whether operations are queued. If so, the host reads arrays of the previous step, and the device never idles."""
     drop_below: float
-    """Drop finished rows from the batch when at most this share is still running."""
+    """Drop finished sentences from the batch when at most this share is still running, e.g. 0.5."""
 
     def asarray(self, values: np.ndarray) -> Array: ...
     def numpy(self, x: Array) -> np.ndarray: ...
     def queue(self, *arrays: Array) -> None:
-        """Begin to compute these arrays, without waiting for them."""
+        """Start computing these arrays without waiting for them."""
         ...
 
     def float32(self, x: Array) -> Array: ...
     def argmax(self, x: Array, axis: int) -> Array:
-        """Return the first index of the largest value."""
+        """Index of the largest value; on ties the first."""
         ...
 
     def max(self, x: Array, axis: int, keepdims: bool = False) -> Array: ...
@@ -52,17 +52,17 @@ class Arrays(Protocol):
     def concatenate(self, arrays: list[Array], axis: int) -> Array: ...
     def stack(self, arrays: list[Array], axis: int) -> Array: ...
     def marked(self, places: Array, width: int) -> Array:
-        """Return booleans (R, width), true at places (R, N) of each row."""
+        """Booleans (R, width), True at the indices `places` (R, N) of each row."""
         ...
 
     def arange(self, stop: int) -> Array: ...
     def full(self, shape: Sequence[int], value: float) -> Array:
-        """Return a float32 array of one value."""
+        """A float32 array filled with `value`."""
         ...
 
 
 class NumpyArrays:
-    """NumPy: nothing is queued, so finished rows are noticed, and dropped, at once."""
+    """NumPy computes at once, so finished sentences are found and dropped after every step."""
 
     check_every = 1
     lazy = False
@@ -108,11 +108,11 @@ class NumpyArrays:
 
 
 def top_k(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:
-    """Return the `count` largest values of each row of x (B, N), falling, and their indices; on ties the lowest index.
+    """The `count` largest values of each row of x (B, N), largest first, and their indices; ties: lowest index first.
 
-    On Metal a library's topk is a full sort of the row and leaves the order of ties open. Here one pass takes the
-    maximum of each block of 64 values; the winners can only lie in the `count` blocks with the largest maxima (lowest
-    block first on ties), and `count` rounds of argmax-and-mask over those find them. x must be finite, count <= N.
+    MLX's topk on Metal sorts the whole row and leaves the order of ties open. Here one pass takes the maximum of each
+    block of 64 values. The largest values lie in the `count` blocks with the largest maxima (on ties the lowest block),
+    and `count` rounds of argmax-and-mask find them there. x must be finite, count <= N.
     """
     rows, width = x.shape
     if width < 4 * BLOCK * count:
@@ -129,7 +129,7 @@ def top_k(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:
 
 
 def _rounds(xp: Arrays, x: Array, count: int) -> Array:
-    if count > MOST_ROUNDS:  # a beam that few ask for: a sort on the host leaves ties in order too
+    if count > MOST_ROUNDS:  # rare; a stable sort on the host keeps ties in order too
         return xp.asarray(np.argsort(-xp.numpy(x), axis=1, kind="stable")[:, :count].astype(np.int32))
     position = xp.arange(x.shape[1])[None]
     indices = []
@@ -141,13 +141,13 @@ def _rounds(xp: Arrays, x: Array, count: int) -> Array:
 
 
 def first_of(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:
-    """Do as `top_k` does, for rows of a few values: ranks by comparing all pairs, in a fixed number of operations."""
-    if not xp.lazy:  # the host's own sort leaves ties in order
+    """`top_k` for short rows: ranks by comparing all pairs, so that the number of queued operations is fixed."""
+    if not xp.lazy:
         indices = np.argsort(-x, axis=1, kind="stable")[:, :count]
         return xp.take_along_axis(x, indices, axis=1), indices
     position = xp.arange(x.shape[1])
     earlier = position[:, None] > position[None, :]  # [i, j]: j comes before i
     ahead = (x[:, None, :] > x[:, :, None]) | ((x[:, None, :] == x[:, :, None]) & earlier[None])
-    # Ranks are distinct, so the order of a sort that isn't stable can't show.
+    # Ranks are distinct, so the sort needn't be stable.
     indices = xp.argsort(xp.sum(ahead, axis=-1), axis=1)[:, :count]
     return xp.take_along_axis(x, indices, axis=1), indices

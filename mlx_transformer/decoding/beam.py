@@ -1,12 +1,12 @@
-"""Beam search with GNMT length penalty (Wu et al. 2016, section 7), all sentences of a batch at once.
+"""Beam search with GNMT length penalty (Wu et al. 2016, section 7), for all sentences of a batch at once.
 
-Shapes: B sentences, K = beam, V vocabulary, C candidates a step: 2K, and K more for each further token that ends.
+Shapes: B sentences, K = beam, V vocabulary, C candidates per step: 2K, plus K for each additional end token.
 
-A step's candidates are the C best extensions of a sentence's K live hypotheses: at most K of them end with the same
-token, so K live ones always remain. Those of the K best candidates that end (or have reached the length limit) move to
-the finished set, which keeps the K best by log p / lp(length). An ending candidate behind the K best is dropped, as in
-fairseq and transformers. A sentence stops when no live hypothesis can beat the worst finished one any more, or with
-`early_stopping` once K are finished.
+At each step, the candidates of a sentence are the C best extensions of its K live hypotheses. At most K candidates end
+with the same end token, so K live hypotheses always remain. Among the K best candidates, those that end or reach the
+length limit move to the finished set, which keeps the K best by log p / lp(length). An ending candidate below the K
+best is dropped, as in fairseq and transformers. A sentence stops when no live hypothesis can beat its worst finished
+hypothesis, or with `early_stopping` as soon as K hypotheses are finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .steps import BANNED, DEAD, Batch, History, Rules, Strategy, take_sentences
 
 
 class Beam(Strategy):
-    """State of one batch. Live hypotheses are (token, parent slot) a step; a finished one is where its path ended."""
+    """State of one batch. Tokens and parent slots are kept for each step; a finished hypothesis is the place in them
+    where it ended, and `results` follows the parents back from there."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         size, k = len(batch.sources), options.beam
@@ -31,8 +32,8 @@ class Beam(Strategy):
         self.limits = xp.asarray(batch.limits.astype(np.int32))
         self.limit_penalty = xp.asarray(np.asarray(options.penalty(batch.limits), np.float32))
         self.done = self.limits < 0
-        self.live = xp.full((size, 1), 0.0)  # log p; one hypothesis, the empty one, before the first step
-        self.scores = xp.full((size, k), BANNED)  # finished, best first; BANNED where there is none yet
+        self.live = xp.full((size, 1), 0.0)  # log p (B, K) of live hypotheses; before the first step one, empty
+        self.scores = xp.full((size, k), BANNED)  # (B, K) finished, best first; BANNED: no hypothesis yet
         none = xp.asarray(np.zeros((size, k), np.int32))
         self.ends = {"step": none, "slot": none, "token": none}  # last step, slot before it, last token
         self.tokens, self.parents = History(xp, size), History(xp, size)
@@ -43,7 +44,7 @@ class Beam(Strategy):
         return self.advance(*(candidates if forced is None else self._forced(forced, *candidates)), t)
 
     def advance(self, values: Array, parent: Array, token: Array, t: int) -> tuple[Array, Array]:
-        """Take the finished ones out of the candidates (B, C), and go on with the K best others."""
+        """Move finished candidates (B, C) to the finished set, and continue with the K best others."""
         xp, k, size = self.xp, self.width, len(self.live)
         eos = self.rules.is_end(token)
         at_limit = self.limits <= t + 1
@@ -58,11 +59,11 @@ class Beam(Strategy):
         return token.reshape(-1), rows
 
     def candidates(self, logits: Array, t: int) -> tuple[Array, Array, Array]:
-        """Return the C best extensions (B, C) of each sentence, best first: log p, the slot they extend, the token."""
+        """The C best extensions of each sentence, best first: log p, parent slot and token, each (B, C)."""
         xp, count, v = self.xp, self.options.candidates, logits.shape[-1]
         size, hypotheses = self.live.shape
         logits = xp.float32(logits).reshape(size, hypotheses, v)
-        # log p of hypothesis and token: logit less the softmax's normaliser, plus log p of the hypothesis so far.
+        # log p of hypothesis and token = logit - logsumexp(logits) + log p of the hypothesis so far
         normaliser = xp.logsumexp(logits, axis=-1)
         if self.options.repetition_penalty == 1:
             scores = logits + (self.live - normaliser)[:, :, None]
@@ -73,10 +74,11 @@ class Beam(Strategy):
             scores = xp.concatenate([scores, xp.full((size, count - hypotheses * v), 2 * BANNED)], axis=1)
         values, flat = top_k(xp, scores, count)  # (B, C)
         parent, token = flat // v, flat % v
-        return values, xp.where(parent < hypotheses, parent, 0), token  # the filling has no parent
+        return values, xp.where(parent < hypotheses, parent, 0), token  # padding of the scores has no parent
 
     def _forced(self, forced: Array, values: Array, parent: Array, token: Array) -> tuple[Array, Array, Array]:
-        """Return the candidates of a step in which sentences get a token (B,), or -1: the live ones, each with it."""
+        """Replace the candidates of sentences with a forced token (B,), -1: none. Each live hypothesis gets it, and its
+        log p stays."""
         xp, (size, live), count = self.xp, self.live.shape, values.shape[1]
         own = xp.concatenate([self.live, xp.full((size, count - live), 2 * BANNED)], axis=1)
         slots, forced_ids = xp.arange(count)[None], forced[:, None]
@@ -84,7 +86,7 @@ class Beam(Strategy):
         return xp.where(forced_ids < 0, values, own), parent, xp.where(forced_ids < 0, token, forced_ids)
 
     def _finish(self, values: Array, parent: Array, token: Array, ends: Array, t: int) -> None:
-        """Merge the ending ones of the K best candidates into the finished set."""
+        """Merge the ending candidates among the K best into the finished set."""
         xp, k = self.xp, self.width
         fits = ends[:, :k] & (values[:, :k] > DEAD) & ~self.done[:, None]
         new = xp.where(fits, values[:, :k] / float(self.options.penalty(t + 1)), BANNED)
@@ -94,10 +96,10 @@ class Beam(Strategy):
             self.ends[name] = xp.take_along_axis(xp.concatenate([self.ends[name], x], axis=1), pick, axis=1)
 
     def _decided(self, length: int) -> Array:
-        """Return (B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
+        """(B,): K hypotheses are finished, and (unless `early_stopping`) no live one can beat the worst of them.
 
-        log p only falls, so the best a live hypothesis can reach is its own log p over the largest penalty ahead:
-        that of the length limit, or for a negative alpha, where lp falls, that of the very next length.
+        log p only falls, so a live hypothesis can reach at most its log p / the largest penalty ahead. That is the
+        penalty at the length limit; with a negative alpha lp falls, and it is the penalty of the next length.
         """
         worst = self.scores[:, -1]
         full = worst > DEAD
@@ -147,7 +149,7 @@ class Beam(Strategy):
             slot = np.where(before, parents[t][sentence, slot], slot)
         results = []
         for i, scores in enumerate(self.finished["score"][:, :count]):
-            # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
+            # A hypothesis that ended at step s has s tokens and a last one, which may be eos.
             ended = [
                 (paths[i, j, : step[i, j] + 1].tolist(), float(score)) for j, score in enumerate(scores) if score > DEAD
             ]

@@ -1,8 +1,8 @@
-"""A search that chooses among given ids alone, each sentence among its own: the candidates that a shortlist names.
+"""Search with candidate ids: each output contains only ids from its sentence's list, e.g. a shortlist's.
 
-The ids of a batch's sentences together are a small vocabulary. A model computes their logits alone, what searches sees
-no others, and what it finds is numbered back at the end; a mask tells a sentence's own from its neighbours', so that no
-sentence depends on those computed with it.
+The candidates of all sentences in a batch form a small vocabulary of C ids. The model computes logits of these ids
+only, the search runs on their places 0 to C - 1, and its results are converted back to ids. A mask bans the candidates
+of other sentences, so that an output doesn't depend on its batch.
 
 Shapes: B sentences, R rows (hypotheses), V vocabulary, C candidates of the batch.
 """
@@ -27,10 +27,13 @@ from .steps import BANNED, Batch, Decoder, Model
 
 
 def check_candidates(candidates: Ids, rows: int, config: TransformerConfig) -> list[NDArray[np.int64]]:
-    """Return the ids that each of `rows` outputs may be made of; an empty list leaves the end alone."""
+    """Check the candidate ids of each of `rows` outputs, and return them as arrays. [] leaves only the end token.
+
+    Raises `UserError` unless the model is an encoder-decoder, and for ids outside the vocabulary.
+    """
     candidates = listed(candidates, "candidates")
     if not (config.has_encoder and config.has_decoder):
-        raise UserError(f"candidates: a {config.architecture} alone has no shortlist; leave them out")
+        raise UserError("candidates: only an encoder-decoder model takes them; leave them out")
     if len(candidates) != rows:
         raise UserError(f"candidates has {len(candidates)} rows for {rows} inputs: give one list for each")
     return check_ids(candidates, config.vocab_size, "candidates", empty=True)
@@ -38,19 +41,19 @@ def check_candidates(candidates: Ids, rows: int, config: TransformerConfig) -> l
 
 @dataclass(frozen=True)
 class Candidates:
-    """The ids that a batch's outputs are made of, as a vocabulary of its own."""
+    """The candidate ids of a batch, as a vocabulary of C ids."""
 
     ids: NDArray[np.int64]
-    """(C,) the ids of all sentences, ascending; among them what any output may need: pad, start, ends, forced ones."""
+    """(C,), ascending: the candidates of all sentences, and pad, start, end and forced tokens."""
     unlisted: NDArray[np.float32] | None
-    """(B, C) added to the logits: `BANNED` on what isn't the sentence's own; None: each may have all of them."""
+    """(B, C), added to the logits: `BANNED` on ids the sentence doesn't list, else 0; None: each sentence lists all."""
     config: TransformerConfig
-    """The model's, of C ids."""
+    """The model's config with a vocabulary of C ids."""
 
     @classmethod
     def of(cls, batch: Batch, options: Options, config: TransformerConfig) -> Candidates:
-        """Return those of a batch that has some. Where tokens are drawn they are all ids: on their places hangs the
-        noise."""
+        """The candidates of a batch that lists some. For sampling, `ids` is the whole vocabulary: the random noise
+        depends on a token's place in it."""
         assert batch.candidates is not None
         always = [config.pad_id, batch.sources.start, config.bos_id, *options.ends(config), *options.forced_first]
         every = config.vocab_size
@@ -68,24 +71,24 @@ class Candidates:
     def whole(
         cls, ids: NDArray[np.int64], unlisted: NDArray[np.float32] | None, config: TransformerConfig
     ) -> Candidates:
-        """Return those of ids (C,), ascending, pad, start and end among them, for a model of this config."""
+        """Candidates from ids (C,), ascending, which include pad, start and end. config: the model's."""
         pad, bos, eos = np.searchsorted(ids, [config.pad_id, config.bos_id, config.eos_id]).tolist()
         size = len(ids)
         own_config = _changed(config, vocab_size=size, source_vocab_size=size, pad_id=pad, bos_id=bos, eos_id=eos)
         return cls(ids, unlisted, own_config)
 
     def places(self, ids: int | Sequence[int] | NDArray) -> NDArray[np.int64]:
-        """Return where ids that are among them are."""
+        """Places of these ids in `self.ids`, which must contain them."""
         return np.searchsorted(self.ids, np.asarray(ids, np.int64))
 
     def narrowed(self, batch: Batch, options: Options) -> tuple[Batch, Options]:
-        """Return the batch and the options in terms of their places."""
+        """The batch and the options with places instead of ids."""
         fields_set = {name: ids for name in ID_FIELDS if (ids := getattr(options, name))}
         if fields_set or options.banned_sequences:
             known = {*self.ids.tolist()}
             fields = {name: [id for id in ids if id in known] for name, ids in fields_set.items()}
             narrowed = {name: tuple(self.places(ids).tolist()) for name, ids in fields.items()}
-            sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't be written
+            sequences = (ids for ids in options.banned_sequences if known.issuperset(ids))  # others can't occur
             banned = tuple(tuple(self.places(ids).tolist()) for ids in sequences)
             options = _changed(options, **narrowed, banned_sequences=banned)
         if options.start_id is not None:
@@ -94,13 +97,12 @@ class Candidates:
         return _changed(batch, prefix=prefix, candidates=None), options
 
     def restored(self, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return hypotheses of places as ones of ids."""
+        """Hypotheses with ids instead of places."""
         return [[replace(h, ids=self.ids[h.ids].tolist() if h.ids else []) for h in best] for best in hypotheses]
 
 
 def _ascending(size: int, *ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
-    """Return those of `size` ids that are among these, each once. To mark them takes a tenth of the time of sorting
-    them."""
+    """The union of several lists of ids below `size`, ascending. Marking them takes a tenth of the time of sorting."""
     marks = np.zeros(size, bool)
     for some in ids:
         marks[some] = True
@@ -111,7 +113,7 @@ T = TypeVar("T", TransformerConfig, Options, Batch)
 
 
 def _changed(checked: T, **fields: Any) -> T:
-    """With other fields, of which it is known that they are right: to check them all anew takes as long as a step."""
+    """`dataclasses.replace` without the checks, for values known to be valid: the checks take as long as a step."""
     changed = copy(checked)
     for name, value in fields.items():
         object.__setattr__(changed, name, value)
@@ -119,16 +121,16 @@ def _changed(checked: T, **fields: Any) -> T:
 
 
 def among(model: Model, candidates: Candidates) -> Model:
-    """Return the model with the vocabulary of a batch: by a way of its own, or by columns of all its logits."""
+    """Restrict the model to the candidates: by its own `among`, or by selecting columns of its logits."""
     own = model.among(candidates)
     return Among(model, candidates, columns=True) if own is None else own
 
 
 class Among(Model):
-    """`steps.Model` with the vocabulary of a batch."""
+    """A `steps.Model` whose vocabulary is the candidates of a batch."""
 
     def __init__(self, model: Model, candidates: Candidates, columns: bool):
-        """columns: the model gives the logits of all ids, of which those of the candidates are taken."""
+        """columns: the model computes logits of the whole vocabulary, and the candidates' columns are selected."""
         self.model, self.candidates, self.columns = model, candidates, columns
         self.config, self.arrays, self.extends_positions = candidates.config, model.arrays, model.extends_positions
 
@@ -139,7 +141,7 @@ class Among(Model):
 
 
 class AmongDecoder(Decoder):
-    """`steps.Decoder` with the vocabulary of a batch."""
+    """A `steps.Decoder` whose vocabulary is the candidates of a batch."""
 
     def __init__(self, xp: Arrays, decoder: Decoder, candidates: Candidates, columns: bool):
         self.xp, self.decoder, self.columns = xp, decoder, columns
@@ -147,7 +149,7 @@ class AmongDecoder(Decoder):
         self.unlisted = None if candidates.unlisted is None else xp.asarray(candidates.unlisted)
 
     def of(self, logits: Array) -> Array:
-        """Return the candidates' logits (R, C)."""
+        """Logits (R, C) of the candidates, from the model's logits (R, V) or (R, C)."""
         if self.columns:
             logits = self.xp.take(logits, self.ids, axis=1)
         return logits if self.unlisted is None else logits + self.unlisted

@@ -1,21 +1,15 @@
-"""Gumbel noise that depends on a seed and a place alone, from integer arithmetic that every runtime does exactly.
+"""Greedy search and sampling: one hypothesis per sentence.
 
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3) turns a counter of four
-32-bit words and a key of two into four random words. `export/search/sampling.py` is the same within a graph.
+Sampling applies temperature, top-k and top-p to the logits, then draws a token by the Gumbel trick: argmax(log p +
+noise) is a draw from p. It first draws a block of the vocabulary, then a token of that block, so a row needs a few
+hundred random numbers instead of one per token.
 
-Shapes: R rows, N numbers of each, n = N / 4 counters.
+The noise comes from Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3),
+which turns a counter of four 32-bit words and a key of two into four random words. It is integer arithmetic, exact in
+every runtime, and depends only on the seed, the row and the step. So all runtimes draw the same tokens, except where
+two scores differ by less than rounding errors. `export/search/sampling.py` does the same in a graph.
 
-Sampling: temperature, top-k, nucleus, and a draw. `export/search/sampling.py` is the same within a graph.
-
-A token is drawn in two steps, each by Gumbel's trick: a block of the vocabulary by its probability, then a token of the
-block by its own within it. So a row needs a few hundred numbers, not one for each token. All runtimes take the same
-decisions on the same noise; two that differ by rounding part only where two scores are that close.
-
-Shapes: B sentences, V vocabulary, N blocks of it.
-
-Greedy search and sampling: one hypothesis a sentence.
-
-Shapes: B sentences, V vocabulary.
+Shapes: B sentences, V vocabulary, N blocks of it; for `gumbel`: R rows, N numbers per row.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key's halves each round
 WORD = 1 << 32
 BITS, LOW = np.uint64(32), np.uint64(WORD - 1)
 
-# Numbers have 23 bits and a half, which float32 holds exactly: the middles of 2^23 equal parts of (0, 1).
+# Uniform numbers are the centres of 2^23 equal parts of (0, 1), which float32 represents exactly.
 SPARE_BITS = 9
 STEP = 2.0**-23
 
@@ -43,7 +37,10 @@ Words = NDArray[np.uint64]
 
 
 def philox(x: Words, y: Words, key: Words) -> tuple[Words, Words]:
-    """x (2, ...): words 0 and 2 of each counter, y words 1 and 3, key (2,); all below 2^32. The same of the results."""
+    """Philox4x32-10. x (2, ...): words 0 and 2 of each counter; y (2, ...): words 1 and 3; key (2,); all below 2^32.
+
+    Returns the random words in the same layout.
+    """
     place = (2, *[1] * (max(x.ndim, y.ndim) - 1))
     multipliers = np.array(MULTIPLIERS[::-1], np.uint64).reshape(place)
     weyl = np.arange(ROUNDS, dtype=np.uint64)[:, None] * np.array(WEYL, np.uint64)
@@ -55,11 +52,11 @@ def philox(x: Words, y: Words, key: Words) -> tuple[Words, Words]:
 
 
 def gumbel(seed: int, t: int, rows: NDArray, count: int) -> NDArray[np.float32]:
-    """Return the noise (R, N) for new token number t of the rows with these numbers, N = `count`: argmax(log p + noise)
-    is a draw from p (Gumbel 1954).
+    """Gumbel noise (R, N) for new token number t of these rows, N = `count`: argmax(log p + noise) is a draw from p
+    (Gumbel 1954).
 
-    Number i of a row: with the word w = i % 4 of counter (i // 4, t, row, 0) and the key (seed % 2^32, seed // 2^32),
-    u = (floor(w / 2^9) + 0.5) / 2^23 and -log(-log u) in float32.
+    Number i of a row comes from word w = i % 4 of counter (i // 4, t, row, 0) with key (seed % 2^32, seed // 2^32):
+    u = (floor(w / 2^9) + 0.5) / 2^23, noise = -log(-log u), in float32.
     """
     x = np.empty((2, len(rows), -(-count // 4)), np.uint64)
     x[0], x[1] = np.arange(x.shape[2]), np.asarray(rows)[:, None]
@@ -76,10 +73,10 @@ BLOCK = 128
 
 
 def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
-    """Return scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+    """Logits (B, V) divided by the temperature; BANNED outside the `top_k` likeliest tokens and the nucleus `top_p`.
 
-    Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
-    border stay in together.
+    The nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens whose total probability reaches `top_p`,
+    among the tokens left by top-k. Tokens that tie with the last one are kept too.
     """
     scores = logits / options.temperature
     if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):
@@ -97,13 +94,15 @@ def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
 
 
 def noise(seed: int, t: int, rows: NDArray, vocab_size: int) -> NDArray[np.float32]:
-    """Return what a draw of new token number t needs (B, BLOCK + N), for rows by their index in the caller's list:
-    noise of the places within a block, then of the blocks."""
+    """Noise (B, BLOCK + N) for drawing new token number t: for the places within a block, then for the N blocks.
+
+    rows: index of each row in the caller's list.
+    """
     return gumbel(seed, t, rows, BLOCK - vocab_size // -BLOCK)
 
 
 def draw(xp: Arrays, scores: Array, noise: Array) -> Array:
-    """Return a token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N)."""
+    """Draw a token (B,) from softmax(scores), with scores (B, V) and noise (B, BLOCK + N)."""
     size, width = scores.shape
     if width % BLOCK:
         scores = xp.concatenate([scores, xp.full((size, -width % BLOCK), BANNED)], axis=1)
@@ -111,13 +110,14 @@ def draw(xp: Arrays, scores: Array, noise: Array) -> Array:
     block = xp.argmax(xp.logsumexp(blocks, axis=-1) + noise[:, BLOCK:], axis=1)
     within = xp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     token = block * BLOCK + xp.argmax(within + noise[:, :BLOCK], axis=1)
-    return xp.where(token < width, token, 0)  # what is filled up wins only where no score is a number
+    return xp.where(token < width, token, 0)  # padding of the last block wins only if the scores are NaN
 
 
 class Greedy(Strategy):
-    """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad.
+    """Takes the likeliest token at each step, or with `options.sample` a random one. A finished sentence writes pad.
 
-    `scored`: log p of the output is wanted. Otherwise its score is only finite or not, as the logits are.
+    scored: compute log p of the outputs. Otherwise a score is the sum of logits, which shows only whether all were
+    finite.
     """
 
     width = 1

@@ -1,4 +1,4 @@
-"""The options of a search, checked in one place for both runtimes."""
+"""The options of a search and its hypotheses; the checks of options, prefixes and lengths for all runtimes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2017, section 6.1)
 
-EXTENDED = 4  # times max_positions: most new tokens of a model that computes positions past its table
+EXTENDED = 4  # times max_positions: most new tokens if positions are computed, not read from a table
 LONGEST = 2**20
-"""More tokens than any output has, and than any vocabulary."""
+"""Largest number of tokens in an option, and largest id: more than any output or vocabulary has."""
 
 PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
 
 IdTuple = tuple[int, ...]
 ID_FIELDS = ("forced_first", "suppressed", "suppressed_first", "end_ids")
-"""The fields of `Options` that are ids of one vocabulary."""
+"""The fields of `Options` with tuples of ids."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One output: its ids (no start token, no closing eos) and score = log p / lp(length), length counting eos."""
+    """One output: ids without start token and final eos; score = log p / lp(length), where length counts eos."""
 
     ids: list[int]
     score: float
     attention: NDArray[np.float32] | None = field(default=None, compare=False, repr=False, kw_only=True)
-    """How much of each source token was read to choose each of them (T, S), from a search that was asked for it."""
+    """Attention (T, S) from each output token to the source tokens, if the search was asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,63 +47,64 @@ class Options:
     """Settings of one search; the string under a field is its help on the command line."""
 
     beam: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
-    """Hypotheses kept a sentence; 1 is greedy: the likeliest token, the lowest id on ties."""
-    # n^alpha of the longest output is within float32's range for what anybody tries; beyond, nothing but length counts.
+    """Hypotheses kept per sentence; 1 is greedy search: always the likeliest token, on ties the lowest id."""
+    # n^10 fits into float32 for outputs of realistic length; with a larger alpha only the length would count.
     length_penalty: Annotated[float, Bounds(at_least=-10, at_most=10)] = 0.6
-    """Alpha of the length penalty; 0 compares bare probabilities."""
+    """Alpha of the length penalty: higher prefers longer outputs; 0 compares plain log p."""
     penalty_form: PenaltyForm = field(default="gnmt", metadata=ADVANCED)
-    """The divisor of log p of n tokens: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7) or n^alpha (length), as in
-    transformers."""
+    """What log p of n tokens is divided by: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7), or n^alpha (length), as
+    in transformers."""
     max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
-    """Most new tokens, the end token counted; unset: length of the source or prompt + 50."""
+    """Most new tokens, including the end token; unset: length of the source or prompt + 50."""
     max_length_factor: Annotated[float, Bounds(at_least=0, at_most=LONGEST)] = 0.0
-    """Most new tokens for each token of the source or prompt where max_new_tokens is unset, ends counted, as in Marian;
-    0: its length + 50."""
+    """Most new tokens per token of the source or prompt, including end tokens, as in Marian, e.g. 2.5; used if
+    max_new_tokens is unset; 0: length of the source or prompt + 50."""
     n_best: Annotated[int, Bounds(at_least=1)] = 1
-    """Translations a sentence, best first."""
+    """Outputs per sentence, best first; at most BEAM."""
     min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
-    """Fewest new tokens, the end token counted."""
+    """Fewest new tokens, including the end token."""
     early_stopping: bool = field(default=False, metadata=ADVANCED)
-    """Stop a sentence once BEAM hypotheses are finished, though a live one could still win."""
+    """Stop a sentence as soon as BEAM hypotheses are finished, even if a live one could still win."""
     sample: bool = False
-    """Draw tokens at random instead of taking the best; seed and the sentence's number decide, whatever runs it."""
-    # In float32 logits over less are infinite, and banned tokens over more are banned no longer.
+    """Draw tokens at random; an output depends on the seed and the line's number, not on the runtime or the batch."""
+    # In float32, far smaller divisors would make logits infinite, and far larger ones would let banned tokens through.
     temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
-    """The divisor of the logits before sampling; below 1 is safer."""
+    """Divide logits by this before sampling: below 1 is more predictable, above 1 more random."""
     top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Sample from the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Bounds(at_least=1e-6, at_most=1)] = 1.0
-    """Sample from the likeliest tokens, of those that top-k leaves, that hold this probability."""
+    """Sample from the fewest likeliest tokens with this total probability, after top-k, e.g. 0.9; 1: all."""
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
     """Seed of sampling."""
     repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = field(default=1.0, metadata=ADVANCED)
-    """The penalty on tokens that were written before (Keskar et al. 2019): above 1 a logit, in beam search a log p, is
-    divided by it, or multiplied where it is negative."""
+    """Above 1, repeated tokens become less likely (Keskar et al. 2019): their logit (in beam search, log p) is divided
+    by this, or multiplied if it is negative."""
     no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
-    """Never write the same so many tokens twice; 0: as many as you like."""
+    """Never repeat an n-gram of this many tokens, e.g. 3; 0: repetitions are allowed."""
     heuristic_stop: bool = False
-    """Stop a sentence once no live hypothesis would win at its present length, as in transformers; it may win later."""
+    """Stop a sentence once no live hypothesis would win at its current length, as in transformers, even if a longer one
+    could."""
     forced_first: IdTuple = ()
-    """The first tokens of every output, before those of a prefix: a language, say. They are not in the score."""
+    """The first tokens of every output, before its prefix, e.g. a language's. They don't count in the score."""
     forced_end: bool = False
-    """End what reaches its length limit with the end token, which is not in the score."""
+    """Make the end token the last token of outputs that reach their length limit. It doesn't count in the score."""
     suppressed: IdTuple = ()
-    """Tokens that are never written."""
+    """Tokens never generated."""
     suppressed_first: IdTuple = ()
-    """Tokens that are not the first one, after those of forced_first."""
+    """Tokens never generated first (after forced_first)."""
     banned_sequences: tuple[IdTuple, ...] = ()
-    """Sequences of two tokens or more that are never written."""
+    """Sequences of two or more tokens never generated."""
     end_ids: IdTuple = ()
-    """Tokens that end an output, beside the end token."""
+    """Tokens that end an output, in addition to the model's end token."""
     start_id: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] | None = None
-    """The token that the decoder begins with, a language's in mBART; unset: the model's own."""
+    """The decoder's first token, e.g. a language's for mBART; unset: the model's own."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
-    """Most rows * beam * (source + new tokens) of one batch, which bounds the memory of its caches, where translations
-    are as long as their sources; of a decoder alone, as long as they may become."""
+    """Most rows * beam * (source + new tokens) of a batch, which bounds the memory of its caches. Outputs are expected
+    to be as long as their sources; those of a decoder-only model, as long as their limit."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
-        """Make options from a mapping; `UserError` for an unknown name."""
+        """Options from a mapping, e.g. {"beam": 4}; `UserError` for an unknown name."""
         if problems := unknown_keys(values, cls, "there is no option {!r}"):
             raise UserError(joined(problems))
         return cls(**values)
@@ -131,7 +132,7 @@ class Options:
                 )
 
     def _check_ids(self, name: str) -> list[str]:
-        """Make the field a tuple of ids; return what is wrong with it."""
+        """Convert the field to a tuple of ids; return its problems."""
         ids = getattr(self, name)
         if type(ids) is tuple and not ids:
             return []
@@ -163,7 +164,7 @@ class Options:
 
     @property
     def candidates(self) -> int:
-        """How many extensions a step of beam search compares: enough that BEAM of them don't end."""
+        """Extensions of a sentence compared in a step of beam search: enough that at least BEAM don't end."""
         return self.beam * (2 + len(self.end_ids))
 
     @property
@@ -172,7 +173,7 @@ class Options:
         return PENALTY_OFFSETS[self.penalty_form]
 
     def penalty(self, length: float | np.ndarray) -> float | np.ndarray:
-        """lp(length)."""
+        """lp(length), the divisor of log p."""
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
@@ -184,13 +185,13 @@ def _problems_of_ids(name: str, ids: Any) -> list[str]:
 
 
 def _is_id(value: Any) -> bool:
-    # The type is tested first, as that is fast: thousands of sequences may be banned.
+    # `type(value) is int` is the fast path: thousands of sequences may be banned.
     whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
     return whole and 0 <= int(value) < LONGEST
 
 
 def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Stack sequences of ids (S, N), with -1 before the shorter ones; (0, 1) for none."""
+    """Stack S sequences to an array (S, N), with -1 before the shorter ones; (0, 1) if there are none."""
     import numpy as np
 
     longest = max(map(len, sequences), default=1)
@@ -199,7 +200,7 @@ def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 
 
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
-    """Raise `UserError` for an n_best above 1; `verb` returns one output, `instead` several."""
+    """Raise `UserError` for an n_best above 1: method `verb` returns one output, method `instead` several."""
     if options.get("n_best", 1) != 1:
         raise UserError(
             "{n_best}: {} returns the best alone; {} returns several",
@@ -212,9 +213,10 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
 def check_prefix(
     prefix: Ids | None, rows: int, config: TransformerConfig, end_ids: Sequence[int] = ()
 ) -> list[np.ndarray]:
-    """Check the forced first tokens of each of `rows` inputs, [] for none, and return them as arrays.
+    """Check the forced first tokens of each of `rows` outputs, [] for none, and return them as arrays.
 
-    end_ids: tokens that end an output, in addition to the model's own.
+    end_ids: tokens that end an output, in addition to the model's end token. Raises `UserError` for padding, start and
+    end tokens, and for ids outside the vocabulary.
     """
     import numpy as np
 
@@ -237,7 +239,10 @@ def check_prefix(
 
 
 def check_options(options: Options, config: TransformerConfig) -> None:
-    """Raise `UserError` for ids outside the vocabulary, ids that can't be forced, and a beam wider than it."""
+    """Raise `UserError` for ids outside the vocabulary, ids that can't be forced, and a beam wider than the vocabulary.
+
+    Also for a start_id of a decoder-only model.
+    """
     sequences = {"banned_sequences": [id for ids in options.banned_sequences for id in ids]}
     for name, ids in {**{name: getattr(options, name) for name in ID_FIELDS}, **sequences}.items():
         for id in ids:
@@ -247,7 +252,7 @@ def check_options(options: Options, config: TransformerConfig) -> None:
                 raise UserError(f"{name}: {id} can't be forced: it is padding, or an end")
     if options.start_id is not None:
         if not config.has_encoder:
-            raise UserError("start_id: a decoder alone goes on from its prompt; leave it out")
+            raise UserError("start_id: a decoder-only model continues its prompt; leave it out")
         if options.start_id >= config.vocab_size:
             raise UserError(f"start_id: {options.start_id} is outside the vocabulary of {config.vocab_size}")
     if options.beam > config.vocab_size:
@@ -257,11 +262,11 @@ def check_options(options: Options, config: TransformerConfig) -> None:
 def length_limits(
     sources: Iterable[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
 ) -> np.ndarray:
-    """Return the most new tokens of each row (N,), eos included.
+    """Most new tokens of each row (N,), including eos.
 
     hard: the runtime has no position past P = `config.max_positions`. The last new token is never fed back, so a
-    decoder writes up to P tokens after its start token; a decoder-only model's prompt counts too. If not hard, the
-    limit is `EXTENDED` times P.
+    decoder generates up to P tokens after its start token; a decoder-only model's prompt counts too. If not hard, the
+    limit is `EXTENDED` times P. Raises `UserError` for sources and limits above that, and prefixes above their limit.
     """
     import numpy as np
 
@@ -299,7 +304,7 @@ def length_limits(
 
 
 def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int64]:
-    """Return the default limits of new tokens (N,) for sources of these lengths (N,)."""
+    """Default limits of new tokens (N,) for sources of these lengths (N,)."""
     import numpy as np
 
     if options.max_length_factor == 0:
@@ -310,9 +315,10 @@ def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int
 def expected_tokens(
     lengths: np.ndarray, limits: np.ndarray, options: Options, prefix: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
-    """Estimate the new tokens (N,) of translations: as many as the source has, within the limits.
+    """Estimated new tokens (N,) of translations: the length of the source, within the limits.
 
-    Batches are planned by this estimate. By the limits, which are seldom reached, they would be a third of the size.
+    Batches are planned by this estimate. Planned by the limits, which outputs rarely reach, they would be a third of
+    the size.
     """
     import numpy as np
 

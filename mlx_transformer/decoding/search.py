@@ -44,11 +44,10 @@ def never() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSearch:
-    """How one search serves several callers: which row each input is, and when to stop.
+    """Settings of a search that serves several callers at once, e.g. in a server.
 
-    row_numbers: the row number of each input, on which its random draws depend; by default its place in the list. So
-    inputs of different lists can be searched together. stopped: asked between steps; once it is true, `search` raises
-    `Stopped`.
+    row_numbers: the row number of each input in its caller's list, on which its random draws depend; default: its place
+    in this search. stopped: called between steps; once it returns True, `search` raises `Stopped`.
     """
 
     row_numbers: Sequence[int] | None = None
@@ -71,7 +70,7 @@ def generate(
     share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[int]]:
-    """Return the best output of each input: new token ids without start token and closing eos.
+    """The best output of each input: new token ids without start token and final eos.
 
     Arguments as for `search`, except `n_best`, which must be 1.
     """
@@ -90,13 +89,13 @@ def search(
     share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[Hypothesis]]:
-    """Return the `n_best` best outputs of each input, best first, in the order of the inputs.
+    """The `n_best` best outputs of each input, best first, in the order of the inputs.
 
-    ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
-    prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
-    candidates: the ids that each output may contain, such as a shortlist's, in addition to ends and forced ones; the
+    ids: source ids of each sentence including eos (decoder-only: prompts to continue), of any lengths.
+    prefix: forced first tokens of each output, [] for none; they are part of the output and count in its score.
+    candidates: the ids that each output may contain, e.g. a shortlist's, in addition to end and forced tokens; the
     softmax runs over these ids only. Default: all ids.
-    done: called with the finished share of the inputs, batch by batch. share: for a server's batches.
+    done: called after each batch with the finished share of the inputs, e.g. 0.5. share: for a server.
     options: the fields of `Options`, and other inputs of the model (`core/inputs.py`), e.g. inputs_embeds in place of
     ids: for each input vectors (S, d_model), on the scale of embedding rows multiplied by sqrt(d_model).
     Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than the model takes, and options that
@@ -116,7 +115,7 @@ def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], O
 def checked(
     model: Model, inputs: dict[str, Any], prefix: Ids | None, chosen: Options
 ) -> tuple[Sources, list[np.ndarray], np.ndarray]:
-    """Check a request; return its sources, and for each the forced first tokens and the most new tokens.
+    """Check a request; return its sources, the forced first tokens of each output, and the most new tokens (N,).
 
     inputs: the arguments of `Sources.of`. Raises `UserError` as `search` does.
     """
@@ -134,8 +133,8 @@ def checked(
 
 
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
-    """Raise `UserError` if memory is too small for even one sentence: its caches, which exist twice while hypotheses
-    are reordered, and the logits of a step."""
+    """Raise `UserError` if memory is too small for a single sentence: its caches (twice, since reordering hypotheses
+    copies them), and the logits of a step."""
     position = 4 * sum(layer.key_value_heads * (layer.d_k + layer.d_v) for layer in c.layers("decoder"))
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
     check_memory(needed, f"decoding {target} tokens", "lower {beam} or {max_new_tokens}", beam=beam)
@@ -150,7 +149,7 @@ def _search(
     done: DoneShare | None,
     scored: bool,
 ) -> list[list[Hypothesis]]:
-    """outputs: prefix and candidates."""
+    """outputs: the arguments (prefix, candidates). scored: see `Greedy`."""
     config, (prefix, listed) = model.config, outputs
     sources, forced, limits = checked(model, inputs, prefix, chosen)
     candidates = None if listed is None else check_candidates(listed, len(sources), config)
@@ -177,9 +176,9 @@ def in_order(
 ) -> list[list[Any]]:
     """Collect the n-best outputs of all batches, in the order of the inputs.
 
-    searched: the indices of each batch's inputs, and the outputs of each. name: what input i is called in errors.
-    narrowed: the outputs were chosen among candidates.
-    Raises `UserError` for an input without an output of a finite score.
+    searched: for each batch, the indices of its inputs and their outputs. name: the name of input i in errors, e.g.
+    "source row 3". narrowed: whether the search had candidates.
+    Raises `UserError` if the best output of an input has no finite score.
     """
     results: list[list[Any]] = [[] for _ in range(total)]
     for index, outputs in reported(searched, lambda pair: len(pair[0]), total, done):
@@ -196,7 +195,7 @@ def in_order(
 def run_all(
     model: Model, work: Sequence[Batch], options: Options, scored: bool, stopped: Callable[[], bool]
 ) -> Iterable[tuple[np.ndarray, list[list[Hypothesis]]]]:
-    """Search each batch, in any order, several at the same time on a model that can; yield indices and outputs."""
+    """Search all batches, in any order and in parallel if the model can; yield (indices of inputs, their outputs)."""
     if (whole := model.batch_search(options, stopped)) is not None:
         return ((batch.index, whole(batch)) for batch in work)
 
@@ -212,7 +211,7 @@ def run_all(
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
-    """Return the model's own strategy for this batch, or `Beam` or `Greedy`."""
+    """The model's own strategy for this batch, else `Beam` or `Greedy`."""
     own = model.strategy(batch, options, scored)
     if own is not None:
         return own
@@ -223,11 +222,11 @@ def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> S
 def batches(
     lengths: np.ndarray, expected: np.ndarray, limits: np.ndarray, options: Options, positions: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield the indices of each batch: inputs of similar length together, the longest first.
+    """Yield the indices of each batch's inputs: inputs of similar length together, the longest first.
 
     A batch holds at least one input, and at most `batch_tokens` cache positions if its outputs are as long as
-    `expected`. positions: most positions of the padded prompt and a continuation as long as its limit (decoder-only
-    models with a position table).
+    `expected`. positions: most positions of the padded prompt and the longest continuation; for decoder-only models
+    with a position table.
     """
     order = np.lexsort((limits, lengths))[::-1]
     begin = 0

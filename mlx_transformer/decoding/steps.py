@@ -1,4 +1,4 @@
-"""The loop that every kind of search shares: choose tokens, run the decoder one step, until all sentences are finished.
+"""The loop of every search: choose the next tokens, run the decoder one step, until all sentences are finished.
 
 Shapes: B sentences, K hypotheses of a sentence, R = B*K rows (hypothesis r % K of sentence r // K), V vocabulary.
 """
@@ -19,76 +19,80 @@ from .options import Hypothesis, Options, aligned_right
 
 T = TypeVar("T")
 
-# Log-probability of what must not happen. Finite, so that sums, differences and products with 0 stay finite on every
-# device; anything below DEAD has such a token in it.
+# Added to the log-probability of banned tokens. Finite, so that sums, differences and products with 0 stay finite on
+# every device. A score below DEAD contains a banned token.
 BANNED = -1e9
 DEAD = BANNED / 2
 EXCLUDED = 3
-"""Most tokens that may be banned, besides forced prefixes: padding, start and, while it is too early, end."""
+"""Most tokens banned without options for it: padding, start and, before min_new_tokens, the end token."""
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """The search was given up: `stopped()` said that nobody waits for it any more."""
+    """The search was cancelled: `stopped()` returned True, e.g. because the client of a server has left."""
 
 
 class Decoder(Protocol):
-    """A batch in decoding. Its rows are hypotheses; `step` appends to their caches."""
+    """A batch being decoded. Its rows are hypotheses; `step` extends their caches."""
 
     def step(self, ids: Array) -> Array:
-        """Last tokens (R,) -> logits (R, V) of the next ones."""
+        """Run the last tokens (R,); return logits (R, V) of the next tokens."""
         ...
 
     def repeat(self, times: int) -> None:
-        """Repeat each row so many times, side by side."""
+        """Repeat each row `times` times, side by side."""
         ...
 
     def reorder(self, rows: Array) -> None:
-        """Let row i go on from row rows[i], one of the same sentence."""
+        """Reorder the caches: row i continues from row rows[i], of the same sentence."""
         ...
 
     def keep(self, rows: Array) -> None:
-        """Keep only these rows (R',), whole sentences, in this order."""
+        """Keep only these rows (R',), in this order: whole sentences."""
         ...
 
 
 class Model(Protocol):
-    """The interface that `search` needs of a model: `start`, and what it can do better than `search` by itself."""
+    """A model as a search sees it: `start`, and optional methods for runtimes with a faster way."""
 
     config: TransformerConfig
-    arrays: Arrays = cast(Arrays, NumpyArrays())  # NumPy's functions name their arguments otherwise
+    arrays: Arrays = cast(Arrays, NumpyArrays())  # a cast, since NumPy's arguments have other names
     extends_positions: bool = False
-    """Sequences may be longer than `config.max_positions`."""
+    """Whether sequences may be longer than `config.max_positions`."""
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
-        """Return sources (decoder-only: prompts) of any lengths -> the decoder and the first tokens' logits (B, V)."""
+        """Encode sources (decoder-only: read prompts) of any lengths; return a decoder and logits (B, V) of the first
+        new tokens."""
         ...
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
-        """Return its own strategy for this batch, one that leaves the choice among the logits to the graph; None: it
-        has none, and `Beam` or `Greedy` looks at all logits."""
+        """The model's own strategy for this batch, e.g. if its graph chooses among the logits; None: use `Beam` or
+        `Greedy`, which read all logits."""
         return None
 
     def among(self, candidates: Any) -> Model | None:
-        """Return the model with the vocabulary of a batch (`candidates.Candidates`), which computes the logits of these
-        ids alone; None: it can't, and they are chosen from all logits."""
+        """A model that computes logits of the candidates only (`candidates.Candidates`); None: it can't, and the search
+        selects them from all logits."""
         return None
 
     def batch_search(
         self, options: Options, stopped: Callable[[], bool]
     ) -> Callable[[Batch], list[list[Hypothesis]]] | None:
-        """Return a function that searches a whole batch at once, as a graph with the search inside does; None: the
-        model takes steps."""
+        """A function to search a whole batch at once, for a graph with the search inside; None: use steps."""
         return None
 
     def in_parallel(self, search_on: Callable[[Model, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
-        """Run `search_on(model, batch)` on all batches, in any order."""
+        """Yield `search_on(model, batch)` for all batches, in any order."""
         return (search_on(self, batch) for batch in work)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs that are decoded together: their indices in the caller's list, what is read of them, forced tokens,
-    limits (B,), places (B,), on which drawn tokens depend, and the ids that each output may be made of; None: all."""
+    """Inputs decoded together.
+
+    index (B,): indices in the list of all inputs. sources: ids or vectors. prefix: forced first tokens. limits (B,):
+    most new tokens. places (B,): row numbers, on which random draws depend. candidates: ids each output may
+    contain; None: all.
+    """
 
     index: np.ndarray
     sources: Sources
@@ -98,48 +102,50 @@ class Batch:
     candidates: list[np.ndarray] | None = None
 
     def part(self, chosen: slice) -> Batch:
-        """Return some of its inputs."""
+        """A batch of some of the inputs."""
         candidates = None if self.candidates is None else self.candidates[chosen]
         arrays = self.sources[chosen], self.prefix[chosen], self.limits[chosen], self.places[chosen]
         return Batch(self.index[chosen], *arrays, candidates)
 
 
 class Strategy(Protocol):
-    """How the next tokens are chosen. Holds what it knows of each sentence, in arrays of the device."""
+    """Chooses the next tokens, e.g. `Greedy` or `Beam`. It keeps the state of each sentence in arrays of the device."""
 
     width: int
-    """Hypotheses (rows) a sentence."""
+    """Hypotheses (rows) per sentence."""
     done: Array
-    """(B,) boolean: the sentence is finished, nothing of it changes any more."""
+    """(B,) boolean: the sentence is finished, and its results no longer change."""
     index: np.ndarray
-    """(B,) place of each sentence that is still here in the batch as it was at the start."""
+    """(B,) place of each remaining sentence in the original batch."""
 
     def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
-        """Begin with these inputs: the decoder, and what it says of their first tokens."""
+        """Start decoding; return the decoder and its first output, which goes to `choose` (by default, logits)."""
         return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array | None]:
-        """Return logits (R, V) of new token number t -> next ids (R,), and the rows (R,) they follow (None: their
-        own)."""
+        """Choose new token number t from logits (R, V); return ids (R,) and the row (R,) each of them continues.
+
+        None in place of the rows: row i continues row i.
+        """
         ...
 
     def arrays(self) -> list[Array]:
-        """Return the arrays that `choose` changes."""
+        """The arrays that `choose` changes, for lazy devices."""
         ...
 
     def keep(self, live: np.ndarray) -> None:
-        """Put the results of all other sentences aside and go on with these."""
+        """Store the results of all other sentences, and continue with the sentences at these places."""
         ...
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return hypotheses of all sentences that were in the batch, best first."""
+        """Hypotheses of all sentences of the original batch, best first."""
         ...
 
 
 def run(
     model: Model, batch: Batch, strategy: Strategy, stopped: Callable[[], bool] = lambda: False
 ) -> list[list[Hypothesis]]:
-    """Decode one batch to its end. `Stopped` once `stopped()`, which is asked before each step, is true."""
+    """Decode one batch to its end. Raises `Stopped` if `stopped()`, which is called before each step, returns True."""
     xp = model.arrays
     if stopped():
         raise Stopped
@@ -157,7 +163,7 @@ def run(
         elif rows is not None:
             decoder.reorder(rows)
         if (t + 1) % xp.check_every == 0:
-            # On a device that works ahead: the step before, which it has finished while this one was being queued.
+            # A lazy device has finished the previous step while this one was queued: reading it needs no wait.
             finished = xp.numpy(earlier if xp.lazy else strategy.done)
             running = len(finished) - int(np.count_nonzero(finished))
             if running == 0:
@@ -175,8 +181,12 @@ def run(
 
 
 def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:
-    """Return the `running` sentences that go on, in places 0, 1, ...: each stays where it is, if that is one of these;
-    the others take the places of finished ones, so that few have to be moved."""
+    """Old places of the unfinished sentences, for new places 0 to running - 1. A sentence already there stays, the
+    others fill the places of finished sentences: few have to move.
+
+    >>> running_sentences(np.array([False, True, False, True, False]), 3)
+    array([0, 4, 2])
+    """
     live = np.flatnonzero(~finished)
     order = np.arange(running)
     order[finished[:running]] = live[live >= running]
@@ -184,12 +194,12 @@ def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:
 
 
 def banned_ids(config: TransformerConfig) -> list[int]:
-    """Return what is never written: padding, and the start token where it isn't the end too, as in BART."""
+    """Ids never generated: padding and the start token. BART's start token is also its end, and is allowed."""
     return sorted({config.pad_id, config.bos_id} - {config.eos_id})
 
 
 class Rules:
-    """Which tokens are allowed: never pad or start, no end too early, forced ones, nothing that mustn't be repeated."""
+    """Which tokens are allowed at each step: bans, minimum length, forced tokens, no repetitions."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         self.xp, self.options, self.min_new_tokens = xp, options, options.min_new_tokens
@@ -202,7 +212,7 @@ class Rules:
         self.sequence_length = sequences.shape[1]
         self.token = xp.arange(config.vocab_size)[None, None]
         self.history = xp.asarray(_begun(batch, options, config)[:, None]) if options.reads_history else None
-        """All that was written and read before it (B, K, L), -1 before its begin."""
+        """Start token or prompt, then all new tokens (B, K, L); -1 before shorter prompts."""
         first = len(options.forced_first)
         longest = max((len(row) for row in batch.prefix), default=0)
         self.forced = np.full((len(batch.prefix), first + longest), -1, np.int32)
@@ -210,8 +220,8 @@ class Rules:
             self.forced[i, first : first + len(row)] = row
 
     def apply(self, scores: Array, t: int) -> Array:
-        """Add BANNED to the scores (B, K, V) of tokens that may not be number t. A token that a prefix forces may
-        always be."""
+        """Add BANNED to the scores (B, K, V) of tokens not allowed as token number t. Tokens forced by a prefix are
+        never banned."""
         xp, before = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
         if self.first_bans is not None and t == len(self.options.forced_first):
@@ -225,8 +235,7 @@ class Rules:
         return scores
 
     def penalised(self, scores: Array) -> Array:
-        """Return scores (B, K, V), those of all that was written weakened: logits, or in beam search log p
-        (transformers)."""
+        """Apply the repetition penalty to scores (B, K, V), as in transformers: logits, or in beam search log p."""
         penalty = self.options.repetition_penalty
         if self.history is None or penalty == 1:
             return scores
@@ -234,21 +243,23 @@ class Rules:
         return self.xp.where(self._among(self.history), weaker, scores)
 
     def unscored(self, t: int, limits: Array) -> Array | None:
-        """Return the token (B,) that each sentence gets as number t without its being scored, -1: none; None: nowhere
-        one."""
+        """The token (B,) each sentence must write as number t without counting in its score; -1: any token.
+
+        None if there is none for any sentence.
+        """
         if t < len(self.options.forced_first):
             return self.xp.where(limits >= 0, self.options.forced_first[t], -1)
         return self.xp.where(limits == t + 1, self.ends[0], -1) if self.options.forced_end else None
 
     def is_end(self, token: Array) -> Array:
-        """Return whether tokens (...) are ends."""
+        """Whether each token (...) is an end token."""
         ended = token == self.ends[0]
         for other in self.ends[1:]:
             ended = ended | (token == other)
         return ended
 
     def write(self, token: Array, parent: Array | None = None) -> None:
-        """Take the new tokens (B, K) down, each after hypothesis `parent` of its sentence."""
+        """Append the new tokens (B, K), each to the history of hypothesis `parent` (B, K) of its sentence."""
         if self.history is not None:
             before = self.history
             if parent is not None:
@@ -261,7 +272,7 @@ class Rules:
             (self.history,) = take_sentences(self.xp, live, self.history)
 
     def _without_repeats(self, scores: Array) -> Array:
-        """Return BANNED on each token that would end the same n tokens as were written before."""
+        """Ban tokens that would repeat an n-gram of the history."""
         n, history = self.options.no_repeat_ngram, self.history
         windows = 0 if history is None or n == 0 else history.shape[2] - n + 1
         if history is None or windows < 1:
@@ -273,7 +284,7 @@ class Rules:
         return scores + self.xp.where(self._among(self.xp.where(same, history[:, :, n - 1 :], -1)), BANNED, 0.0)
 
     def _without_sequences(self, scores: Array) -> Array:
-        """Return BANNED on each token that would end one of `banned_sequences`."""
+        """Ban tokens that would complete one of `banned_sequences`."""
         xp, history = self.xp, self.history
         if history is None or self.sequences is None:
             return scores
@@ -285,20 +296,20 @@ class Rules:
         return scores + xp.where(self._among(xp.where(same, self.sequences[:, -1], -1)), BANNED, 0.0)
 
     def _marked(self, ids: Sequence[int]) -> Array:
-        """Return (V,): BANNED at these ids, else 0."""
+        """(V,): BANNED at these ids, else 0."""
         bans = np.zeros(self.vocab_size, np.float32)
         bans[list(ids)] = BANNED
         return self.xp.asarray(bans)
 
     def _among(self, tokens: Array) -> Array:
-        """Return whether each of the vocabulary (B, K, V) is among tokens (B, K, N); -1: none."""
+        """(B, K, V): True for ids that occur in tokens (B, K, N), where -1 stands for no token."""
         size, hypotheses, _ = tokens.shape
         places = self.xp.where(tokens < 0, self.vocab_size, tokens).reshape(size * hypotheses, -1)
         return self.xp.marked(places, self.vocab_size + 1)[:, :-1].reshape(size, hypotheses, -1)
 
 
 def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndarray:
-    """Return what each output goes on from (B, L): the start token, or the prompt, -1 before it."""
+    """(B, L): the start token, or the prompt with -1 before shorter ones."""
     if config.has_encoder:
         start = config.bos_id if options.start_id is None else options.start_id
         return np.full((len(batch.sources), 1), start, np.int32)
@@ -306,30 +317,30 @@ def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndar
 
 
 def take_sentences(xp: Arrays, live: np.ndarray, *arrays: Array) -> list[Array]:
-    """Return the same sentences of each array (B, ...)."""
+    """Select sentences of each array (B, ...)."""
     rows = xp.asarray(live.astype(np.int32))
     return [xp.take(array, rows, axis=0) for array in arrays]
 
 
 class History:
-    """One array (B, ...) a step, kept on the device and brought together on the host once."""
+    """One array (B, ...) per step. Arrays stay on the device until `close` copies them to the host together."""
 
     def __init__(self, xp: Arrays, size: int):
         self.xp, self.size = xp, size
-        self.parts: list[tuple[np.ndarray, np.ndarray]] = []  # sentences, steps x sentences x ...
+        self.parts: list[tuple[np.ndarray, np.ndarray]] = []  # (places of sentences, array (steps, sentences, ...))
         self.steps: list[Array] = []
 
     def append(self, x: Array) -> None:
         self.steps.append(x)
 
     def close(self, index: np.ndarray) -> None:
-        """Bring the steps since the last call to the host; `index` are the sentences they were of."""
+        """Copy the steps since the last call to the host. index: places of their sentences in the original batch."""
         if self.steps:
             self.parts.append((index, self.xp.numpy(self.xp.stack(self.steps, axis=0))))
             self.steps = []
 
     def numpy(self, fill: int) -> np.ndarray:
-        """Return all steps (T, B, ...), `fill` where a sentence was no longer there."""
+        """All steps (T, B, ...), with `fill` where a sentence had been dropped."""
         length = sum(len(part) for _, part in self.parts)
         joined = np.full((length, self.size, *self.parts[0][1].shape[2:]), fill, np.int64)
         t = 0

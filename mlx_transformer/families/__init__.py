@@ -1,1 +1,1 @@
-"""Published models: their folders read and written, a family one file of data."""
+"""Published models: read and write their folders. Each family, e.g. BART or T5, is one file of data."""

@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2020): the paper's model with learned positions and a norm over the embeddings.
 
-The first two rows of its tables of positions are read by nobody. Padding belongs on the right: positions are counted
-from the first column. The decoder starts with the end.
+The first two rows of its position tables are never read. Positions are counted from the first column, so padding
+belongs on the right. The decoder starts with the end token.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TIES = {True: "all", False: "source-target"}
 SPECIAL = (
     Key("pad_token_id", "pad_id", 1),
     Key("eos_token_id", "eos_id", 2),
-    Fixed("bos_token_id", 0, checked=False),  # what a source begins with
+    Fixed("bos_token_id", 0, checked=False),  # the first token of a source
 )
 FORCED = Also("forced_eos_token_id", "eos_id")
 OTHERS = dict(normalize_before=False, normalize_embedding=True, add_final_layer_norm=False)
-"""Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; with another value they
-mean another network."""
+"""Keys that `transformers` ignores but other readers need, e.g. CTranslate2's converter. Another value would mean
+another network."""
 
 
 def names(config: Any) -> dict[str, str | At]:

@@ -1,6 +1,6 @@
-"""BERT (Devlin et al. 2019): an encoder with learned positions, kinds of tokens, and a norm over the embeddings.
+"""BERT (Devlin et al. 2019): an encoder with learned positions, token types, and a norm over the embeddings.
 
-Its positions are counted from the first column: padding belongs on the right.
+Positions are counted from the first column, so padding belongs on the right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADS = {
     "BertForQuestionAnswering": dict(kind="spans"),
 }
 OUTPUTS = {"vocabulary": "cls.predictions.decoder", "spans": "qa_outputs"}
-"""By the head's kind: the classifier; that of other kinds is `classifier`."""
+"""{kind of head: name of its classifier}; other kinds have "classifier"."""
 
 
 def names(config: Any) -> dict[str, str | At]:

@@ -1,6 +1,6 @@
-"""DistilBERT (Sanh et al. 2019): BERT of half the layers, without kinds of tokens and without a pooler.
+"""DistilBERT (Sanh et al. 2019): BERT with half the layers, without token types and without a pooler.
 
-Its positions are counted from the first column: padding belongs on the right.
+Positions are counted from the first column, so padding belongs on the right.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DISTILBERT = replace(
         Key("attention_dropout", "attention_dropout", 0.1),
         Key("max_position_embeddings", "max_positions", 512),
         Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "none"}),
-        Fixed("sinusoidal_pos_embds", False, checked=False),  # only what its table began with
+        Fixed("sinusoidal_pos_embds", False, checked=False),  # how the position table was initialised, no more
         Key("pad_token_id", "pad_id", 0),
         Special("cls_token_id", "bos_id", 101),
         Special("sep_token_id", "eos_id", 102),

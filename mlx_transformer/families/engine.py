@@ -1,7 +1,8 @@
-"""Published models to ours and back, by the tables of a family: keys of config.json, and where each tensor is stored.
+"""Convert published models to ours and back, by the tables of a family: keys of config.json, and names of tensors.
 
-Reading lists everything that is wrong at once. A family can write all that it reads back equal: nothing else says
-what it lacks, so that a new field of our config is refused by itself where a family has no key for it. NumPy alone.
+Reading reports all problems at once. A family can write a model if the config.json it writes reads back as the same
+config (`differences`); no list of unsupported features is needed. So a new field of our config is refused by every
+family without a key for it. Only NumPy is used.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from mlx_transformer.system.fields import field_types
 from .keys import Given, Line, Values
 
 Tensors = Mapping[str, Any]
-"""Arrays by name; those of a folder are read where NumPy needs their numbers, and may be larger than memory."""
+"""Arrays by name. Those of a folder are read when NumPy needs their numbers; together they may exceed memory."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published model's folder, parsed but not judged."""
+    """A published model's folder, parsed but not checked."""
 
     path: Path
     config: Values
@@ -40,77 +41,77 @@ class Published:
     generation: Values
     """The contents of generation_config.json, {} if there is none."""
     tensors: Tensors
-    """Arrays in their files (`system/stored.py`)."""
+    """Arrays in their files (`system/tensors.py`)."""
 
 
 @dataclass(frozen=True)
 class At:
-    """Where a tensor is stored, and how."""
+    """Where a parameter of ours is stored in the family's files, and how."""
 
     name: str
     copies: tuple[str, ...] = ()
-    """Other names of the same tensor: any one of them will do, and those that are there are equal."""
+    """Other names of the same tensor. A file needs only one of the names; if it has several, they must be equal."""
     each: bool = False
-    """Written under each of its names: their library shares none of them."""
+    """Write the tensor under each of its names, for models where `transformers` shares none."""
     last: bool = False
-    """The last of several tensors is computed with: version 5 shares no bias with a classifier that isn't tied."""
+    """Read the last name that is present: version 5 of transformers has a separate bias for an untied classifier."""
     leading: bool = False
-    """(1, V) in place of (V,)."""
+    """Stored as (1, V) instead of (V,)."""
     unread: int = 0
-    """Rows in front that nothing reads: left behind, and written as zeros."""
+    """Rows at the front, never read by the model: dropped on import, written as zeros."""
     part: tuple[int, int] = (0, 1)
-    """Which of how many equal parts of the first axis, where one tensor has several of ours."""
+    """(i, n): part i of n equal parts of the first axis, e.g. (0, 3) for the query in a joint QKV matrix."""
     optional: bool = False
-    """Where it isn't there it is zeros."""
+    """A missing tensor means zeros."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The statements of one family's files, and their meaning where they state nothing.
+    """How a family of published models is stored: config.json, tensor names, and fixed properties.
 
-    In names `*` is a layer's number. Choices go from left to right: where our first `(a|b)` is b, their first `(x|y)`
-    is y, and so on; choices of theirs beyond ours do as our last. A name without its last part, `.weight` or `.bias`,
-    stands for both, here, in `sinusoids` and in `ignored`.
+    Patterns in `names`, e.g. {"(encoder|decoder).norm": "model.(encoder|decoder).layer_norm"}: `*` is a layer's number.
+    Choices are matched from left to right: if our first `(a|b)` is b, their first `(x|y)` is y, and so on; further
+    choices in their name follow our last. A name without `.weight` or `.bias` stands for both, also in `sinusoids` and
+    `ignored`.
     """
 
     name: str
-    """As people call it."""
+    """Name in messages, e.g. "BART"."""
     model_type: str
-    """As config.json names it."""
+    """model_type in config.json, e.g. "bart"."""
     architecture: str
-    """The class of `transformers`."""
+    """Class of `transformers`, e.g. "BartForConditionalGeneration"."""
     ours: Mapping[str, Any]
-    """The fields of our config that are the same in all its models. Where a bias is among them, a model of ours
-    without it is written with zeros. A field that stands neither here nor in `keys` or `derived` has our default: a
-    model with another value is none of the family's."""
+    """Fields of our config with the same value in all models of the family. For a bias among them, a model of ours
+    without it is written with zeros. Fields that are neither here nor in `keys` or `derived` have our defaults; a model
+    with another value can't be written."""
     keys: Sequence[Line]
-    """The lines of config.json, in the order in which they are written. Keys of a file that none of them names mean
-    nothing; one that is missing or null has the line's default, unless generation_config.json has it."""
+    """The lines of config.json, in the order in which they are written. Other keys of a file are ignored. A missing or
+    null key has its value in generation_config.json, if there is one, else the line's default."""
     names: Callable[[Any], Mapping[str, str | At]]
-    """{parameter of ours, or module: where it is stored}, by our config, with every parameter of `parameter_shapes`.
-    Lines for parameters that a config doesn't have may stay."""
+    """From our config: {parameter or module of ours: where it is stored}, for every parameter of `parameter_shapes`.
+    Entries for parameters a config lacks are ignored."""
     derived: Callable[[Values], Values] = dict
-    """The fields once more, with those that follow from others, `d_v` from `d_k`. Its arguments are within bounds."""
+    """Adds fields that follow from others, e.g. `d_v` from `d_k`. It gets fields within their bounds only."""
     counts_tokens: bool = False
-    """Whether padding takes no position there either, so that it may stand on the left; else on the right alone."""
+    """Whether padding takes no position and may be on the left; else it must be on the right."""
     prefix: str = ""
-    """The prefix of names but in a bare encoder; they are read with it and without."""
+    """Prefix of all names, except in a bare encoder, e.g. "bert."; names are read with and without it."""
     spellings: Mapping[str, str] = field(default_factory=dict)
-    """{the end of a name: how old files spell it}"""
+    """{end of a name: its spelling in old files}, e.g. {"LayerNorm.weight": "LayerNorm.gamma"}."""
     untied_alike: bool = False
-    """Whether config.json says the same of "source-target" and "none", which the tensors tell apart."""
+    """Whether "source-target" and "none" are the same in config.json, so that the tensors decide between them."""
     sinusoids: tuple[str, ...] = ()
-    """Tensors that hold the table of its positions: read, compared and left behind."""
+    """Tensors with the table of sinusoids: compared with ours, then dropped."""
     ignored: tuple[str, ...] = ()
-    """Tensors that mean nothing."""
+    """Tensors the model doesn't need."""
 
     @property
     def architecture_of_ours(self) -> str:
         return str(self.ours.get("architecture", "encoder-decoder"))
 
     def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
-        """Return fields of our config from config.json and generation_config.json, and everything that is wrong with
-        them."""
+        """Fields of our config from config.json and generation_config.json, and all problems of these files."""
         defaults = {key: default for line in self.keys for key, default in line.defaults.items()}
         lines, fields = Given(config, generation, defaults), dict(self.ours)
         problems = [problem for line in self.keys for problem in line.read(lines, fields)]
@@ -124,7 +125,7 @@ class Family:
         return (self.derived(fields) if sound else fields), problems
 
     def write_config(self, config: Any) -> Values:
-        """Return config.json, but for the type of the weights."""
+        """The contents of config.json, without the type of the weights."""
         one_size = config.architecture == "encoder-decoder" and config.source_vocab_size == config.vocab_size
         if self.untied_alike and config.tie_embeddings == "none" and one_size:
             config = dataclasses.replace(config, tie_embeddings="source-target")
@@ -132,7 +133,7 @@ class Family:
         return named | {key: value for line in self.keys for key, value in line.write(config).items()}
 
     def read(self, config: TransformerConfig, tensors: Tensors) -> tuple[dict[str, Any], list[str]]:
-        """Return our parameters, and everything that is wrong with theirs."""
+        """Our parameters from their tensors, and all problems of the tensors."""
         weights: dict[str, Any] = {}
         problems: list[str] = []
         used: set[str] = set()
@@ -168,7 +169,7 @@ class Family:
         return weights, problems
 
     def other_heads(self, config: TransformerConfig, tensors: Tensors) -> list[str]:
-        """Return which tensors are of heads that the model hasn't: its encoder is the same without them."""
+        """Names of tensors of heads an encoder-only model doesn't use, e.g. of BERT's masked-LM head."""
         if config.architecture != "encoder":
             return []
         each = (dataclasses.replace(config, head=head, output_bias=True, tie_embeddings="all") for head in HEADS)
@@ -181,20 +182,20 @@ class Family:
         return _is_any(name, self.ignored) or _is_any(self.prefix + name, self.ignored)
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
-        """Return their tensors of our parameters, under the first of their names or under each."""
+        """Their tensors from our parameters, under the first of their names or (`At.each`) under each."""
         written: dict[str, Any] = {}
         for name, (names, at) in self.places(config).items():
             array = weights[name]
             if at.unread:
                 array = np.concatenate([np.zeros((at.unread, *array.shape[1:]), array.dtype), array])
             array = array[None] if at.leading else array
-            if at.part[0]:  # parts come in their order, as parameters do
+            if at.part[0]:  # parameters come in the order of the parts
                 array = np.concatenate([written[names[0]], array])
             written |= dict.fromkeys(names if at.each else names[:1], array)
         return written
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
-        """Return {parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
+        """{parameter of ours: (its names in their files, the first of which is written; how it is stored)}"""
         table = [
             (_regex(ours), ours, theirs if isinstance(theirs, At) else At(theirs))
             for ours, theirs in self.names(config).items()
@@ -210,7 +211,7 @@ class Family:
         return places
 
     def _spelled(self, names: list[str], config: TransformerConfig) -> list[str]:
-        """Return names as they are written, then as other files have them."""
+        """The names to write, then those of other files: with or without prefix, old spellings."""
         if not self.prefix:
             return names
         short = [name.removeprefix(self.prefix) for name in names]
@@ -221,8 +222,10 @@ class Family:
 
 
 def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Return our config and weights of a published model; biases that are zero everywhere are left out where our models
-    have none unless told. Raises `UserError` with everything that is wrong."""
+    """Our config and weights of a published model. Raises `UserError` with all problems.
+
+    Biases that are off by default in our config are left out if all their values are zero.
+    """
     config = config_of(family, published.config, published.generation, published.path / "config.json")
     config = _tied_as_stored(family, _pooled_as_stored(family, config, published.tensors), published.tensors)
     weights, problems = family.read(config, published.tensors)
@@ -238,7 +241,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
 
 
 def config_of(family: Family, config: Values, generation: Values, where: Path) -> TransformerConfig:
-    """Return our config of their files; `UserError` with everything that is wrong, and `where` it stands."""
+    """Our config from their files. Raises `UserError` with the path `where` and all problems."""
     fields, problems = family.read_config(config, generation)
     if problems:
         raise refusal(where, problems, where.parent)
@@ -249,15 +252,17 @@ def config_of(family: Family, config: Values, generation: Values, where: Path) -
 
 
 def differences(family: Family, config: TransformerConfig) -> list[str]:
-    """Return why the family has no such model: what its reader makes of the config.json to be written, field by
-    field."""
+    """Why the family can't store such a model: writes config.json, reads it back, and lists the fields that differ.
+
+    E.g. ["gated=True, BART has False"]; [] if it can.
+    """
     c = _as_written(family, config)
     ours = vars(c)
     fields, problems = family.read_config(family.write_config(c), {})
     refused: list[str] = []
     try:
         back = vars(TransformerConfig.from_dict(fields))
-    except UserError as error:  # what can't be is compared as far as it is known
+    except UserError as error:  # no valid config: compare the fields that are known
         known = {field.name: field.default for field in dataclasses.fields(TransformerConfig)} | fields
         back = {name: value for name, value in known.items() if value is not None}
         refused = [str(error)]
@@ -274,8 +279,10 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
 def exported(
     family: Family, config: TransformerConfig, tensors: Iterable[tuple[str, Any]], where: Path
 ) -> tuple[Values, dict[str, Any]]:
-    """Return config.json and tensors of the family's model that computes what ours does; tensors that are read where
-    their numbers are asked for stay so. Raises `UserError` with every reason why it has none, and `where` ours is."""
+    """config.json and tensors of the family's model with the same outputs as ours. Tensors in files aren't read yet.
+
+    where: path of our model, for errors. Raises `UserError` with all reasons if the family has no such model.
+    """
     if reasons := differences(family, config):
         raise UserError(f"{where}: {family.name} has no such model: {first_of(reasons)}")
     c, ours = _as_written(family, config), dict(tensors)
@@ -287,34 +294,36 @@ def exported(
 
 
 def written_config(family: Family, config: TransformerConfig) -> Values:
-    """Return config.json of the family's model that computes what ours does, but for the type of the weights."""
+    """config.json of the family's model with the same outputs as ours, without the type of the weights."""
     return family.write_config(_as_written(family, config))
 
 
 TRAINING = ("attention_dropout", "activation_dropout")
-"""The fields that a model's outputs don't depend on; a family that has no keys for them has one rate for all."""
+"""Fields without effect on a model's outputs; a family without keys for them has one dropout rate for all."""
 BARE = ("hidden", "pooled")
-"""Kinds of heads that a bare encoder has."""
+"""Kinds of heads of a bare encoder."""
 HEADS = (
     Head(activation="gelu", norm=True),
     *(Head(kind=kind, activation="gelu", labels=("one",)) for kind in ("classes", "token-classes")),
     Head(kind="spans", activation="gelu"),
 )
-"""One of each kind that classifies, with all parts."""
+"""A head of each kind with a classifier, with all its parts."""
 EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 TIES = ("all", "source-target", "target-output", "none")
 
 
 def _pooled_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
-    """Return the config without a pooler where none is stored: config.json doesn't tell."""
+    """The config without a pooler if the files have none; config.json doesn't say."""
     if config.head.kind != "pooled" or any(name in tensors for name in family.places(config)["head_proj.weight"][0]):
         return config
     return dataclasses.replace(config, head=Head(kind="hidden"))
 
 
 def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
-    """Return the config with its embeddings tied as they are stored, where what config.json ties differs: version 5 of
-    transformers ties what isn't there twice, and saves that all are tied of models of which none are."""
+    """The config with embeddings tied as in the files, if config.json ties tensors with different values.
+
+    Version 5 of transformers ties matrices that are stored only once, and may save "all tied" for an untied model.
+    """
 
     def copies(c: TransformerConfig) -> Iterator[list[NDArray]]:
         places = family.places(c)
@@ -333,17 +342,17 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Compare shapes before any number is read."""
+    """Compares shapes first, so that no number is read if they differ."""
     return a.shape == b.shape and np.array_equal(a, b)
 
 
 def _biases(family: Family) -> Iterator[str]:
-    """Return the fields of biases that all models of the family have."""
+    """The bias fields with value True in all models of the family."""
     return (name for name, value in family.ours.items() if name.endswith("_bias") and value is True)
 
 
 def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
-    """Return the same model as the family has it: biases of zero where it has none, and its channels in their order."""
+    """The config of the same model in the family's form: all of the family's biases, and its order of sinusoids."""
     halves = config.positions == "sinusoidal" and family.ours.get("positions") == "sinusoidal_halves"
     positions = "sinusoidal_halves" if halves else config.positions
     biases = (name for name in _biases(family) if name != "output_bias" or config.head.classifies)
@@ -353,11 +362,11 @@ def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
 def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
     if table.ndim != 2 or table.shape[1] != c.d_model:
         return False
-    first = min(c.first_position, table.shape[0])  # nobody reads the rows before
+    first = min(c.first_position, table.shape[0])  # rows before it are never read
     numbers = np.asarray(table, np.float32)[first:]
-    # The angles of M2M100's are rounded to float32: at position 1000 sines are wrong by 7e-5.
+    # M2M100 computes angles in float32: at position 1000 its sines are wrong by 7e-5.
     most = 1e-3 if c.positions == "sinusoidal_concat" else 1e-6
-    if not (numbers.view(np.uint32) & 0xFFFF).any():  # all of them were rounded to bfloat16
+    if not (numbers.view(np.uint32) & 0xFFFF).any():  # the table was rounded to bfloat16
         most = 4e-3
     elif np.array_equal(numbers.astype(np.float16), numbers):
         most = 1e-3
@@ -366,11 +375,11 @@ def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
 
 
 HOLE = re.compile(r"\(([^)]*)\)|\*")
-"""A choice, or a layer's number."""
+"""A choice `(a|b)`, or `*`, a layer's number."""
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """Return matches a parameter, or a module and whatever parameter it has."""
+    """Compile a name pattern to a regex; without a suffix it matches both .weight and .bias."""
     parts, end = [], 0
     for hole in HOLE.finditer(pattern):
         parts += [re.escape(pattern[end : hole.start()]), hole[0] if hole[1] else r"(\d+)"]
@@ -383,7 +392,7 @@ def _is_any(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _filled(theirs: str, ours: str, match: re.Match[str]) -> str:
-    """Return their name with the choices and numbers that the match of ours has."""
+    """Their name, with the choices and layer numbers of a match of our pattern."""
     holes = list(zip(HOLE.finditer(ours), match.groups(), strict=False))
     choices = [hole[1].split("|").index(value) for hole, value in holes if hole[1]]
     numbers = iter([value for hole, value in holes if not hole[1]])

@@ -1,6 +1,6 @@
-"""How a published model generates: generation_config.json (or where there is none, config.json) to our settings, back.
+"""Generation settings of published models: generation_config.json (if there is none, config.json) to ours, and back.
 
-`transformers` counts the decoder's start token in its lengths, we don't.
+`transformers` counts the decoder's start token in its lengths; we don't.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (),
     "max_time": (),
 }
-"""{key that our search has nothing for: its values that change nothing, beside null}"""
+"""{key without a counterpart in our search: values without effect, in addition to null}"""
 
 
 def settings_of(config: Values, generation: Values, c: TransformerConfig, where: str) -> tuple[Settings, list[str]]:
-    """Return our settings of both files, and notes: what of them was left behind. `UserError` for values that are
-    none."""
+    """Our settings from config.json and generation_config.json, and notes on dropped settings.
+
+    where: the path for errors. Raises `UserError` for invalid values.
+    """
     source = generation or config
     present = {key: value for key, value in source.items() if value is not None}
     settings: Settings = {}
@@ -65,7 +67,7 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
         left.append(f"forced_eos_token_id={forced}")
     ends = present.get("eos_token_id", c.eos_id)
     ends = (ends or [c.eos_id]) if isinstance(ends, list) else [ends]
-    if c.eos_id not in ends:  # there it would be a word like others, at which nothing ends
+    if c.eos_id not in ends:  # `transformers` wouldn't end there, but we do
         raise UserError(
             f"{where}: eos_token_id={present['eos_token_id']!r} lacks config.json's {c.eos_id}, which ends here"
         )
@@ -84,8 +86,7 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
 
 
 def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Values:
-    """Return the lines of generation_config.json that say the same; what it has no line for, GNMT's penalty, is not
-    said."""
+    """generation_config.json for our settings; those without a key in it are dropped, e.g. the GNMT length penalty."""
     s = dict(settings)
     lines: Values = {}
     if "beam" in s:
@@ -115,8 +116,7 @@ def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Val
 
 
 def with_first_end(published: Published) -> Published:
-    """Return the same with one end token, the first, in place of a list of several, which are the settings'
-    (`end_ids`)."""
+    """The model with only the first of several end tokens in its config.json; the others become `end_ids`."""
 
     def one(values: Values) -> Values:
         ends = values.get("eos_token_id")
@@ -142,8 +142,8 @@ def _lengths(theirs: Values, c: TransformerConfig) -> Settings:
 
 
 def _banned(theirs: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return ids that are never written, beside those that ours never are; and sequences. An end among bad words stays
-    one, there and here; among suppressed tokens it is none."""
+    """Banned ids (without those we always ban), and banned sequences. An end token in bad_words_ids isn't banned, as in
+    `transformers`; in suppress_tokens it is."""
     words = theirs.get("bad_words_ids", [])
     words = [word for word in (words if isinstance(words, list) else [words]) if word not in [[end] for end in ends]]
     single = [word[0] if isinstance(word, list) and len(word) == 1 else None for word in words]
@@ -154,7 +154,7 @@ def _banned(theirs: Values, c: TransformerConfig, ends: list[Any]) -> tuple[list
 
 
 def _tasks(config: Values) -> list[str]:
-    """Return a note of the texts that T5's tasks begin with, of which a caller chooses one."""
+    """A note that lists the prefixes of T5's tasks, e.g. "summarize: ", from which users choose."""
     tasks = config.get("task_specific_params")
     prefixes = (
         [task.get("prefix") for task in tasks.values() if isinstance(task, dict)] if isinstance(tasks, dict) else []
@@ -164,7 +164,7 @@ def _tasks(config: Values) -> list[str]:
 
 
 def _hashable(value: Any) -> Any:
-    """Return an id as it is, anything else as text, which is refused as no id."""
+    """An id unchanged; anything else as text, which is refused later."""
     return value if _is_number(value) else repr(value)
 
 

@@ -1,9 +1,7 @@
-"""A checkpoint's record of the files that it was imported from, to find them again.
+"""Models on the Hugging Face Hub, fetched by name into the Hub's cache; and records of a checkpoint's original files.
 
-Models by their names on the Hugging Face Hub: the files that a model needs, fetched once into the Hub's own cache.
-
-A folder that exists wins over a name. `huggingface_hub` looks after cache, endpoint and tokens (HF_HOME, HF_ENDPOINT,
-HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never code.
+An existing folder wins over a name on the Hub. `huggingface_hub` manages cache, endpoint and token (HF_HOME,
+HF_ENDPOINT, HF_HUB_OFFLINE). Only data is fetched (configs, weights, tokenizers), never code.
 """
 
 from __future__ import annotations
@@ -22,14 +20,17 @@ from mlx_transformer.system.manifest import sha256
 
 
 def place_of(original: Path, files: Iterable[Path], checkpoint: Path) -> dict[str, Any]:
-    """Return a file or folder, by its way from the checkpoint, and the digests of these files."""
+    """Record of an imported file or folder: its path relative to the checkpoint, and the digests of `files`.
+
+    E.g. {"place": "../opus-mt-en-de", "sha256": {"config.json": "5d4f..."}}.
+    """
     way = Path(os.path.relpath(original.resolve(), checkpoint.resolve())).as_posix()
     return {"place": way, "sha256": {file.name: sha256(file) for file in files}}
 
 
 def named_alone(file: Path) -> bytes | None:
-    """Return what a file with such a record says, the way to the original shortened to its name, beside the checkpoint:
-    others needn't know folders of this machine. None where it says no more."""
+    """Contents of a file with such a record, with the path shortened to "../NAME": for a published checkpoint, which
+    shouldn't show local folders. None if the path is already this short."""
     record = read_object(file)
     place = record.get("place")
     if not isinstance(place, str) or place == (name := f"../{PurePosixPath(place).name}"):
@@ -38,8 +39,7 @@ def named_alone(file: Path) -> bytes | None:
 
 
 def original_path(record: Mapping[str, Any], checkpoint: Path) -> Path:
-    """Return the file or folder that `place_of` wrote down; `UserError` if it isn't there any more, or another one
-    is."""
+    """The file or folder in a record of `place_of`. Raises `UserError` if it is missing or has changed."""
     place, digests = record.get("place"), record.get("sha256")
     if not isinstance(place, str) or not isinstance(digests, dict):
         raise UserError("the checkpoint doesn't say what it was imported from")
@@ -55,11 +55,11 @@ def original_path(record: Mapping[str, Any], checkpoint: Path) -> Path:
 
 
 LONGEST_REFERENCE = 1000
-"""Bytes of the file that says which commit a branch is, which the Hub's library reads whole."""
+"""Most bytes of a cached reference, the file with the commit of a branch; `huggingface_hub` would read any size."""
 
 
 class Found(NamedTuple):
-    """A model's folder; of one from the Hub its name there and the revision, a commit."""
+    """A model's folder; for a model from the Hub also its name there and the revision, a commit."""
 
     folder: Path
     repository: str | None = None
@@ -67,15 +67,15 @@ class Found(NamedTuple):
 
     @property
     def origin(self) -> dict[str, str]:
-        """The record that a checkpoint made of it has of its origin; {} of a folder of one's own."""
+        """The origin to record in a converted checkpoint; {} for a local folder."""
         return {"repository": self.repository, "revision": self.revision} if self.repository and self.revision else {}
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Found:
-    """Return the folder of that name, or else the repository, fetched if it isn't in the cache. revision: a branch, tag
-    or commit of the Hub's, by default its main branch.
+    """The folder `name`, or else the Hub's repository of that name, fetched unless it is cached.
 
-    `UserError` for a name that is neither, for a folder with a revision, and where the Hub can't be reached or used.
+    name: e.g. "runs/mine" or "Helsinki-NLP/opus-mt-en-de". revision: branch, tag or commit on the Hub; default: main.
+    Raises `UserError` if there is neither, for a folder with a revision, and if the Hub can't be reached.
     """
     path, text = Path(name), str(name)
     if Place.of(name).what != "a name on the Hub":
@@ -88,7 +88,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Found:
 
 
 def library(why: str) -> Any:
-    """Import `huggingface_hub`; `UserError`, which begins with `why`, where it is missing."""
+    """Import `huggingface_hub`. Raises `UserError`, starting with `why`, if it isn't installed."""
     try:
         import huggingface_hub
     except ModuleNotFoundError as error:
@@ -97,7 +97,7 @@ def library(why: str) -> Any:
 
 
 def _fetched(hub: Any, name: str, revision: str | None) -> Path:
-    from .folder import needed  # all that reads published models, which few open by name
+    from .folder import needed  # imports all readers of published models
 
     try:
         info = hub.HfApi().model_info(name, revision=revision)
@@ -105,13 +105,13 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
         raise UserError(f"{name}: no such folder, and no model that you may read on the Hugging Face Hub") from error
     except hub.errors.RevisionNotFoundError as error:
         raise UserError(f"{name}: has no revision {revision!r} on the Hugging Face Hub") from error
-    except Exception as error:  # offline, or nobody answers: errors of whichever library it speaks HTTP by
+    except Exception as error:  # offline or no answer; the type depends on the HTTP library
         return _cached(hub, name, revision, error)
     names = needed(entry.rfilename for entry in info.siblings)
     if not names:
         raise UserError(f"{name}: holds no model on the Hugging Face Hub ({CONFIG} missing)")
     try:
-        # By the branch's name, under which the cache finds it again; the others from the same commit.
+        # The first file by the branch's name, for the cache to record the branch; the others from the same commit.
         folder = Path(hub.hf_hub_download(name, names[0], revision=revision)).parent
         for file in names[1:]:
             hub.hf_hub_download(name, file, revision=folder.name)
@@ -121,8 +121,10 @@ def _fetched(hub: Any, name: str, revision: str | None) -> Path:
 
 
 def _within_cache(folder: Path, name: str) -> Path:
-    """Return the folder of a commit. `UserError` for a file that is a link out of the repository's part of the cache:
-    what it leads to would be copied into a checkpoint."""
+    """Check that no file in a commit's folder links out of the repository's cache; return the folder.
+
+    Such a link could copy any file of this computer into a checkpoint. Raises `UserError`.
+    """
     repository = folder.parents[1]
     places = [place.resolve() for place in (repository, repository / "blobs")]
     for file in sorted(folder.rglob("*")):
@@ -140,13 +142,13 @@ def _damaged(name: str, reason: str) -> UserError:
 
 
 def cached_model(name: str, revision: str) -> Path:
-    """Return the folder of a commit that was fetched before; `UserError` where it isn't in the cache."""
+    """Folder of a commit fetched before. Raises `UserError` if it isn't in the cache."""
     hub = library(f"{name}: is on the Hugging Face Hub")
     return _cached(hub, name, revision, LookupError("nobody was asked"))
 
 
 def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:
-    """Return the model as it was fetched before."""
+    """Folder of a revision from the cache. error: why the Hub can't be asked."""
     cache = os.path.join(hub.constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
     reference = os.path.join(cache, "refs", revision or "main")
     if os.path.isfile(reference) and os.path.getsize(reference) > LONGEST_REFERENCE:
@@ -158,11 +160,11 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
             f"{name}: no such folder, and not in the cache of the Hugging Face Hub, which can't be reached"
             f" ({one_line(error)})"
         ) from error
-    except ValueError as damage:  # a reference that leads out of the cache
+    except ValueError as damage:  # the reference leads out of the cache
         raise _damaged(name, one_line(damage)) from damage
     return _within_cache(folder, name)
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error of the Hub's library says, in one line."""
+    """The message of an error of `huggingface_hub`, in one line."""
     return shortened(" ".join(str(error).split()) or type(error).__name__)

@@ -1,7 +1,6 @@
-"""Keys of config.json: what each line of it means among the fields of our config, read and written; and words that
-several families share.
+"""Lines of config.json: each class reads one or more keys into fields of our config, and writes them back.
 
-Lines of ModernBERT's config.json: which layers see near keys alone, and what heads are made of.
+E.g. Key("hidden_size", "d_model", 768): the key hidden_size is our field d_model, by default 768.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ Values = dict[str, Any]
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 ACTIVATIONS |= {"swish": "silu", "gelu_python": "gelu"}
 ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh")
-"""{their word: ours}; of several for one of ours the first is written."""
+"""{their word: ours}; if several mean the same, the first is written."""
 
 
 def their_activation(ours: str) -> str:
-    """Return the word of `transformers` for an activation of ours."""
+    """The name of our activation in `transformers`, e.g. "gelu_pytorch_tanh" for "gelu_tanh"."""
     return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
 
 
 class Given:
-    """The values of a folder's two files; a key that neither has is as their library takes it to be."""
+    """Values of config.json and generation_config.json; a key in neither has the default of `transformers`."""
 
     def __init__(self, config: Values, generation: Values, defaults: Values) -> None:
         self._files, self._defaults = (config, generation), defaults
 
     def value(self, key: str, default: Any) -> Any:
-        """Return the key's value; null is as missing. `default` "@other": what the key `other` has."""
+        """The key's value, or `default` if it is missing or null. Default "@other": the value of the key `other`."""
         values = (file[key] for file in self._files if file.get(key) is not None)
         return next(values, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
 
     def is_null(self, key: str) -> bool:
-        """Return whether config.json has the key, with null."""
+        """Whether config.json has the key with the value null."""
         return self._files[0].get(key, key) is None
 
     def mistyped(self, key: str, default: Any) -> list[str]:
-        """Return the problem that the value is of another kind than the default, or none."""
+        """[problem] if value and default differ in type, else []."""
         while _follows(default):
             default = self._defaults[default[1:]]
         value = self.value(key, default)
@@ -57,36 +56,37 @@ class Given:
 
 
 class Line(Protocol):
-    """One line of config.json (or several that belong together), read and written."""
+    """A line of config.json, or several that belong together."""
 
     @property
     def defaults(self) -> Values:
-        """The values that their library takes where a key is missing."""
+        """{key: value in `transformers` if it is missing}"""
         ...
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
-        """Put what it says into the fields of our config; returns what is wrong with it."""
+        """Set fields of our config from this line; return its problems."""
         ...
 
     def write(self, config: Any) -> Values:
-        """Return the line of a model of ours."""
+        """{key: value} for a model of ours."""
         ...
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of config.json (or several) and a field of ours (or several) that mean the same; "decoder.heads": that
-    of the decoder. As many of theirs as of ours are the same one by one; of other numbers, and where values have other
-    names, `words` says which mean which. A field that has a key's value, or what follows from it, beside another field
-    is `derived` (`Family`)."""
+    """A key of config.json and the field of our config with the same meaning, or several of each.
+
+    E.g. Key("vocab_size", "vocab_size", 32128). With as many keys as fields, each key is one field; otherwise, and if
+    values differ, `words` translates. A further field that follows from a key's value belongs in `Family.derived`.
+    """
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
+    """E.g. "heads"; "decoder.heads" is the decoder's own value of that field."""
     default: Any
-    """The value that their library takes where the key is missing, of each of several; "@other": what the key `other`
-    has."""
+    """Value in `transformers` if the key is missing, a tuple for several keys; "@other": the value of key `other`."""
     words: Mapping[Any, Any] | None = None
-    """{their value: ours}; of several for one of ours the first is written."""
+    """{their value: ours}; if several mean the same, the first is written."""
 
     def __post_init__(self) -> None:
         theirs, ours = len(_several(self.theirs)), len(_several(self.ours))
@@ -105,7 +105,7 @@ class Key:
         if self.words is not None:
             if value not in list(self.words):
                 if isinstance(self.ours, str):
-                    fields[self.ours] = value  # so that nothing else is said of it
+                    fields[self.ours] = value  # a missing field would be a second problem
                 wrong = " and ".join(f"{key}={x!r:.60}" for key, x in zip(self.defaults, values, strict=True))
                 return [f"{wrong} is not one of {', '.join(map(str, self.words))}"]
             value = self.words[value]
@@ -116,7 +116,8 @@ class Key:
         own = tuple(_field(config, name) for name in _several(self.ours))
         value: Any = own if isinstance(self.ours, tuple) else own[0]
         if self.words is not None:
-            # A value without a word can't be said. It is read back as another value, or is no word, and so refused.
+            # If our value has no word, write one that `differences` refuses: reading it back gives another value or
+            # a problem.
             unsaid = value if type(value) is type(self.default) else self.default
             value = next((theirs for theirs, ours in self.words.items() if ours == value), unsaid)
         return dict(zip(self.defaults, value if isinstance(self.theirs, tuple) else (value,), strict=True))
@@ -124,7 +125,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A key of which the family has one value: written, and with another one, where it is `checked`, refused."""
+    """A constant key. If `checked`, another value is an error on import."""
 
     theirs: str
     value: Any
@@ -150,7 +151,8 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Also:
-    """A whole number of ours that has a second key, for others who read config.json: written, and of the right kind."""
+    """A second key for an integer field of ours, written for other readers of config.json; on import only its type is
+    checked."""
 
     theirs: str
     ours: str
@@ -168,7 +170,7 @@ class Also:
 
 @dataclass(frozen=True)
 class Heads(Key):
-    """A count of heads that share d_model, which is read before; so are the encoder's."""
+    """A number of heads, which must divide d_model. Comes after d_model, and for the decoder after the encoder's."""
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
         if problems := super().read(theirs, fields):
@@ -182,9 +184,9 @@ class Heads(Key):
 
 @dataclass(frozen=True)
 class TargetVocabulary(Key):
-    """The size of the decoder's vocabulary, read after which embeddings are shared: one that both share has one size.
+    """Size of the decoder's vocabulary, which must be the encoder's if they share embeddings. Comes after the tying.
 
-    Version 4 of transformers makes both embeddings of one size; version 5 loads two.
+    Version 4 of transformers creates both embeddings with the same size; version 5 loads two sizes.
     """
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
@@ -198,19 +200,19 @@ class TargetVocabulary(Key):
 
 @dataclass(frozen=True)
 class ScaledTie:
-    """Whether T5's classifier is the embedding, and whether what it reads is divided by sqrt(d_model).
+    """Whether T5's classifier is tied to the embedding, and whether its input is divided by sqrt(d_model).
 
-    It says of the field `logit_scale` whether there is one; the number is `derived`. Where the versions of transformers
-    differ, the file decides.
+    Sets `logit_scale` to 1.0 if it is divided, else None; `derived` of the family puts in the number. Versions of
+    transformers differ; the file decides.
     """
 
     default: bool
-    """How tie_word_embeddings is read and written."""
+    """Value of tie_word_embeddings if it is missing."""
     scale: str = ""
-    """The key that says whether it is divided, since version 5, which ties whatever is not stored twice; where it is
-    missing, a classifier that is tied is."""
+    """Key for the division, written since version 5, which ties every classifier missing from the file. Without this
+    key, the input of a tied classifier is divided."""
     until_5: bool = False
-    """Version 5 no longer divides: its number in the file says whose logits are meant."""
+    """Version 5 doesn't divide, so that transformers_version in the file decides."""
 
     @property
     def defaults(self) -> Values:
@@ -238,8 +240,10 @@ class ScaledTie:
 
 @dataclass(frozen=True)
 class Special(Key):
-    """The id of a token that config.json need not have, read after vocab_size and pad_token_id: where it is beyond a
-    vocabulary without the usual one, or padding's, the first token but padding stands for it."""
+    """The id of a token some models lack, e.g. [CLS]. Comes after vocab_size and pad_token_id.
+
+    If the default is outside the vocabulary, or the id is padding's, the first id other than padding is used instead.
+    """
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
         problems, ours = super().read(theirs, fields), str(self.ours)
@@ -252,7 +256,7 @@ class Special(Key):
 
 @dataclass(frozen=True)
 class Counted(Key):
-    """The id of a token that begins a text where padding's id has no position, whatever it stands for; read after
+    """The id of a start token, which must not be pad_token_id: that id has no position in this family. Comes after
     pad_token_id."""
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
@@ -264,7 +268,7 @@ class Counted(Key):
 
 @dataclass(frozen=True)
 class PositionRows(Key):
-    """The rows of a table of positions whose first that is read is after that of padding's number, read before."""
+    """Rows of a position table in which positions start at row pad_token_id + 1. Comes after pad_token_id."""
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
         if problems := super().read(theirs, fields):
@@ -280,19 +284,19 @@ class PositionRows(Key):
 
 
 PROBLEMS = {"several": "multi_label_classification", "scores": "regression"}
-"""{field of our head: the problem_type that says so}; without one a text is in one class."""
+"""{field of our head: its problem_type}; without a problem_type, each text has one class."""
 MOST_LABELS = 2**20
 
 
 @dataclass(frozen=True)
 class Architectures:
-    """Which class an encoder is of, which says what its head is, and the head's labels; the last line of a family.
+    """The class of an encoder, which determines its head, and the head's labels. Must be the last line of a family.
 
-    A class of the bare encoder has a pooler, unless add_pooling_layer is off, which is our word in its config.json.
+    A bare encoder has a pooler unless add_pooling_layer is false, a key that only we write.
     """
 
     heads: Mapping[str, Mapping[str, Any]]
-    """{class: the fields of our head}; the first is that of a file that names none. "@activation": the model's own."""
+    """{class: fields of our head}; a file without a class has the first. "@activation": the model's activation."""
 
     @property
     def defaults(self) -> Values:
@@ -319,7 +323,7 @@ class Architectures:
             head |= {own: True for own, name in PROBLEMS.items() if name == problem}
         if head.get("kind") == "pooled" and values["add_pooling_layer"] is False:
             head = {"kind": "hidden"}
-        if head.get("kind") is not None:  # logits of words alone may be tied
+        if head.get("kind") is not None:  # only a head over the vocabulary has a classifier to tie
             fields["tie_embeddings"] = "all"
         fields["head"] = head
         fields["output_bias"] = head.get("kind") not in ("hidden", "pooled")
@@ -361,9 +365,12 @@ WORDS = {**ACTIVATIONS, "tanh": "tanh"}
 
 @dataclass(frozen=True)
 class LocalLayers:
-    """Layers that see half of local_attention to either side, and the bases by which they and the others turn; read
-    after the number of layers. Version 5 lists the layers, version 4 says that every n-th sees all; with a
-    local_rope_theta of null all turn alike there."""
+    """ModernBERT's layers with local attention, and the rotary bases of local and global layers.
+
+    A local layer attends to local_attention / 2 keys on either side. Version 5 of transformers lists the layers
+    (layer_types); in version 4 every n-th layer is global. If local_rope_theta is null, all layers have the global
+    base. Comes after the number of layers.
+    """
 
     @property
     def defaults(self) -> Values:
@@ -398,7 +405,7 @@ class LocalLayers:
             and not (isinstance(types, list) and len(types) == layers and all(x in (FULL, LOCAL) for x in types))
         ):
             problems.append(f"layer_types={types!r:.60} must name {FULL} or {LOCAL} for each of {layers} layers")
-        if problems or not isinstance(layers, int) or layers > MOST_LAYERS:  # which the config refuses
+        if problems or not isinstance(layers, int) or layers > MOST_LAYERS:  # TransformerConfig refuses the latter two
             return problems
         types = types or [LOCAL if i % every else FULL for i in range(layers)]
         local = {"window": wide // 2, "rotary_base": bases[LOCAL]}
@@ -420,7 +427,7 @@ class LocalLayers:
 
 @dataclass(frozen=True)
 class ModernHead(Architectures):
-    """Heads behind a dense layer, an activation and a norm, which keys of their own describe."""
+    """ModernBERT's heads: a dense layer, an activation and a norm before the classifier, with keys of their own."""
 
     @property
     def defaults(self) -> Values:

@@ -1,10 +1,10 @@
 """M2M100 (Fan et al. 2020), NLLB (2022) and SMaLL-100: norms before each sub-layer, and tensor2tensor's sinusoids.
 
-Positions are counted over tokens, whichever side is padded, from pad_id + 1 on.
+Positions are counted over tokens, from pad_id + 1 on, so padding may be on either side.
 
 `transformers` computes the sinusoids from angles in float32, which are off by 7e-6 at position 100 and by 7e-5 at 1000
-(d_model 1024); ours are float64 rounded once. Its logits show the difference from position 150 to 300 on: by 1.5e-5 to
-2.4e-5 at 1000, up to 1.8 times the rule, in random models of d_model 16 and 256.
+(d_model 1024); ours are float64 rounded once. The difference shows in logits from position 150 to 300 on. In random
+models of d_model 16 and 256 it is 1.5e-5 to 2.4e-5 at position 1000, up to 1.8 times the rule of `validate`.
 """
 
 from __future__ import annotations

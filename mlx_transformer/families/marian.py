@@ -1,6 +1,6 @@
-"""Marian (Junczys-Dowmunt et al. 2018) as `transformers` keeps it: the paper's model, norms behind each sub-layer.
+"""Marian (Junczys-Dowmunt et al. 2018) as `transformers` stores it: the paper's model, a norm after each sub-layer.
 
-Padding belongs on the right: positions are counted from the first column. The decoder may start with the padding token.
+Positions are counted from the first column, so padding belongs on the right. The decoder may start with padding.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ TIES = {(True, True): "all", (False, True): "target-output", (False, False): "no
 LAYERS, QKVO = "(encoder|decoder).layers.*", "(query|key|value|output)_proj"
 BIASES = dict.fromkeys(("attention_bias", "feed_forward_bias", "output_bias"), True)
 OTHERS = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits")
-"""Keys that `transformers` ignores and CTranslate2's converter asks for; switched on they mean another network."""
+"""Keys that `transformers` ignores but CTranslate2's converter needs; switched on they would mean another network."""
 
 
 def names(config: Any) -> dict[str, str | At]:
     layer, cross = f"model.{LAYERS}", "model.decoder.layers.*.encoder_attn"
     encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
     head = () if config.own_classifier else ("lm_head",)
-    # Version 5 of transformers shares nothing where the classifier has a matrix of its own.
+    # If the classifier has its own matrix, version 5 of transformers shares no embedding: it needs each name.
     each = config.own_classifier
     return {
         "embedding": At("model.shared", copies=(encoder, decoder, *head), each=each),

@@ -1,6 +1,7 @@
-"""mBART and mBART-50 (Liu et al. 2020): BART with norms before each sub-layer and one more behind each stack.
+"""mBART and mBART-50 (Liu et al. 2020): BART with norms before each sub-layer and one more after each stack.
 
-mBART's decoder starts with the language to write; that of mBART-50 with the end, and the language is forced after it.
+mBART's decoder starts with the target language's token. mBART-50's starts with the end token, and the target language
+is forced as the next one.
 """
 
 from __future__ import annotations

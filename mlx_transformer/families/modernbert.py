@@ -1,7 +1,7 @@
-"""ModernBERT (Warner et al. 2024) and mmBERT: rotary positions, gated nets, and layers that see near keys alone.
+"""ModernBERT (Warner et al. 2024) and mmBERT: rotary positions, gated feed-forward, and layers with local attention.
 
-Norms stand in front and have no bias; the first layer reads the normed embeddings as they are. Angles and windows
-depend on differences of positions, so that padding may stand on either side.
+Norms come before each sub-layer and have no bias. The first layer has no attention norm, since the embeddings are
+normed. Rotary angles and windows depend on differences of positions, so padding may be on either side.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MODERNBERT = Family(
         Key("pad_token_id", "pad_id", 50283),
         Special("cls_token_id", "bos_id", 50281),
         Special("sep_token_id", "eos_id", 50282),
-        Fixed("sparse_prediction", False, checked=False),  # of training alone
+        Fixed("sparse_prediction", False, checked=False),  # for training only
         ModernHead(HEADS),
     ),
     names=names,

@@ -1,4 +1,4 @@
-"""mT5 (Xue et al. 2021) and mT0: T5 1.1 with defaults of its own."""
+"""mT5 (Xue et al. 2021) and mT0: T5 1.1 with other defaults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pegasus (Zhang et al. 2020) as `transformers` keeps it: the paper's model with norms before each sub-layer.
+"""Pegasus (Zhang et al. 2020) as `transformers` stores it: the paper's model with norms before each sub-layer.
 
-One more norm stands behind each stack, and encoder and decoder share one table of embeddings.
+One more norm follows each stack. Encoder and decoder share their embeddings.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from .marian import BIASES, SIZES, STARTS_AS_OURS, names
 
 OTHERS = dict(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True, add_bias_logits=False)
 OTHERS |= dict(static_position_embeddings=True)
-"""Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; with another value they
-mean another network."""
+"""Keys that `transformers` ignores but other readers need, e.g. CTranslate2's converter. Another value would mean
+another network."""
 
 PEGASUS = Family(
     name="Pegasus",

@@ -1,6 +1,6 @@
-"""A model's folder sent to the Hugging Face Hub: which files, and one commit of all of them.
+"""Send a model's folder to the Hugging Face Hub: choose the files, and push them in one commit.
 
-`huggingface_hub` looks after endpoint and token (HF_ENDPOINT, HF_TOKEN, `hf auth login`).
+`huggingface_hub` manages endpoint and token (HF_ENDPOINT, HF_TOKEN, `hf auth login`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .marian_files.conversion import ORIGIN as MARIAN
 
 GRAPHS, NEEDED = "onnx", "push needs huggingface_hub"
 REFUSED = (401, 403)
-"""Statuses of a token that is none, or may not write there."""
+"""HTTP statuses for a token that is invalid or has no right to write."""
 
 
 class Shipment(NamedTuple):
-    """The files to be sent: a folder, its files by their names there, and what is to be said of it before."""
+    """The files to send, and notes to show before sending."""
 
     folder: Path
     files: dict[str, int]
-    """{name: bytes}"""
+    """{name in the repository: size in bytes}, e.g. {"model.safetensors": 4096}"""
     notes: list[str]
     changed: dict[str, bytes]
-    """{name: what is sent in place of the file's own bytes}"""
+    """{name: content to send instead of the file's}"""
 
     def __str__(self) -> str:
         lines = [f"{size:>15,} {name}" for name, size in self.files.items()]
@@ -44,11 +44,11 @@ class Shipment(NamedTuple):
 
 
 def shipment(folder: str | Path) -> Shipment:
-    """Choose what is sent of a checkpoint's folder (or a run's, which holds one), an adapter's, an ONNX folder, or
-    one that `to-huggingface` or `to-marian` wrote: all its files but hidden ones. Links that lead out of the folder are
-    refused. Where a checkpoint says which folder or file it was imported from, its name alone is sent.
+    """Choose the files to send: all files of the folder except hidden ones.
 
-    `UserError` for any other folder, and for one that is damaged.
+    folder: a checkpoint, a run's folder, an adapter, an ONNX folder, or a folder that `to-huggingface` or `to-marian`
+    wrote. If a checkpoint records the path of its original files, only the last part of the path is sent.
+    Raises `UserError` for other folders, for damaged files, and for links that lead out of the folder.
     """
     place, folder = Place.of(folder), Path(folder)
     if place.holds(ONNX_CONFIG):
@@ -70,7 +70,7 @@ def shipment(folder: str | Path) -> Shipment:
 
 
 def _check_links(folder: Path, files: Mapping[Path, Path]) -> None:
-    """Raise `UserError` for links out of the folder: nobody who sends it expects to send what they lead to."""
+    """Raise `UserError` for links that lead out of the folder: their targets aren't meant to be published."""
     inside = folder.resolve()
     out = [
         name.as_posix()
@@ -89,8 +89,7 @@ def _changed(folder: Path) -> dict[str, bytes]:
 
 
 def check_repository(name: str) -> None:
-    """Raise `UserError` for what can't be a repository's name, and where the Hub's library is missing or has no
-    token."""
+    """Raise `UserError` for an invalid repository name, and if `huggingface_hub` or a token is missing."""
     if not may_be_called(name):
         raise UserError(f"{shortened(name)}: is no name on the Hugging Face Hub: give ORG/NAME, or your own USER/NAME")
     if library(NEEDED).get_token() is None:
@@ -98,9 +97,10 @@ def check_repository(name: str) -> None:
 
 
 def push(shipment: Shipment, name: str, private: bool = False) -> str:
-    """Send the files as one commit to the repository `name`, made if there is none, and return the commit's address.
+    """Send the files in one commit to the repository `name`, e.g. "me/opus-en-de"; return the commit's URL.
 
-    private: the repository, if it is made. `UserError` if it can't be done, all of it: a commit is there or not.
+    The repository is created if it doesn't exist; private: make it private then. Raises `UserError` if sending fails;
+    then there is no commit.
     """
     check_repository(name)
     hub = library(NEEDED)
@@ -110,7 +110,7 @@ def push(shipment: Shipment, name: str, private: bool = False) -> str:
         api = hub.HfApi()
         api.create_repo(name, private=private, exist_ok=True)
         return str(api.create_commit(name, files, commit_message=f"mlx-transformer {__version__}").commit_url)
-    except Exception as error:  # nobody answers, or refuses: errors of whichever library it speaks HTTP by
+    except Exception as error:  # no answer, or a refusal; the type depends on the HTTP library
         status = getattr(getattr(error, "response", None), "status_code", None)
         hint = "; may the token write there? hf auth login" if status in REFUSED else ""
         raise UserError(f"{name}: could not be sent to the Hugging Face Hub ({one_line(error)}){hint}") from error

@@ -1,6 +1,6 @@
-"""RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT whose positions are counted from pad_token_id + 1.
+"""RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020): BERT with positions counted from pad_token_id + 1.
 
-Padding takes no position, and its rows of the table are read by nobody whose output counts: it may stand on the left.
+Only tokens are counted, so padding may be on the left. No token reads the rows of the table before pad_token_id + 1.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .engine import At
 from .keys import Architectures, Key, PositionRows, Special
 
 WORDS = dict(activation="gelu", norm=True)
-"""The masked-LM head, whatever the model's own activation is."""
+"""The masked-LM head; it has GELU even if the model's activation is another."""
 
 
 def names(config: Any) -> dict[str, str | At]:
-    """BERT's names but for the heads."""
+    """BERT's names, with RoBERTa's heads and position table."""
     kind, body = config.head.kind, "roberta."
     words, output = "roberta.embeddings.word_embeddings", {**OUTPUTS, "vocabulary": "lm_head.decoder"}
     dense = {"vocabulary": "lm_head.dense", "classes": "classifier.dense"}.get(kind, "roberta.pooler.dense")

@@ -1,7 +1,7 @@
 """T5 1.0 and 1.1, FLAN-T5 and MADLAD-400 (Raffel et al. 2020): RMSNorm before each sub-layer, relative positions, no
-biases, and queries that nothing divides by sqrt(d_k).
+biases, and scores without the division by sqrt(d_k).
 
-All layers of a stack read the one table of relative positions that its first layer stores.
+All layers of a stack use the table of relative positions stored in its first layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BOTH, QKVO, PARTS = "(encoder|decoder)", "(query|key|value|output)_proj", "(gate
 FEED_FORWARD = {"relu": ("relu", False), "gelu": ("gelu", False), "silu": ("silu", False)}
 FEED_FORWARD |= {"gelu_new": ("gelu_tanh", False), "gated-gelu": ("gelu_tanh", True)}
 FEED_FORWARD |= {"gated-relu": ("relu", True), "gated-silu": ("silu", True)}
-"""In T5 gated-gelu means the tanh form."""
+"""{feed_forward_proj: (activation, gated)}; T5's gated-gelu is the tanh approximation."""
 
 
 def names(config: Any) -> dict[str, str | At]:
@@ -39,7 +39,7 @@ def names(config: Any) -> dict[str, str | At]:
 
 
 def derived(fields: Values) -> Values:
-    """Return what a tied classifier reads is divided by sqrt(d_model), and one rate is that of every dropout."""
+    """Derive d_v, logit_scale (a tied classifier's input is divided by sqrt(d_model)) and the dropout rates."""
     scale = fields["d_model"] ** -0.5 if fields["logit_scale"] else None
     rates = dict.fromkeys(("attention_dropout", "activation_dropout"), fields["dropout"])
     return {**fields, "d_v": fields["d_k"], "logit_scale": scale, **rates}

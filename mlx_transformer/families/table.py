@@ -1,4 +1,4 @@
-"""The families whose models are read and written."""
+"""The table of families whose published models can be read and written."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .umt5 import UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
-"""{model_type of config.json: its family}"""
+"""{model_type of config.json: family}, e.g. "bart"."""
 
 
 def family_of(config: TransformerConfig) -> Family:
-    """Return the first family that has such a model; of none, the one that differs least."""
+    """The first family that can store such a model; if none can, the family with the fewest differences."""
     apart: dict[str, int] = {}
     for name, family in FAMILIES.items():
         apart[name] = len(differences(family, config))

@@ -1,7 +1,7 @@
 """umT5 (Chung et al. 2023): mT5 with a table of relative positions in each layer.
 
-Version 5 of `transformers` takes every umT5 for tied and divides what its classifier reads by sqrt(d_model), in the
-published ones too, whose files say otherwise: they mean what version 4 computes.
+Version 5 of `transformers` takes every umT5 for tied and divides its classifier's input by sqrt(d_model). The files of
+the published models say otherwise, and are read as version 4 computes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The weights of a published model's folder, whatever kind of files they are in: none is read yet, all are found."""
+"""Finds the weights in a published model's folder: safetensors or PyTorch files, whole or sharded.
+
+Tensors are read from their files when their numbers are needed.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ Reader = Callable[[Path], dict[str, Stored]]
 
 
 class Form(NamedTuple):
-    """A kind of file: its name where there is one, and what reads it."""
+    """A file format for weights: the file's name if there is only one, e.g. "model.safetensors", and its reader."""
 
     name: str
     reader: Reader
 
     @property
     def index(self) -> str:
-        """The file that says which of several has which tensor."""
+        """Name of the index file: which shard holds which tensor."""
         return f"{self.name}.index.json"
 
 
@@ -32,8 +35,8 @@ FORMS = (Form(WEIGHTS, stored_tensors), Form(TORCH_WEIGHTS, stored_torch_tensors
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
-    """Return all tensors of a folder. Raises `UserError` where there are none, for damage, and for an index with
-    everything that is wrong between it and its files."""
+    """All tensors of a folder. Raises `UserError` if there are none, if a file is damaged, and if an index doesn't fit
+    its files, with all problems."""
     for form in FORMS:
         if (folder / form.name).is_file():
             return form.reader(folder / form.name)
@@ -75,5 +78,5 @@ def _sharded(folder: Path, form: Form) -> dict[str, Stored]:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name is that of a file beside the index, and nothing that leads elsewhere."""
+    """Whether a name is a plain file name, which can't lead out of the folder."""
     return name not in ("", ".", "..") and not set(name) & set("/\\:\0") and len(name) < 256

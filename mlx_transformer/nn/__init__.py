@@ -1,4 +1,4 @@
-"""The network in MLX, file by file the twin of `export/nn`."""
+"""The network in MLX. Each file has a twin in `export/nn` that builds the same part as ONNX."""
 
 from mlx_transformer.device import use_fast_blas
 

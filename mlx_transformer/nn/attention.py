@@ -1,6 +1,6 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v one head's keys and values.
+Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v: widths of one head's keys, values.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .positions import Rotation, rotate
 
 
 class Attention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. Encoder self-, decoder self- and cross-attention alike.
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O, for self-attention and cross-attention alike.
 
-    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. The changes that
-    an option of the network makes stand in these two; `split`, `merge` and `kernel` are how a device computes them.
+    Call `keys_values`, then `attend`: keys and values of the encoder's output are computed once for all decoding steps.
+    Options of the network act in these two methods; `split`, `merge` and `kernel` are how a device computes them.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -45,9 +45,9 @@ class Attention(nn.Module):
         self.drops = config.attention_dropout > 0
 
     def keys_values(self, x: mx.array, rotation: Rotation = None) -> KeyValues:
-        """Return (B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
-        k = self.split(self.key_proj(x), self.key_value_heads)
-        v = self.split(self.value_proj(x), self.key_value_heads)
+        """Project x (B, S, D) to keys (B, K, S, d_k) and values (B, K, S, d_v)."""
+        k = self.split(self.key_proj(x), self.key_value_heads)  # (B, K, S, d_k)
+        v = self.split(self.value_proj(x), self.key_value_heads)  # (B, K, S, d_v)
         k = self.key_norm(k) if self.has_query_key_norm else k
         return rotate(k, rotation), v
 
@@ -61,17 +61,17 @@ class Attention(nn.Module):
         past: LayerCache | None = None,
         rows: int | None = None,
     ) -> mx.array:
-        """Return queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
+        """Attend from x (B, T, D) over the cached keys and values in `past`, then k and v; returns (B, T, D).
 
-        `rows`: of the keys, where several of x share one: the hypotheses of a sentence are its queries, so that its
-        keys and values are neither repeated nor read twice.
+        rows: number of rows in k and v, where several rows of x share one. E.g. all hypotheses of a sentence are
+        queries over the one row of its source, so the source's keys are neither repeated nor read twice.
         """
-        q = self.queries(x, rotation, rows)
-        y = self.kernel(q, k, v, mask, past)
-        return self.output_proj(self.merge(y, None if rows is None else x))
+        q = self.queries(x, rotation, rows)  # (B, H, T, d_k), or (rows, H, B/rows*T, d_k)
+        y = self.kernel(q, k, v, mask, past)  # (B, H, T, d_v)
+        return self.output_proj(self.merge(y, None if rows is None else x))  # (B, T, D)
 
     def queries(self, x: mx.array, rotation: Rotation = None, rows: int | None = None) -> mx.array:
-        """Return (B, T, D) -> (B, H, T, d_k)."""
+        """Project x (B, T, D) to queries (B, H, T, d_k)."""
         q = self.split(self.query_proj(x), self.heads, rows)
         q = self.query_norm(q) if self.has_query_key_norm else q
         return rotate(q, rotation)
@@ -83,7 +83,10 @@ class Attention(nn.Module):
         return merge_heads(y, like)
 
     def kernel(self, q: mx.array, k: mx.array, v: mx.array, mask: Mask, past: LayerCache | None) -> mx.array:
-        """Equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) of the new positions -> (B, H, T, d_v)."""
+        """Equation 1 for q (B, H, T, d_k), k (B, K, S, d_k) and v (B, K, S, d_v); returns (B, H, T, d_v).
+
+        With `past`, k and v are those of the new positions only; they are appended to it.
+        """
         if past is not None:
             k, v = past.extend(k, v)
         if self.drops and self.training:
@@ -93,27 +96,27 @@ class Attention(nn.Module):
     def weights(
         self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None, rows: int | None = None
     ) -> mx.array:
-        """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys."""
+        """Attention weights (B, H, T, S) of each head, for display; each row sums to 1 over the keys."""
         return attention_weights(self.queries(x, rotation, rows), k, mask, self.scale)
 
 
 MakeAttention = Callable[[TransformerConfig], Attention]
-"""The class itself, or what a target has in its place."""
+"""Makes an attention module from a config: `Attention`, or a subclass of it."""
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, fused: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v).
+    """softmax(Q K^T / sqrt(d_k)) V (equation 1) as one fused kernel; returns (B, H, T, d_v).
 
-    scale: instead of 1 / sqrt(d_k)."""
+    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k).
+    """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
 def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked. The weights, which the fused form never
-    stores."""
+    """softmax(Q K^T / sqrt(d_k)), (B, H, T, S): exactly 0 where masked. The fused kernel never stores these weights."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)
+    scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)  # (B, H, T, S)
     array = as_array(mask, *scores.shape[-2:])
     if array is not None:
         scores = scores + as_numbers(array, scores.dtype)
@@ -121,17 +124,17 @@ def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float 
 
 
 def split_heads(x: mx.array, heads: int, rows: int | None = None) -> mx.array:
-    """Return (B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d); a view."""
+    """Split (B, T, H*d) into heads (B, H, T, d), as a view. With `rows`, join rows too: (rows, H, B/rows*T, d)."""
     b, _, width = x.shape
     return x.reshape(rows or b, -1, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(y: mx.array, like: mx.array | None = None) -> mx.array:
-    """Return (B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
+    """Concatenate heads (B, H, T, d) -> (B, T, H*d). `like` (B, T, ...): undo the joining of rows, back to its B, T."""
     b, h, t, d = y.shape
     return y.swapaxes(1, 2).reshape(*((b, t) if like is None else like.shape[:2]), h * d)
 
 
 def share_heads(x: mx.array, heads: int) -> mx.array:
-    """Return (B, K, S, d) -> (B, H, S, d): query head h reads key-value head h // (H/K) (Ainslie et al. 2023)."""
+    """Repeat key-value heads (B, K, S, d) -> (B, H, S, d): query head h reads h // (H/K) (Ainslie et al. 2023)."""
     return x if x.shape[1] == heads else mx.repeat(x, heads // x.shape[1], axis=1)

@@ -1,11 +1,10 @@
-"""The memory of decoding: every layer's keys and values (or its SSRU's state), so that a step computes only its new
-positions.
+"""The cache of decoding: keys and values of each layer, or the state of its SSRU. A step computes new positions only.
 
-Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, C capacity, S source, d one head.
+Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, L new positions, S source, d one head.
 
-Self-attention keys and values live in buffers with room to spare; a step writes its slice in place (MLX updates the
-buffer itself as long as nobody else holds it) and reads a view of the used part. Buffers double up to CHUNK positions,
-then grow by CHUNK. Keys and values of the encoder's output are computed once, contiguous, as GPU kernels want them.
+Self-attention keys and values live in buffers with spare room. A step writes its slice in place and reads a view of the
+used part; MLX updates a buffer in place if nothing else refers to it. Buffers double up to CHUNK positions, then grow
+by CHUNK. Keys and values of the encoder's output are computed once and made contiguous for the GPU kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KeyValues = tuple[mx.array, mx.array]
 
 
 def room_for(length: int) -> int:
-    """Return the capacity for `length` positions: 32, 64, 128, 256, then multiples of 256."""
+    """Capacity of a buffer for `length` positions: 32, 64, 128, 256, then multiples of 256."""
     if length > CHUNK:
         return -(-length // CHUNK) * CHUNK
     return max(SMALLEST, 1 << (length - 1).bit_length())
@@ -43,7 +42,7 @@ class LayerCache:
         self.values: mx.array | None = None
 
     def extend(self, k: mx.array, v: mx.array) -> KeyValues:
-        """Append (R, K, L, d); returns all keys and values so far, (R, K, used, d)."""
+        """Append keys and values (R, K, L, d); return all of them so far, (R, K, used, d)."""
         start, end = self.used, self.used + k.shape[2]
         if self.keys is None or self.values is None:
             self.keys, self.values = _empty(k, room_for(end)), _empty(v, room_for(end))
@@ -57,8 +56,7 @@ class LayerCache:
         return self.keys[:, :, :end, :], self.values[:, :, :end, :]
 
     def take(self, rows: mx.array) -> None:
-        """Take rows by index: in another order, twice, or not at all. Copies the used part, rounded up, not all
-        room."""
+        """Select rows by index (R',), which may repeat. Copies only the used part, rounded up to 32 positions."""
         if self.keys is None or self.values is None:
             return
         part = min(-(-self.used // SMALLEST) * SMALLEST, self.keys.shape[2])
@@ -66,15 +64,14 @@ class LayerCache:
         self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
 
     def arrays(self) -> list[mx.array]:
-        """Return what is held."""
         return [array for array in (self.keys, self.values) if array is not None]
 
 
 class Cache:
-    """State of one batch's decoding; made by `Transformer.start`, advanced by `Transformer.step`.
+    """Caches of all layers for one batch; made by `Transformer.start`, extended by `Transformer.step`.
 
-    For a beam search: `repeat(beams)` once after `start` or after a prompt, then `reorder(rows)` at each step and
-    `keep(rows)` when sentences are finished. Row r is hypothesis r % beams of sentence r // beams.
+    For a beam search: `repeat(beams)` once after the first step, then `reorder(rows)` at each step, and `keep(rows)`
+    to drop finished sentences. Row r is hypothesis r % beams of sentence r // beams.
     """
 
     def __init__(
@@ -90,26 +87,25 @@ class Cache:
         self.beams = 1
         self.layers = layers
         self.starts = starts
-        """Padding at the left of each row's prompt (R,), or None."""
+        """Number of padding positions at the left of each row's prompt (R,); None: no padding."""
         self.cross = None if cross is None else [(mx.contiguous(k), mx.contiguous(v)) for k, v in cross]
-        # One row a head: the fused kernel would copy a mask that is broadcast over heads at every call.
+        # Repeated for each head here: the fused kernel would copy a broadcast mask at every call.
         self.cross_mask: Mask = None
         if source_tokens is not None:
             b, s = source_tokens.shape
             self.cross_mask = mx.contiguous(mx.broadcast_to(padding_mask(source_tokens), (b, heads, 1, s)))
 
     def self_mask(self, length: int, heads: int) -> Mask:
-        """Mask for `length` new positions over themselves and everything cached; the same in every layer."""
+        """Self-attention mask of `length` new positions over cached and new ones; the same in every layer."""
         if self.starts is None:
             return "causal" if length > 1 else None
         total = self.offset + length
         tokens = mx.arange(total)[None, :] >= self.starts[:, None]  # (R, total)
         mask = causal_padding_mask(tokens, length)
-        return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))
+        return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))  # (R, H, L, total)
 
     def repeat(self, beams: int) -> None:
-        """Repeat every row `beams` times, side by side. Source keys and values stay one a sentence: its beams share
-        them."""
+        """Repeat every row `beams` times, side by side. The beams of a sentence share its source keys and values."""
         self.beams *= beams
         for layer in self.layers:
             if arrays := layer.arrays():
@@ -118,12 +114,12 @@ class Cache:
             self.starts = mx.repeat(self.starts, beams)
 
     def reorder(self, rows: mx.array) -> None:
-        """Let row i go on from old row rows[i] (R,) of the same sentence: what belongs to the source stays."""
+        """Reorder the hypotheses: row i continues from row rows[i] (R,), of the same sentence."""
         for layer in self.layers:
             layer.take(rows)
 
     def keep(self, rows: mx.array) -> None:
-        """Go on with these rows only (R',), whole sentences: for each one all its beams, side by side."""
+        """Keep only these rows (R',): whole sentences, the beams of each side by side."""
         for layer in self.layers:
             layer.take(rows)
         if self.starts is not None:
@@ -135,21 +131,20 @@ class Cache:
             self.cross_mask = mx.take(self.cross_mask, sentences, axis=0)
 
     def arrays(self) -> list[mx.array]:
-        """Return everything held, for `mx.eval` and `mx.async_eval`: evaluating a step's logits leaves nothing else
-        behind."""
+        """All cached arrays, for `mx.eval` and `mx.async_eval`."""
         arrays = [array for layer in self.layers for array in layer.arrays()]
         arrays += [array for pair in self.cross or [] for array in pair]
         return arrays
 
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """Return what the decoder's layers remember before the first step."""
+    """Empty caches, one for each decoder layer."""
     return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]
 
 
 @lru_cache(maxsize=64)
 def mask_heads(config: TransformerConfig) -> int:
-    """Heads that the decoder's masks are repeated for; 1, to be broadcast, where its layers have different numbers."""
+    """Number of heads to repeat decoder masks for; 1 (broadcast) if the layers differ in their number of heads."""
     heads = {layer.heads for layer in config.layers("decoder")}
     return heads.pop() if len(heads) == 1 else 1
 

@@ -1,5 +1,8 @@
-"""Gradient checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): only a layer's input is
-kept for the gradient, and the rest is computed again there. Less memory, for the time of one more forward pass."""
+"""Gradient checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+
+Only the input of each layer is stored; the backward pass computes its activations again. This trades the time of one
+more forward pass for memory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .quantize import recast
 
 
 def checkpoint_layers(model: Transformer) -> None:
-    """Give both stacks checkpointing layers, with the parts of those that they have; elsewhere nothing changes."""
+    """Replace the layers of encoder and decoder by checkpointing layers with the same parameters, in place."""
     for stack in ("encoder", "decoder"):
         if stack in model:
             model[stack].layers = [recast(layer, _checkpointing(type(layer))) for layer in model[stack].layers]
@@ -25,8 +28,6 @@ def checkpoint_layers(model: Transformer) -> None:
 
 @cache
 def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return such layers that are computed again for their gradient, in training."""
-
     class Checkpointing(kind):
         def __call__(self, *inputs: Any) -> mx.array:
             return checkpointed(self, super().__call__, *inputs) if self.training else super().__call__(*inputs)
@@ -35,10 +36,10 @@ def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def checkpointed(layer: nn.Module, call: Callable[..., mx.array], *inputs: Any) -> mx.array:
-    """Call `call`, a method of the layer, so that its gradient computes it again.
+    """Call a method of the layer; its backward pass runs the method again instead of storing activations.
 
-    Arrays that need a gradient must be parameters of the layer or among the inputs, alone or in tuples. `mx.checkpoint`
-    leaves the order to MLX, which computes all layers again before it takes the first gradient.
+    Arrays that need a gradient must be parameters of the layer or among `inputs`, where tuples of arrays are allowed.
+    `mx.checkpoint` is no substitute: MLX would recompute all layers before it takes the first gradient.
     """
     key = drawn_key()
     parameters, flat_inputs = _flat(layer.trainable_parameters()), _flat(list(inputs))
@@ -50,7 +51,7 @@ def checkpointed(layer: nn.Module, call: Callable[..., mx.array], *inputs: Any) 
         named, count = list(zip(names, values, strict=True)), len(parameters)
         if count:
             layer.update(cast(Any, tree_unflatten(named[:count])))
-        with drawing_from(key):  # which is no input: for those a gradient is asked
+        with drawing_from(key):  # a closure, since the gradient is taken for every input
             return call(*tree_unflatten([*named[count:], *others]))
 
     @mx.custom_function
@@ -59,7 +60,8 @@ def checkpointed(layer: nn.Module, call: Callable[..., mx.array], *inputs: Any) 
 
     @function.vjp
     def again(primals: Any, cotangent: mx.array, output: mx.array) -> Any:
-        # Not before the gradient has come down to here, and it goes on when nothing of this layer is needed any more.
+        # mx.depends fixes the order: recompute only once the gradient has arrived at this layer, and pass it on only
+        # when this layer's activations can be freed. Otherwise the activations of several layers are alive at once.
         values = [primals] if isinstance(primals, mx.array) else list(primals)
         gradients = mx.vjp(run, mx.depends(values, [cotangent]), [cotangent])[1]
         return tuple(mx.depends(gradients, gradients))

@@ -1,5 +1,4 @@
-"""Dropout (section 5.4), whose draws can be repeated: a layer that is computed twice for its gradient must drop the
-second time what it dropped the first time."""
+"""Dropout (section 5.4) with repeatable draws: gradient checkpointing computes a layer twice with the same mask."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _keys: list[Iterator[mx.array]] = []
 
 
 class Dropout(nn.Module):
-    """In training each number is 0 with this probability, and otherwise divided by 1 - probability."""
+    """In training, set each element to 0 with this probability and divide the others by 1 - probability."""
 
     def __init__(self, probability: float):
         super().__init__()
@@ -27,13 +26,13 @@ class Dropout(nn.Module):
 
 
 def drawn_key() -> mx.array:
-    """Return a key for draws that are made twice."""
+    """A random key; `drawing_from(key)` makes the same draws again."""
     return next(_keys[-1]) if _keys else mx.random.randint(0, 2**31 - 1, (2,), dtype=mx.uint32)
 
 
 @contextmanager
 def drawing_from(key: mx.array) -> Iterator[None]:
-    """Draw from this key, not from MLX's random state, in this block."""
+    """Within this block, draw dropout masks from `key` instead of MLX's random state."""
     _keys.append(_split(key))
     try:
         yield

@@ -27,7 +27,7 @@ def gelu(x: mx.array) -> mx.array:
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
-    """Return the same paper's approximation."""
+    """The tanh approximation of GELU, from the same paper."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -36,7 +36,7 @@ def silu(x: mx.array) -> mx.array:
 
 
 def _fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
-    """Return one kernel where the device compiles."""
+    """Compile `function` to one kernel, on devices where MLX compiles."""
     compiled = mx.compile(function, shapeless=True)
 
     def activation(x: mx.array) -> mx.array:
@@ -55,7 +55,10 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated: (act(x Wg) * x W1) W2 (Shazeer 2020). Each position on its own."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated (act(x Wg) * x W1) W2 (Shazeer 2020), at each position separately.
+
+    The activation is ReLU in the paper; `config.activation` chooses another, e.g. "gelu".
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -69,9 +72,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Return (B, L, D) -> (B, L, D)."""
         if self.gated:
-            inner = self.activation(self.gate_proj(x)) * self.up_proj(x)
+            inner = self.activation(self.gate_proj(x)) * self.up_proj(x)  # (B, L, F)
         else:
-            inner = self.activation(self.up_proj(x))
-        return self.down_proj(self.dropout(inner))
+            inner = self.activation(self.up_proj(x))  # (B, L, F)
+        return self.down_proj(self.dropout(inner))  # (B, L, D)

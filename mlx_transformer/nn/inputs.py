@@ -1,7 +1,7 @@
-"""Ids, vectors and masks as they come from outside: checked on the host, for MLX reads out of bounds without a word.
+"""Checks the caller's ids, vectors and masks and makes them `mx.array`s. MLX itself reads out of bounds silently.
 
-Shapes: B batch, L positions. Lists and NumPy arrays are checked; an `mx.array` is believed, so that nothing waits for
-the device (a value check would stop the pipeline at every step).
+Shapes: B batch, L positions. Values of lists and NumPy arrays are checked on the host. Of an `mx.array`, only shape
+and type are checked: reading its values would wait for the device at every step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ Tokens = mx.array | np.ndarray | Sequence[Sequence[bool]]
 
 
 def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
-    """Return (B, L) integers below `vocab_size`, as an `mx.array`. `UserError` names the row and position of a bad
-    one."""
+    """Ids (B, L), from 0 to vocab_size - 1, as an `mx.array`.
+
+    name: the argument's name in errors, e.g. "source_ids". `UserError` names the row and position of a bad id.
+    """
     array = ids if isinstance(ids, mx.array) else _array(ids, name)
     if array.ndim != 2 or 0 in array.shape:
         raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {tuple(array.shape)}")
@@ -42,8 +44,7 @@ def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
 
 
 def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype) -> mx.array:
-    """Return (B, L, `width`) numbers, as an `mx.array` of that type. `UserError` for another shape, and for no
-    numbers."""
+    """Vectors (B, L, width) as an `mx.array` of this dtype. `UserError` for another shape or a non-numeric type."""
     array = vectors if isinstance(vectors, mx.array) else _array(vectors, VECTORS.name)
     if array.ndim != 3 or 0 in array.shape or array.shape[2] != width:
         raise UserError(
@@ -56,7 +57,7 @@ def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype) -> mx.array:
 
 
 def check_one_input(ids: Ids | None, vectors: Vectors | None, name: str) -> None:
-    """Raise `UserError` unless exactly one of them is there."""
+    """Raise `UserError` unless exactly one of ids and vectors is given."""
     if ids is None and vectors is None:
         raise UserError(f"{name}: missing; give them, or vectors in their place as inputs_embeds")
     if ids is not None and vectors is not None:
@@ -64,10 +65,10 @@ def check_one_input(ids: Ids | None, vectors: Vectors | None, name: str) -> None
 
 
 def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, causal: bool = False) -> mx.array | None:
-    """Boolean (B, L), True on tokens, or None if it hides nothing; `causal`: padding to the right of it hides nothing.
+    """Padding mask (B, L) as booleans, True on tokens; None if it masks nothing, so that faster kernels can be used.
 
-    (A causal model's real positions never attend to the right, so right padding needs no mask there.) Only a mask
-    of lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the input's positions.
+    causal: padding on the right needs no mask, since no token attends to its right. An `mx.array` is never reduced to
+    None: that would read its values. `UserError` if its shape differs from `shape`.
     """
     if mask is None:
         return None
@@ -82,8 +83,10 @@ def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, causal: bo
 
 
 def padding_before(mask: Tokens, name: str) -> mx.array | None:
-    """Return how many positions each row (B, L) of left-padded prompts starts with before its first token: (B,), or
-    None."""
+    """Number of padding positions at the left of each prompt (B,), from its mask (B, L); None if there are none.
+
+    `UserError` if padding isn't on the left, or a row has no token.
+    """
     if isinstance(mask, mx.array):
         return mask.shape[1] - mx.sum(mask.astype(mx.int32), axis=1)
     host = _array(mask, name).astype(bool)

@@ -1,15 +1,14 @@
-"""Taps: named points inside a forward pass, whose tensors can be observed. The ONNX side and the reference use the same
-names.
-
-encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
-decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
-
-Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+"""Encoder and decoder layers, and the stacks of N layers (section 3.1, figure 1).
 
 Shapes: B batch, S source, T target, L either, D model.
 
-    post-norm, the paper's            pre-norm
+    post-norm, as in the paper        pre-norm
     x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+
+A tap observes tensors at named points of a forward pass. The ONNX graphs and the reference use the same names:
+
+encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
+decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
 """
 
 from __future__ import annotations
@@ -32,21 +31,22 @@ from .positions import PositionIds, Positions, Rotation
 from .ssru import SSRU, LayerState
 
 Tap = Callable[[str, mx.array], None]
+"""Called with the name of a point and its tensor, e.g. tap("encoder.norm", x)."""
 
 
 def no_tap(name: str, value: mx.array) -> None:
-    """Observe nothing: the default tap."""
+    """The default tap: does nothing."""
 
 
 def within(tap: Tap, scope: str) -> Tap:
-    """Return a tap whose names start with `scope`; the empty name is the scope itself."""
+    """A tap that puts `scope` before every name: "norm" becomes "encoder.norm", "" becomes "encoder"."""
     if tap is no_tap:
         return no_tap
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward; a residual connection, dropout and a norm around each."""
+    """Self-attention, then feed-forward; each with dropout, a residual connection and a norm."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
         super().__init__()
@@ -60,7 +60,6 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
-        """Return (B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             y = self.self_attention_norm(x) if self.normed else x
             x = x + self.dropout(self.attend_self(y, mask, rotation, tap))
@@ -84,7 +83,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention or SSRU, attention to the encoder's output (unless decoder-only), feed-forward."""
+    """Causal self-attention (or SSRU), cross-attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -109,8 +108,7 @@ class DecoderLayer(nn.Module):
         past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> mx.array:
-        """Return (B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps
-        left."""
+        """(B, T, D) -> (B, T, D). cross: keys and values of the encoder's output; past: cache of earlier positions."""
         if self.pre_norm:
             x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, past, tap))
             if cross is not None:
@@ -148,7 +146,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Positions, dropout, N encoder layers."""
+    """Adds positions, applies dropout, then N encoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -163,7 +161,7 @@ class Encoder(nn.Module):
             self.norm = make_norm(config)
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> mx.array:
-        """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
+        """Encode scaled embeddings (B, S, D) to the memory (B, S, D)."""
         x, rotations, masks = self.positions(x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
@@ -179,7 +177,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Positions, dropout, N decoder layers."""
+    """Adds positions, applies dropout, then N decoder layers."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
@@ -202,7 +200,7 @@ class Decoder(nn.Module):
         past: Sequence[LayerCache | LayerState] | None = None,
         tap: Tap = no_tap,
     ) -> mx.array:
-        """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
+        """Decode scaled embeddings (B, T, D) to the classifier's input (B, T, D)."""
         x, rotations, masks = self.positions(x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
@@ -219,6 +217,5 @@ class Decoder(nn.Module):
         return x
 
     def cross_keys_values(self, memory: mx.array) -> list[KeyValues]:
-        """Return every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed
-        once."""
+        """Keys and values of the encoder's output (B, S, D) for each layer; computed once for all decoding steps."""
         return [layer.cross_attention.keys_values(memory) for layer in self.layers]

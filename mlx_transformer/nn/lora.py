@@ -3,8 +3,8 @@
     LoRA    y = x W^T + f (x A^T) B^T + b
     DoRA    y = m / ||W + f B A|| (x W^T + f (x A^T) B^T) + b        norms of rows; equation 5
 
-f = alpha / R. The weight stays what it is, and where it is, so that a module keeps its parameters' names; integers stay
-integers. A trained adapter is merged into the weight (`core/adapter.py`), or kept beside integers.
+f = alpha / R. The weight keeps its values, its name, and its integers if it is quantised. A trained adapter is merged
+into a float weight (`core/adapter.py`), and can be kept beside a quantised weight.
 
 Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 """
@@ -28,10 +28,10 @@ from .quantize import matrix, put_layers, recast
 
 
 def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
-    """Freeze the model, and give its targets an adapter that changes nothing yet; it alone is trained.
+    """Freeze the model and add a trainable adapter to the modules in `config.targets`; outputs don't change yet.
 
-    B is zero and A uniform in +-D^-0.5 (as LoRA's code has it; its paper draws a Gaussian), from MLX's random state. m
-    is the rows' norms.
+    B is zero; A is drawn uniformly from +-D^-0.5 by MLX's random state (as in LoRA's code; the paper draws from a
+    Gaussian). For DoRA, m starts as the norms of the rows of W.
     """
     model.freeze()
     modules: dict[str, Any] = dict(model.named_modules())
@@ -55,7 +55,7 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
 
 
 def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Put the adapter of the model's checkpoint beside those of its matrices that are integers; it isn't trained."""
+    """Add the checkpoint's adapter to the model's quantised matrices, for inference."""
     modules, adapter, layers = dict(model.named_modules()), checkpoint.adapter, dict[str, nn.Module]()
     for name in checkpoint.adapted_integers:
         path = name.removesuffix(".weight")
@@ -72,7 +72,7 @@ def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def delta_of(layer: Any) -> WeightDelta | None:
-    """Return what a layer's adapter does to its weight."""
+    """The layer's adapter as a change of its weight; None for a layer without an adapter."""
     if "lora_a" not in layer:
         return None
     parts = (np.array(layer[part].astype(mx.float32)) for part in (A, B, MAGNITUDE) if part in layer)
@@ -80,14 +80,14 @@ def delta_of(layer: Any) -> WeightDelta | None:
 
 
 def row_norms(layer: Any) -> mx.array:
-    """||W + f B A|| of each row (O,), in float32: with B = 0 the very numbers of W alone."""
+    """||W + f B A|| of each row (O,), in float32; exactly ||W|| while B = 0."""
     update = layer.lora_b.astype(mx.float32) @ layer.lora_a.astype(mx.float32)
     changed = matrix(layer).astype(mx.float32) + layer.lora_factor * update
     return mx.sqrt(mx.sum(changed * changed, axis=1))
 
 
 class Integers(nn.QuantizedLinear):
-    """Unpacked for a product with many rows, where the device likes that better."""
+    """A quantised linear map that dequantises its weight for a product with many rows, where that is faster."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = _product(self, x)
@@ -114,7 +114,7 @@ def _dora(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _gain(layer: Any) -> mx.array:
-    """m / ||W + f B A|| (O,), known beforehand where nothing of it changes."""
+    """m / ||W + f B A|| (O,); computed when the model was loaded if the adapter isn't trained."""
     if "_gain" in layer:
         return layer._gain
     # Section 4.3: no gradient goes through the norm, which saves memory and costs no accuracy.
@@ -122,12 +122,11 @@ def _gain(layer: Any) -> mx.array:
 
 
 def _update(layer: Any, x: mx.array) -> mx.array:
-    """Return (..., D) -> (..., O)"""
-    return (layer.lora_factor * (layer.lora_dropout(x) @ layer.lora_a.T)) @ layer.lora_b.T
+    return (layer.lora_factor * (layer.lora_dropout(x) @ layer.lora_a.T)) @ layer.lora_b.T  # (..., O)
 
 
 def _product(layer: Any, x: mx.array) -> mx.array:
-    """x W^T: (..., D) -> (..., O)"""
+    """x W^T, (..., D) -> (..., O); without bias."""
     if not isinstance(layer, nn.QuantizedLinear) or x.size >= tuning().unpack_from * x.shape[-1]:
         return x @ matrix(layer).T
     how: Any = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}

@@ -1,9 +1,11 @@
-"""Masks, built once at the model's boundary: one merged mask an attention, True where a query may attend.
+"""Attention masks. Padding, causality and windows are merged into a single mask before the layers run.
 
-Shapes: B batch, T queries, S keys. A mask is None (everything is allowed), the word "causal" (no key after the query,
-last query aligned with last key; the fused kernels' own form), or an array that broadcasts to (B, H, T, S): boolean,
-or numbers to add to the scores, minus infinity where no query may attend.
-No row of an array mask hides everything: what softmax makes of such a row differs from kernel to kernel.
+Shapes: B batch, T queries, S keys. A mask is one of:
+- None: every query attends to every key.
+- "causal": no query attends to a later key; the last query is aligned with the last key. Fused kernels know this word.
+- An array that broadcasts to (B, H, T, S): booleans, True where a query may attend, or numbers to add to the scores,
+  minus infinity where it may not.
+No row of an array masks all keys: the softmax of such a row differs from kernel to kernel.
 """
 
 from __future__ import annotations
@@ -16,22 +18,21 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def padding_mask(tokens: mx.array) -> mx.array:
-    """Hide padded keys: tokens (B, S), True on tokens -> (B, 1, 1, S). A row without any token sees everything."""
+    """Mask padded keys: tokens (B, S), True on tokens -> (B, 1, 1, S). A row of padding only is left unmasked."""
     tokens = tokens | ~mx.any(tokens, axis=1, keepdims=True)
     return tokens[:, None, None, :]
 
 
 def causal_mask(queries: int, keys: int) -> mx.array:
-    """No query sees a later key: (T, S), aligned at the bottom right, so the last query sees all keys."""
+    """Mask later keys: (T, S). The last query is aligned with the last key, so it attends to all keys."""
     query = mx.arange(keys - queries, keys)[:, None]
     return mx.arange(keys)[None, :] <= query
 
 
 def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.array:
-    """Return the causal mask and the padding's in one: tokens (B, S) -> (B, 1, T, S) for the last T of the S positions
-    (default: all).
+    """Mask later keys and padded keys: tokens (B, S) -> (B, 1, T, S) for the last T = `queries` positions (default: S).
 
-    A query at a padded position keeps itself as its key, so that no row is empty.
+    A query at a padded position attends to itself, so that no row masks all keys.
     """
     keys = tokens.shape[1]
     queries = keys if queries is None else queries
@@ -40,15 +41,19 @@ def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.arra
 
 
 def document_mask(segments: mx.array) -> mx.array:
-    """No query sees a later key or another document of its row: segments (B, L), equal numbers side by side being one
-    document -> (B, 1, L, L). Every query sees itself."""
+    """Mask later keys and keys of other documents, where a row holds several: segments (B, L) -> (B, 1, L, L).
+
+    Positions of a document have the same number, e.g. [0, 0, 0, 1, 1]. Every query attends to itself.
+    """
     length = segments.shape[1]
     return (causal_mask(length, length) & (segments[:, :, None] == segments[:, None, :]))[:, None]
 
 
 def window_mask(mask: Mask, length: int, window: int) -> mx.array:
-    """Hide keys that are more than `window` positions away, and those that a mask (B, 1, 1, L) hides: (L, L) or (B, 1,
-    L, L). A query sees itself."""
+    """Mask keys more than `window` positions away, and those masked in `mask` (B, 1, 1, L): (L, L) or (B, 1, L, L).
+
+    Every query attends to itself.
+    """
     places = mx.arange(length)
     near = mx.abs(places[:, None] - places) <= window
     array = as_array(mask, length, length)
@@ -56,7 +61,10 @@ def window_mask(mask: Mask, length: int, window: int) -> mx.array:
 
 
 def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
-    """Return how much each of a row's positions counts in its vector: tokens (B, S), True on tokens -> (B, 1, S)."""
+    """Weight of each position in the pooled vector of its row: tokens (B, S), True on tokens -> (B, 1, S).
+
+    pooling "first": 1 on the first token; "mean": 1/n on each of the row's n tokens.
+    """
     real = tokens.astype(mx.int32)
     if pooling == "first":
         chosen = (real * (mx.cumsum(real, axis=1) == 1)).astype(mx.float32)
@@ -66,12 +74,12 @@ def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:
 
 
 def as_array(mask: Mask, queries: int, keys: int) -> mx.array | None:
-    """Return the array that a mask stands for."""
+    """The mask "causal" as an array (T, S); any other mask unchanged."""
     return causal_mask(queries, keys) if isinstance(mask, str) else mask
 
 
 def as_numbers(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Return an array mask as numbers to add to scores of that type."""
+    """An array mask as numbers to add to the scores: 0 where a query may attend, else minus infinity."""
     if mask.dtype != mx.bool_:
         return mask.astype(dtype)
     return mx.where(mask, mx.array(0, dtype), mx.array(-mx.inf, dtype))

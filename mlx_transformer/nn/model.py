@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al. 2017, figure 1), and its encoder-only and decoder-only shapes.
+"""The Transformer (Vaswani et al. 2017, figure 1), and its encoder-only and decoder-only forms.
 
 Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
@@ -38,14 +38,15 @@ from .positions import positions_after, positions_in_documents, positions_of
 
 
 class Transformer(nn.Module):
-    """Made from a config, with fresh weights (`mx.random.seed` decides them); in training mode until `eval()`.
+    """A model with fresh weights, which depend on `mx.random.seed`. It is in training mode until `eval()`.
 
-    Ids are (B, L) integers: lists, NumPy (checked, `UserError`) or `mx.array` (believed). Masks are boolean (B, L),
-    True on tokens and False on padding, on either side; None means no padding. In float16 or bfloat16 (`set_dtype`)
-    everything stays in that type. `tap(name, array)`, if there is one, is called at every named point (`taps.py`).
+    - Ids (B, L): lists or NumPy integers (values are checked, `UserError`), or an `mx.array` (values are not checked).
+    - Masks (B, L): True on tokens, False on padding, which may be on the left or right. None: no padding.
+    - `inputs_embeds` (B, L, D): vectors in place of the first stack's ids, e.g. of a picture's patches, on the scale of
+      embedding rows times sqrt(d_model). Positions and dropout are applied as for ids.
+    - `tap(name, array)` is called at every named point (`layers.py`).
 
-    `inputs_embeds` (B, L, D) stand in place of a model's first ids, be they of a picture's patches: where rows of the
-    embedding are once they are multiplied by sqrt(d_model). Positions, dropout and all that follows are as for ids.
+    In float16 or bfloat16 (`set_dtype`) activations have that type too.
     """
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
@@ -75,21 +76,21 @@ class Transformer(nn.Module):
         initialise(self, config)
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: sizes and choices."""
+        """Number of parameters and main options, as HTML for notebooks."""
         return table(f"Transformer: {parameter_count(self.config):,} parameters", self.config.summary().items())
 
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """Return teacher-forced logits (B, T, V); of an encoder alone what its head gives (`core/heads.py`).
+        """Teacher-forced logits (B, T, V); from an encoder-only model the output of its head (`core/heads.py`).
 
-        Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None). Decoder,
-        where rows hold several documents: model(ids, segments=segments), numbers (B, L), a new one for each document.
-        Vectors in place of the first ids: model(inputs_embeds=vectors), and the others by name.
+        Encoder-decoder: model(source_ids, target_ids, source_mask=None)
+        Encoder-only, decoder-only: model(ids, mask=None)
+        Decoder-only, several documents in a row: model(ids, segments=segments), e.g. segments [[0, 0, 0, 1, 1]]
+        Vectors in place of the first ids: model(inputs_embeds=vectors), other arguments by name
         """
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
     def hidden(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
-        """Hidden states, which the classifier reads: (B, T, D), or (B, D) where a head pools each row; inputs as for
-        `__call__`."""
+        """The classifier's input: (B, T, D), or (B, D) if the head pools each row. Arguments as for `__call__`."""
         shapes = {
             "encoder-decoder": self._hidden_encoder_decoder,
             "encoder": self._hidden_encoder,
@@ -152,9 +153,10 @@ class Transformer(nn.Module):
         token_types: Ids | None = None,
         tap: Tap | None = None,
     ) -> mx.array:
-        """Return the encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels.
+        """The encoder's output, the memory (B, S, D).
 
-        `token_types` (B, S): the kind of each token, in a model that tells them apart; by default all are of kind 0.
+        source_mask: None if there is no padding; faster than an `mx.array` of True.
+        token_types (B, S): e.g. BERT's 0 for the first sentence and 1 for the second. Default: all 0.
         """
         self._needs("has_encoder", "encode")
         x = self._with_types(self._embedded(source_ids, inputs_embeds, "source_ids"), token_types)
@@ -163,7 +165,7 @@ class Transformer(nn.Module):
         return self.encoder(x, positions_of(x.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
 
     def _embedded(self, ids: Ids | None, vectors: Vectors | None, name: str) -> mx.array:
-        """Return (B, L, D) that enters the first stack: of its ids, or vectors in their place."""
+        """Input of the first stack (B, L, D): the embeddings of ids, or `vectors`."""
         c = self.config
         check_one_input(ids, vectors, name)
         if vectors is not None:
@@ -173,7 +175,7 @@ class Transformer(nn.Module):
         return embed(as_ids(ids, size, name))
 
     def _with_types(self, x: mx.array, token_types: Ids | None) -> mx.array:
-        """Return what enters the encoder (B, S, D), with the rows of its tokens' kinds."""
+        """Add the embeddings of token types to x (B, S, D)."""
         kinds, shape = self.config.token_types, tuple(x.shape[:2])
         if not kinds:
             if token_types is not None:
@@ -187,8 +189,7 @@ class Transformer(nn.Module):
     def decode(
         self, target_ids: Ids, memory: mx.array, source_mask: Tokens | None = None, *, tap: Tap | None = None
     ) -> mx.array:
-        """Return logits (B, T, V) of each position's next token; target_ids start with bos and are padded on the
-        right."""
+        """Logits (B, T, V) of the token after each position. target_ids start with bos and are padded on the right."""
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         return self.logits(self._hidden_decode(target_ids, memory, tokens, tap), tap=tap)
 
@@ -204,9 +205,9 @@ class Transformer(nn.Module):
     def start(
         self, memory: mx.array | None = None, source_mask: Tokens | None = None, *, prompt_mask: Tokens | None = None
     ) -> Cache:
-        """Return an empty cache for `step`. Encoder-decoder: give the memory (B, S, D) and its mask.
+        """An empty cache for `step`. Encoder-decoder: pass the memory (B, S, D) and its mask.
 
-        `prompt_mask` (B, L), decoder-only: the first step's ids are padded on the left where it is False.
+        prompt_mask (B, L), decoder-only: True on tokens of the prompts, which are padded on the left.
         """
         self._needs("has_decoder", "start")
         c = self.config
@@ -222,11 +223,10 @@ class Transformer(nn.Module):
     def step(
         self, ids: Ids, cache: Cache, *, last: bool = False, among: Classifier | None = None, tap: Tap | None = None
     ) -> mx.array:
-        """Return logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole
-        prompt.
+        """Logits (B, L, V) of the tokens after `ids` (B, L): one token per row, or a whole prompt. Extends the cache.
 
-        `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs. `among`:
-        the classifier of chosen ids, for their logits (B, L, C).
+        last: logits (B, 1, V) of the last position only, e.g. after a prompt.
+        among: a classifier of candidate ids, for their logits (B, L, C).
         """
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
@@ -239,10 +239,12 @@ class Transformer(nn.Module):
         return self.logits(x[:, -1:] if last else x, among=among, tap=tap)
 
     def transformed(self, memory: mx.array, weights: mx.array | None = None, *, tap: Tap | None = None) -> mx.array:
-        """Return what the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B,
-        1, S) say how much of each position there is in a row's vector."""
+        """The head before its classifier: pooling by `weights` (B, 1, S), if given, then dense layer, activation, norm.
+
+        Returns (B, S, D), or (B, D) if pooled.
+        """
         head = self.config.head
-        x = memory if weights is None else (weights @ memory)[:, 0]
+        x = memory if weights is None else (weights @ memory)[:, 0]  # (B, D)
         if head.activation is None:
             return x
         x = ACTIVATIONS[head.activation](self.head_proj(x))
@@ -252,8 +254,10 @@ class Transformer(nn.Module):
         return x
 
     def logits(self, hidden: mx.array, *, among: Classifier | None = None, tap: Tap | None = None) -> mx.array:
-        """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with a classifier of chosen ids. An
-        encoder whose head has no classifier gives the hidden states."""
+        """Project hidden states to logits: (B, L, D) -> (B, L, V), or (B, L, C) with the classifier `among`.
+
+        Returns the hidden states if the head has no classifier.
+        """
         y = hidden
         if self.config.head.classifies:
             y = (self.classifier() if among is None else among)(hidden)
@@ -262,12 +266,12 @@ class Transformer(nn.Module):
         return y
 
     def classifier(self) -> Classifier:
-        """The way from hidden states to logits, with the parameters of now."""
+        """The classifier, with the current parameters."""
         bias = self.output_proj.bias if self.config.output_bias else None
         return Classifier(self.config, self._output(), bias)
 
     def embed_source(self, ids: mx.array) -> mx.array:
-        """Return (B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
+        """(B, S) -> (B, S, D), times sqrt(d_model) if `scale_embeddings` (section 3.4)."""
         return self._embed(source_embedding_name(self.config), ids)
 
     def embed_target(self, ids: mx.array) -> mx.array:
@@ -278,12 +282,11 @@ class Transformer(nn.Module):
         return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
 
     def _output(self) -> nn.Embedding | nn.Linear:
-        """Return the module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        """The module whose weight is the output matrix: `output_proj`, or the tied embedding."""
         return self[output_weight_name(self.config).removesuffix(".weight")]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as
-        float32."""
+        """Every parameter by name as a NumPy array, ready for `save_checkpoint`; bfloat16 becomes float32."""
         return stored_weights(self)
 
     def _needs(self, part: str, method: str) -> None:
@@ -292,7 +295,7 @@ class Transformer(nn.Module):
 
 
 class OutputBias(nn.Module):
-    """The classifier's bias where its matrix is an embedding."""
+    """The output bias of a classifier whose matrix is a tied embedding."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

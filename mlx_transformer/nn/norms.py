@@ -1,4 +1,4 @@
-"""Normalisation of each position over its features; fused forward and backward, computed in float32 inside.
+"""Normalisation of each position over its features. MLX's fused kernels compute in float32 inside.
 
 Shapes: D width; inputs (..., D).
 """

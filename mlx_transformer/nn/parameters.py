@@ -1,4 +1,4 @@
-"""The parameters of a network by name, and the values with which a fresh one begins."""
+"""The parameters of a network by name, and their initial values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from .quantize import Quantized, values
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
-    """Draw embeddings from N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the
-    other matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves.
+    """Draw the initial values from MLX's random state.
 
-    A decoder that starts with padding starts from a vector of zeros, as Marian's do, and never writes it."""
+    Embeddings come from N(0, 1/d_model): multiplied by sqrt(d_model) they have unit variance. Other matrices are Xavier
+    uniform (Glorot and Bengio 2010), biases 0. Norms have set their weight to 1 and their bias to 0 already.
+    If a decoder's start token is padding, its embedding is zeros, as in Marian, and its output bias forbids it.
+    """
     normal, xavier = nn.init.normal(std=config.d_model**-0.5), nn.init.glorot_uniform()
     tables, fresh = embedding_names(config) | added_table_names(config), []
     for name, value in named_parameters(model):
@@ -37,24 +39,25 @@ def initialise(model: nn.Module, config: TransformerConfig) -> None:
 
 
 def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
-    """Return (name, array) of every parameter, in the modules' order."""
+    """(name, array) of every parameter, in the order of the modules."""
     return named_arrays(model.parameters())
 
 
 def named_arrays(tree: Any) -> list[tuple[str, mx.array]]:
-    """Return (name, array) of a tree of arrays, such as gradients or an optimizer's state."""
+    """(name, array) of a tree of arrays, such as gradients or an optimizer's state."""
     return cast(list[tuple[str, mx.array]], tree_flatten(tree))
 
 
 def stored_weights(model: nn.Module) -> dict[str, np.ndarray]:
-    """Return every parameter by name as NumPy has it: words, scales and biases of a quantised matrix each by itself."""
-    # NumPy lacks bfloat16.
+    """Every parameter by name as a NumPy array; bfloat16 becomes float32. A quantised matrix has three entries:
+    weight (packed integers), scales and biases."""
+    # NumPy has no bfloat16.
     widened = ((n, x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for n, x in named_parameters(model))
     return {name: np.array(value) for name, value in widened}
 
 
 def dense_weights(model: nn.Module) -> dict[str, np.ndarray]:
-    """Return the same with quantised matrices as float32 in the table's shapes, their adapters merged."""
+    """Every parameter by name, with quantised matrices dequantised to float32 and their adapters merged."""
     quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
     weights = {}
     for name, array in stored_weights(model).items():

@@ -1,8 +1,8 @@
-"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys, numbers by
-relative position are added to the scores.
+"""Positions: absolute (added to the embeddings), rotary (rotate queries and keys), relative (added to the scores).
 
-Shapes: B batch, L positions, D model, d_k one head. Tables come from `core/positions.py`, bit for bit the same as the
-ONNX side's; they are computed once, shared by all models of the process and extended in chunks for longer sequences.
+Shapes: B batch, L positions, S keys, D model, H heads, d_k one head's width. The tables come from `core/positions.py`,
+so that MLX and ONNX use the same bits. They are computed once for all models of the process, and again in larger chunks
+when a sequence is longer.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ from .masks import Mask, as_array, as_numbers, window_mask
 CHUNK = 1024
 
 Rotation = tuple[mx.array, mx.array] | None
-"""cos and sin, (L, d_k/2) or (B, 1, L, d_k/2); None where positions are not rotary."""
+"""cos and sin, each (L, d_k/2) or (B, 1, L, d_k/2); None if positions aren't rotary."""
 
 
 class PositionIds(NamedTuple):
-    """Which row of a table each position reads: `index` is a slice (the same in every row of the batch) or (B, L)."""
+    """The row of a position table for each position: `index` is a slice (the same for the whole batch), or (B, L)."""
 
     index: slice | mx.array
     limit: int
-    """Every position is below it; known on the host, so that tables can be extended and checked without waiting."""
+    """All positions are below this number, which is known on the host: a table is extended without waiting for the
+    device."""
 
 
 def positions_of(length: int, tokens: mx.array | None = None) -> PositionIds:
-    """0, 1, 2, ... along the sequence, or with tokens (B, L) the number of tokens before: padding takes no position."""
+    """0, 1, 2, ... along the sequence. With a padding mask `tokens` (B, L), padding isn't counted.
+
+    >>> positions_of(4, mx.array([[False, False, True, True]])).index
+    array([[0, 0, 0, 1]], dtype=int32)
+    """
     if tokens is None:
         return PositionIds(slice(0, length), length)
     index = mx.maximum(mx.cumsum(tokens.astype(mx.int32), axis=1) - 1, 0)
@@ -42,7 +47,7 @@ def positions_of(length: int, tokens: mx.array | None = None) -> PositionIds:
 
 
 def positions_in_documents(segments: mx.array) -> PositionIds:
-    """0, 1, 2, ... from the start of each document of a row: segments (B, L), as `masks.document_mask` has them."""
+    """0, 1, 2, ... from the start of each document: segments [[7, 7, 7, 8, 8]] -> [[0, 1, 2, 0, 1]], both (B, L)."""
     length = segments.shape[1]
     places = mx.arange(length)[None, :]
     begins = mx.concatenate([mx.ones((segments.shape[0], 1), mx.bool_), segments[:, 1:] != segments[:, :-1]], axis=1)
@@ -50,7 +55,7 @@ def positions_in_documents(segments: mx.array) -> PositionIds:
 
 
 def positions_after(offset: int, length: int, starts: mx.array | None = None) -> PositionIds:
-    """`length` positions from `offset` on, less the padding (B,) that each row starts with."""
+    """`length` positions from `offset` on, minus each row's left padding `starts` (B,)."""
     if starts is None:
         return PositionIds(slice(offset, offset + length), offset + length)
     index = mx.maximum(mx.arange(offset, offset + length)[None, :] - starts[:, None], 0)
@@ -58,19 +63,18 @@ def positions_after(offset: int, length: int, starts: mx.array | None = None) ->
 
 
 class PositionedInput(NamedTuple):
-    """A stack's input with its positions wherever this kind of them acts."""
+    """A stack's input with positions applied: each kind of positions changes one of the three."""
 
     x: mx.array
-    """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
+    """(B, L, D), with sinusoids or learned rows added (section 3.5)."""
     rotations: list[Rotation]
     """Rotary angles of each layer."""
     masks: list[Mask]
-    """Mask of each layer's self-attention."""
+    """Self-attention mask of each layer, with relative positions added."""
 
 
 class Positions(nn.Module):
-    """Positions of the tokens of one stack. Parameters: `weight` if learned or relative, or a table in each of
-    `layers`."""
+    """Positions of one stack. Parameters: `weight` if learned or relative; with "relative_layers" a table per layer."""
 
     def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()
@@ -88,25 +92,25 @@ class Positions(nn.Module):
             self.layers = [RelativeTable(layer) for layer in config.layers(stack)]
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> PositionedInput:
-        """x (B, L, D). `UserError` for a position past a learned table."""
+        """Apply positions to x (B, L, D). `UserError` if the sequence is longer than a learned table."""
         angles = self.turned(position_ids, x.dtype)
         return PositionedInput(self.add_rows(x, position_ids), angles, self.add_bias(mask, position_ids, x.shape[1]))
 
     def turned(self, position_ids: PositionIds, dtype: mx.Dtype) -> list[Rotation]:
-        """cos and sin for each layer, computed once for all layers that rotate alike."""
+        """cos and sin of each layer, computed once for all layers with the same rotation."""
         distinct, of_layer = distinct_rotations(self.config, self.stack)
         angles = [rotation(layer, position_ids, dtype) for layer in distinct]
         return [angles[i] for i in of_layer]
 
     def windowed(self, mask: Mask, queries: int) -> list[Mask]:
-        """Return each layer's mask with what its window hides."""
+        """Each layer's mask, with keys outside its window masked."""
         windows = [layer.window for layer in self.config.layers(self.stack)]
         masks: dict[int | None, Mask] = {None: mask}
         masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
         return [masks[w] for w in windows]
 
     def add_rows(self, x: mx.array, position_ids: PositionIds) -> mx.array:
-        """x + position rows, (B, L, D)."""
+        """x + position rows, (B, L, D), for sinusoidal and learned positions."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
         table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, self.config)
@@ -118,13 +122,13 @@ class Positions(nn.Module):
         return x + table[position_ids.index].astype(x.dtype)
 
     def add_bias(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
-        """Return each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et
-        al. 2020)."""
+        """Each layer's mask. Relative positions add a learned number per head and distance, (B, H, L, S) (Raffel et al.
+        2020)."""
         if self.kind not in RELATIVE:
             return [mask] * self.count if self.causal else self.windowed(mask, queries)
         keys = position_ids.limit
         table = bucket_table(keys, self.config, self.causal)
-        distances = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]
+        distances = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]  # (L, S)
         rows, array = table[distances + table.shape[0] // 2], as_array(mask, queries, keys)
         if self.kind == "relative_layers":
             return [plus_mask(layer(rows), array) for layer in self.layers]
@@ -132,19 +136,18 @@ class Positions(nn.Module):
 
 
 class RelativeTable(nn.Module):
-    """A layer's own numbers by relative position, as in umT5 (Chung et al. 2023)."""
+    """A layer's own table of relative positions, as in umT5 (Chung et al. 2023)."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """Return (L, S) -> (1, H, L, S)."""
         return relative_bias(self.weight, rows)
 
 
 def relative_bias(weight: mx.array, rows: mx.array) -> mx.array:
-    """Return numbers (1, H, L, S) of these rows (L, S) of a table."""
+    """Bias of the scores (1, H, L, S): entries of a table `weight` (buckets, H) for these bucket numbers (L, S)."""
     return weight[rows].transpose(2, 0, 1)[None]
 
 
@@ -153,7 +156,7 @@ def plus_mask(bias: mx.array, mask: mx.array | None) -> mx.array:
 
 
 def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dtype) -> Rotation:
-    """Return the angles of these positions, once for all layers; None unless positions are rotary."""
+    """cos and sin of these positions; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
     cos, sin = (table[position_ids.index].astype(dtype) for table in rotary_table(position_ids.limit, config))
@@ -161,26 +164,26 @@ def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dty
 
 
 def rotate(x: mx.array, rotation: Rotation) -> mx.array:
-    """Turn each pair (x_i, x_{i + d_k/2}) of (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
+    """Rotate each pair (x_i, x_{i + d_k/2}) of x (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
     if rotation is None:
         return x
     cos, sin = rotation
-    x1, x2 = mx.split(x, 2, axis=-1)
+    x1, x2 = mx.split(x, 2, axis=-1)  # (B, H, L, d_k/2)
     return mx.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
 
 
 def sinusoid_table(length: int, config: TransformerConfig) -> mx.array:
-    """Return at least `length` rows of the encoding, float32; a longer table starts with the very same rows."""
+    """At least `length` rows of the sinusoidal encoding, float32. A longer table starts with exactly the same rows."""
     return _sinusoids(_chunks(length), config.d_model, config.positions, config.first_position)
 
 
 def bucket_table(length: int, config: TransformerConfig, causal: bool) -> mx.array:
-    """Return rows of the weight by distance, symmetric about 0, for at least `length` positions."""
+    """Bucket (row of the weight) of each distance, for at least `length` positions; distance 0 is in the middle."""
     return _buckets(_chunks(length), config, causal)
 
 
 def rotary_table(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
-    """Return at least `length` rows of cos and sin, float32."""
+    """At least `length` rows of cos and of sin, float32."""
     return _rotary(_chunks(length), config)
 
 

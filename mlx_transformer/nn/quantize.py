@@ -1,9 +1,9 @@
-"""Quantised layers: linear maps and embeddings as integers with a scale and a bias a group (`mlx.nn.quantize`).
+"""Quantised layers: linear maps and embeddings stored as integers, with a scale and a bias per group.
 
-The modules keep their names; of each quantised one `weight` (uint32), `scales` and `biases` are stored
-(`core/quantization.py`). Nothing here is trained: quantised weights are frozen.
+Modules keep their names. A quantised module has the parameters `weight` (integers packed in uint32), `scales` and
+`biases` (`core/quantization.py`). Quantised weights are frozen, never trained.
 
-Shapes: V vocabulary, D model.
+Shapes: V outputs of a linear map, or entries of an embedding; D width.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from mlx_transformer.core.quantization import Packed, Quantization, Scheme
 
 OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
-"""The parts of a layer, quantised or with an adapter, that have a row for each output, or each entry of its table."""
+"""Parameters of a layer whose first axis is its outputs, or the entries of an embedding."""
 
 Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
 L = TypeVar("L", bound=nn.Module)
 
 
 def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
-    """Put MLX's quantised layers in the place of those whose weight is named; they hold the same values, rounded."""
+    """Replace each layer whose weight is in `quantization` by MLX's quantised layer, its values rounded."""
 
     def scheme_of(path: str, module: nn.Module) -> bool | dict[str, object]:
         scheme = quantization.get(f"{path}.weight")
@@ -38,35 +38,36 @@ def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
 
 
 def quantization_of(model: nn.Module) -> dict[str, Scheme]:
-    """Return {parameter: scheme} of the quantised layers."""
+    """{parameter: scheme} of the quantised layers, e.g. {"encoder.layers.0.feed_forward.up_proj.weight": ...}."""
     layers = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
     return {f"{path}.weight": Scheme(m.group_size, m.bits) for path, m in sorted(layers.items())}
 
 
 def matrix(layer: nn.Module) -> mx.array:
-    """Return the weight (V, D) of a linear map or an embedding, quantised or not, as this device computes with it: a
-    GPU's fused multiply-add rounds integer * scale + bias once, where `values` and the graphs round twice."""
+    """Weight (V, D) of a linear map or an embedding, quantised or not, dequantised on this device.
+
+    The last bit may differ between devices: a GPU's fused multiply-add rounds integer * scale + bias once, `values` and
+    the ONNX graphs round twice.
+    """
     if not isinstance(layer, Quantized):
         return cast(mx.array, layer.weight)
     return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
 
 
 def values(layer: Quantized) -> NDArray[Any]:
-    """Return the weight (V, D) that the layer's integers stand for, in the type of its scales: the same bits on every
-    device, for they are read and not computed on it."""
+    """Weight (V, D) of a quantised layer, dequantised by NumPy in the type of its scales: the same on every device."""
     numbers = cast(tuple[mx.array, mx.array], (layer.scales, layer.biases))  # the mode "affine" has both
     scales, biases = (np.array(part.astype(mx.float32)) for part in numbers)
     kind = str(layer.scales.dtype).removeprefix("mlx.core.")
     if kind == "bfloat16":
-        import ml_dtypes  # noqa: F401 - with it NumPy knows the type
+        import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
 
     scheme = Scheme(layer.group_size, layer.bits)
     return Packed(np.array(layer.weight), scales.astype(kind), biases.astype(kind), scheme).dequantised()
 
 
 def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:
-    """Return a layer of class `kind` with the parts of this one, under the same names, and what MLX knows of it:
-    whether it trains, what is frozen."""
+    """A layer of class `kind` with this layer's parameters and modules, training mode and frozen parameters."""
     other = kind.__new__(kind)
     nn.Module.__init__(other)
     dict.update(other, layer)
@@ -75,12 +76,12 @@ def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:
 
 
 def put_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    """Put layers in the place of those with these paths, such as "encoder.layers.0.feed_forward.up_proj"."""
+    """Replace layers by their paths, e.g. {"encoder.layers.0.feed_forward.up_proj": layer}."""
     model.update_modules(cast(Any, tree_unflatten(list(layers.items()))))
 
 
 def with_rows(layer: L, ids: mx.array | slice) -> L:
-    """Return the same linear map or embedding with the rows `ids` (C,) of its weight alone; integers stay integers."""
+    """A copy of a linear map or embedding with only the rows `ids` (C,) of its weight, still quantised if it was."""
     chosen: Any = copy(layer)
     for name in OF_A_ROW:
         if name in chosen:

@@ -1,4 +1,4 @@
-"""A checkpoint opened and run by MLX: `load`, `Transformer` with the verbs for ids and text, the search on MLX."""
+"""Checkpoints run by MLX: `load`, `Transformer` with methods for ids and text, and the search on MLX."""
 
 from __future__ import annotations
 

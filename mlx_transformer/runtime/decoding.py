@@ -1,4 +1,4 @@
-"""The search on MLX: its array operations, and a network in MLX as a model of it.
+"""The search on MLX: its array operations, and an MLX network as the model of a search.
 
 Shapes: B sentences, R rows (hypotheses), L prompt, V vocabulary.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MlxArrays:
-    """MLX is lazy: steps are queued with `async_eval`, the host looks at the one before."""
+    """MLX is lazy: steps are queued with `async_eval`, and the host reads results of the previous step."""
 
     lazy = True
 
@@ -66,16 +66,19 @@ class MlxArrays:
 
 
 class MlxModel(Model):
-    """A network as `steps.Model`."""
+    """An MLX network as a `steps.Model`."""
 
     def __init__(self, model: Transformer, classifier: Classifier | None = None):
-        """classifier: that of chosen ids; None: of all."""
+        """classifier: for candidate ids; None: logits of the whole vocabulary."""
         self.model, self.config, self.classifier = model, model.config, classifier
-        self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
+        self.arrays = cast(Arrays, MlxArrays())  # a cast, since MLX's arguments have other names
         self.extends_positions = model.config.positions != "learned"
 
     def start(self, sources: Sources) -> tuple[MlxDecoder, mx.array]:
-        """Encode the sources and feed the start token; decoder-only: read the prompts, padded on the left, at once."""
+        """Encode the sources and run the start token; decoder-only: run the prompts, padded on the left.
+
+        Returns the decoder and logits (B, V) of the first new tokens.
+        """
         c = self.config
         arrays, mask = sources.padded(left=not c.has_encoder)
         tokens = None if mask.all() else mask.astype(bool)
@@ -91,15 +94,15 @@ class MlxModel(Model):
         return MlxDecoder(self.model, cache, self.classifier), logits
 
     def among(self, candidates: Candidates) -> Among:
-        """Return the model with the vocabulary of a batch, whose rows of the classifier are taken here."""
-        from mlx_transformer.decoding.candidates import Among  # few searches have any
+        """A model whose classifier has only the candidates' rows."""
+        from mlx_transformer.decoding.candidates import Among  # few searches have candidates
 
         classifier = self.model.classifier().among(mx.array(candidates.ids.astype(np.int32)))
         return Among(MlxModel(self.model, classifier), candidates, columns=False)
 
 
 class MlxDecoder:
-    """One batch in decoding, as `steps.Decoder`."""
+    """A batch being decoded, as a `steps.Decoder`."""
 
     def __init__(self, model: Transformer, cache: Cache, classifier: Classifier | None):
         self.model, self.cache, self.classifier = model, cache, classifier
@@ -119,11 +122,11 @@ class MlxDecoder:
 
 @contextmanager
 def evaluating(model: Transformer) -> Iterator[None]:
-    """Leave out dropout; afterwards the model is in the mode it was in."""
+    """Turn dropout off in this block; then restore the model's mode."""
     training = model.training
     model.train(False)
     try:
         yield
     finally:
-        if training:  # else it is in that mode, which takes a walk through all modules
+        if training:  # setting a mode walks through all modules
             model.train()

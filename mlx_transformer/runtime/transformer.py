@@ -1,4 +1,4 @@
-"""A checkpoint opened and run by MLX: the network with its tokenizer, and the verbs that every runtime has.
+"""A checkpoint run by MLX: the network with its tokenizer, and methods for text such as `translate`.
 
 model, tokenizer = load("runs/mine")
 model.translate("A man is riding a bicycle.", beam=4)
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Transformer(nn.Transformer, TextVerbs):
-    """The network, as `nn.Transformer` documents it, with text in and text out where it has a tokenizer."""
+    """`nn.Transformer`, which maps ids to logits, with methods for text if it has a tokenizer."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__(config, attention)
@@ -53,9 +53,9 @@ class Transformer(nn.Transformer, TextVerbs):
     def from_weights(
         cls, config: TransformerConfig, weights: Mapping[str, np.ndarray], quantization: Quantization | None = None
     ) -> Transformer:
-        """Make a model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ.
+        """A model in evaluation mode with these parameters. Raises `UserError` if names or shapes don't fit the config.
 
-        `quantization`: the schemes of the matrices that `weights` holds as integers, scales and biases.
+        quantization: schemes of the matrices that `weights` holds as integers, scales and biases.
         """
         shapes = {name: tuple(array.shape) for name, array in weights.items()}
         check_parameters(config, shapes, "weights", quantization)
@@ -63,18 +63,19 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @classmethod
     def load(cls, folder: str | Path, verify: bool = True, revision: str | None = None) -> Transformer:
-        """Open the model of a checkpoint folder (or a run's folder), or of a published one that `import` takes, in
-        evaluation mode; `UserError` if it is damaged.
+        """Open a model in evaluation mode.
 
-        folder: or a name of either on the Hugging Face Hub, and its revision. Matrices that are stored quantised stay
-        so, in MLX's quantised layers, with an adapter beside them if the folder has one. verify: compare the files with
+        folder: a checkpoint, a run's folder, a published model that `import` reads, or a name on the Hugging Face Hub,
+        e.g. "Helsinki-NLP/opus-mt-en-de". revision: branch, tag or commit on the Hub. verify: compare the files with
         the digests in their manifest.
+        Quantised matrices stay quantised, in MLX's quantised layers; an adapter is kept beside them, and merged into
+        other matrices. Raises `UserError` if a file is missing or damaged.
         """
         from mlx_transformer.families.hub import find_model
 
         place = find_model(folder, revision)
         if Place.of(place.folder).is_importable:
-            from mlx_transformer.families.conversion import read_published  # few need it: it reads any family
+            from mlx_transformer.families.conversion import read_published  # imports all families: rarely needed
 
             return cls._published(read_published(place.folder), str(folder))
         checkpoint = open_checkpoint(place.folder, verify)
@@ -86,7 +87,6 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @classmethod
     def _published(cls, ours: Imported, where: str) -> Transformer:
-        """Return a published model, opened without a checkpoint of ours."""
         from mlx_transformer.text.tokenizer import Tokenizer
 
         weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
@@ -100,7 +100,7 @@ class Transformer(nn.Transformer, TextVerbs):
     def _filled(
         cls, config: TransformerConfig, weights: list[tuple[str, mx.array]], quantization: Quantization | None
     ) -> Transformer:
-        model = cls(config)  # its own first weights are never computed: MLX is lazy
+        model = cls(config)  # MLX is lazy: the fresh weights are never computed
         if quantization:
             use_quantized_layers(model, quantization)
         model.load_weights(weights, strict=True)
@@ -109,11 +109,11 @@ class Transformer(nn.Transformer, TextVerbs):
         return model
 
     def save(self, folder: Target, force: bool = False) -> Path:
-        """Write a checkpoint folder with weights and tokenizer, and return its path: integers as they are, other
-        numbers in float32.
+        """Write a checkpoint folder with weights and tokenizer; return its path.
 
-        `force`: replace an earlier checkpoint of that name, once the new one is complete. `UserError` for a folder that
-        holds something else, and for a model with an adapter beside its weights.
+        Quantised matrices are stored as integers, everything else in float32. force: replace an earlier checkpoint in
+        `folder`, once the new one is complete. Raises `UserError` for a folder with other contents, and if an adapter
+        is beside the model's weights.
         """
         output = claim(folder, CHECKPOINT, force)
         if any(delta_of(layer) is not None for layer in self.modules()):
@@ -129,7 +129,7 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
+        """The tokenizer of the loaded folder, read on first use; None if it has none. Can be set."""
         from mlx_transformer.text.tokenizer import Tokenizer
 
         path = None if self._folder is None else tokenizer_path(self._folder)
@@ -151,7 +151,7 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @contextmanager
     def decoding(self) -> Iterator[Model]:
-        """Give the model to a search, without dropout while the context lasts."""
+        """The model for a search; dropout is off within this block."""
         with evaluating(self):
             yield MlxModel(self)
 
@@ -165,10 +165,14 @@ class Transformer(nn.Transformer, TextVerbs):
 
 
 def load(folder: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:
-    """Open the model of a checkpoint folder (or a run's folder), in evaluation mode, and its tokenizer, if it has one.
+    """Open a model in evaluation mode, and its tokenizer (None if it has none).
 
-    folder: or a name on the Hugging Face Hub, and its revision: a branch, tag or commit. Files are compared with their
-    digests (`verify`) and the weights with the config; `UserError` says what is damaged.
+    folder: a checkpoint, a run's folder, a published model that `import` reads, or a name on the Hugging Face Hub.
+    revision: branch, tag or commit on the Hub. verify: compare the files with the digests in their manifest.
+    Raises `UserError` if a file is missing or damaged.
+
+    >>> model, tokenizer = load("runs/mine")
+    >>> model.translate("A man is riding a bicycle.", beam=4)
     """
     model = Transformer.load(folder, verify, revision)
     return model, model.tokenizer

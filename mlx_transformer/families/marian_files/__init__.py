@@ -1,1 +1,1 @@
-"""Models in Marian's own files, Firefox's, Bergamot's and Opus-MT's originals: read, imported, and written back."""
+"""Models in Marian's own files (e.g. of Firefox, Bergamot and Opus-MT): import them, and write them back."""

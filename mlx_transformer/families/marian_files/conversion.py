@@ -1,7 +1,5 @@
-"""Marian's own files to a checkpoint of ours: `import model.npz`, `import model.bin`, `import FOLDER`.
-
-A checkpoint of ours as Marian's own files, for Marian, Bergamot's and Firefox's engines.
-"""
+"""Import Marian's own files (`import model.npz`, `import model.bin`, `import FOLDER`), and write a checkpoint as such
+files for Marian and the engines of Bergamot and Firefox (`to-marian`)."""
 
 from __future__ import annotations
 
@@ -59,29 +57,28 @@ from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, MarianFiles, find_files, holds_marian, parse_options, read_options, write_options
 
 ORIGIN = "marian.json"
-"""In a checkpoint: where it comes from, and which of its files are the original ones."""
+"""File in an imported checkpoint: its origin, and which of its files are the original ones."""
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Original:
-    """A model's file, read."""
+    """A parsed model file."""
 
     path: Path
     items: Mapping[str, Item]
     options: str
     config: TransformerConfig
     sizes: tuple[int, int]
-    """Pieces of the source's and the target's vocabulary."""
+    """Sizes of the source and target vocabularies."""
 
 
 def import_marian(path: str | Path, out: Target, force: bool = False) -> list[str]:
-    """Write a Marian model, a file or the folder that holds it, as this project's checkpoint `out`.
+    """Convert a Marian model, a file or its folder, to the checkpoint folder `out`. Returns notes on missing parts.
 
-    Integers become the float32 numbers that they stand for, and their scales go into int8_scales.json. The `.bin`,
-    vocabularies, shortlist and settings stay beside them, so that `to_marian` can give them back. Returns notes: what
-    is missing. `out` is new or empty, or with `force` a checkpoint that is replaced. Raises `UserError` with everything
-    that is wrong.
+    Quantised weights are dequantised to float32; their scales go into int8_scales.json. The `.bin`, vocabularies,
+    shortlist and settings are copied too, so that `to_marian` can write the same files. `out` is new or empty, or with
+    `force` another checkpoint, which is replaced. Raises `UserError` with all problems.
     """
     path = Path(path)
     output = claim(out, CHECKPOINT, force, path if path.is_dir() else path.parent)
@@ -112,7 +109,7 @@ def import_marian(path: str | Path, out: Target, force: bool = False) -> list[st
 
 
 def read_original(path: Path) -> Original:
-    """Return a file of either kind. `UserError` for what is damaged, and for options of another network."""
+    """Parse a `.npz` or `.bin`. Raises `UserError` for damaged files, and for options of other networks."""
     *tensors, options = read_model(path)
     fields, sizes, problems = read_options(parse_options(options.text(), str(path)))
     if problems:
@@ -125,14 +122,14 @@ def read_original(path: Path) -> Original:
 
 
 def read_model(path: Path) -> list[Item]:
-    """Return the tensors of a file of either kind, the options as the last."""
+    """The tensors of a `.npz` or `.bin`; the last item is the model's options."""
     return read_npz(path) if path.suffix == ".npz" else read_bin(path)
 
 
 def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | None) -> tuple[Settings, list[str]]:
-    """Return how the model is meant to be searched, by Marian's settings, and a note: what of them was left behind.
+    """Our search settings from Marian's, e.g. beam-size, and notes on settings that were dropped.
 
-    Marian never writes <unk> unless it is told that it may.
+    Marian never generates <unk> unless allow-unk is on, so it is suppressed here too.
     """
     theirs = files.generation or {}
     settings: Settings = {}
@@ -148,7 +145,7 @@ def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | 
 
 
 def read_scales(original: Original) -> Int8Scales | None:
-    """Return the scales of all products; None unless the file has integers and a scale for each of them."""
+    """The int8 scales of all products; None if the file isn't quantised or lacks a scale of an activation."""
     products, where, items = {}, places(original.config), original.items
     for name in quantizable_shapes(original.config):
         place = where[name]
@@ -167,9 +164,9 @@ def read_scales(original: Original) -> Int8Scales | None:
 def read_vocabularies(
     vocabularies: tuple[Path, ...], config: TransformerConfig, sizes: tuple[int, int], where: Path
 ) -> tuple[str | None, list[str]]:
-    """Return the text of the tokenizer that `.spm` files give, with the padding behind the pieces; or None and a note.
+    """tokenizer.json made of `.spm` vocabularies, with padding after their pieces; without a vocabulary: None, a note.
 
-    `UserError` for a vocabulary that isn't the model's.
+    where: the model's path, for errors. Raises `UserError` for a vocabulary that doesn't fit the model.
     """
     if not vocabularies:
         return None, [f"no tokenizer ({where} has no .spm vocabulary whose ids are the model's): the model takes ids"]
@@ -192,7 +189,7 @@ def _origin(files: MarianFiles, options: str, out: Path) -> str:
     named = {"model": files.model, "shortlist": files.shortlist, "settings": files.settings}
     values = {key: file.name for key, file in named.items() if file is not None}
     values |= {"vocabularies": [file.name for file in files.vocabularies]}
-    if files.model.suffix != ".bin":  # of which a copy is kept
+    if files.model.suffix != ".bin":  # a .bin is copied into the checkpoint
         values |= place_of(files.model, [files.model], out)
     return (
         json.dumps({"format": FORMAT, **values, "generation": files.generation or {}, "options": options}, indent=2)
@@ -202,7 +199,7 @@ def _origin(files: MarianFiles, options: str, out: Path) -> str:
 
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
-"""Fields of a config that Marian's network doesn't ask for; biases that are missing are written as zeros."""
+"""Fields of our config that Marian's options don't have. Biases may be off in ours: they are written as zeros."""
 USE = "```sh\nmarian-decoder --models {} --vocabs {} --beam-size 4 < source.txt\n```"
 MARIAN = Kind("Marian folder", holds_marian, folder=True)
 TOKENIZER = (
@@ -218,13 +215,13 @@ def to_marian(
     scales: Int8Scales | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[str]:
-    """Write a checkpoint (or a run's folder) as a folder `out` of Marian's own files.
+    """Write a checkpoint (or a run's folder) as a folder `out` of Marian's own files. Returns notes on missing parts.
 
-    These are the weights in float32 (`.npz`), where there is a scale for each product also as integers (`.bin`),
-    vocabularies, options, settings, and `shortlist`; None: that of an imported model. `scales`: such as
-    `export.marian_scales` takes from a text; None: those of int8_scales.json. A file that was imported and hasn't
-    changed is written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such a
-    folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
+    The folder has weights in float32 (`.npz`), quantised weights (`.bin`) if each product has a scale, vocabularies,
+    options, settings and a shortlist. An imported file whose contents haven't changed is copied.
+    scales: e.g. measured on a text by `export.marian_scales`; None: those in int8_scales.json. shortlist: None: the
+    imported model's. out: new or empty, or with `force` another Marian folder, which is replaced.
+    Raises `UserError` with all reasons if Marian has no such model.
     """
     output = claim(out, MARIAN, force, resolve(checkpoint))
     opened = open_checkpoint(checkpoint)
@@ -271,7 +268,7 @@ def to_marian(
 
 
 class _Names:
-    """The names of the files of a folder: as they were in the one that was imported."""
+    """File names of the folder to write: those of the imported folder, else defaults."""
 
     def __init__(self, origin: dict[str, Any]) -> None:
         vocabularies, model = origin.get("vocabularies", []), origin.get("model", "model.npz")
@@ -287,7 +284,7 @@ VOCABULARIES = (["vocab.spm"], ["srcvocab.spm", "trgvocab.spm"])
 
 
 def _origin_of(folder: Path) -> dict[str, Any]:
-    """Return what import has written down; nothing for a model that was trained here."""
+    """The contents of marian.json; {} for a model that wasn't imported from Marian's files."""
     if not (folder / ORIGIN).is_file():
         return {}
     values = read_json(folder / ORIGIN)
@@ -299,8 +296,7 @@ def _origin_of(folder: Path) -> dict[str, Any]:
 
 
 def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[bytes], tuple[int, int]]:
-    """Return the bytes of one or two `.spm` files, the original ones where there are any, and how many rows each
-    has."""
+    """Contents of one or two `.spm` files (the original files, if there are any), and the vocabularies' sizes."""
     text = checked_tokenizer(opened)
     originals = [opened.folder / name for name in origin.get("vocabularies", [])]
     if origin and text is not None and originals and all(file.is_file() for file in originals):
@@ -318,7 +314,7 @@ def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[byte
 def _listed(
     opened: Checkpoint, origin: dict[str, Any], sizes: tuple[int, int], shortlist: Shortlist | None
 ) -> dict[str, bytes]:
-    """Name and bytes of the shortlist's file; none where there is none. `UserError` for one of other vocabularies."""
+    """{name: bytes} of the shortlist's file, {} if there is none. Raises `UserError` if its vocabularies are others."""
     name = origin.get("shortlist")
     if shortlist is None:
         return {} if name is None else {name: (opened.folder / name).read_bytes()}
@@ -334,7 +330,7 @@ def _listed(
 
 
 def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
-    """Raise `UserError` with everything in which the model differs from what Marian makes of its options."""
+    """Raise `UserError` unless Marian has such a model: write its options, read them back, and compare all fields."""
     reasons = []
     if config.activation not in ACTIVATIONS.values():
         reasons.append(f"activation={config.activation!r}, Marian has {' and '.join(ACTIVATIONS.values())}")
@@ -352,8 +348,10 @@ def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path
 
 
 def _weights(opened: Checkpoint) -> dict[str, Any]:
-    """Return all parameters that Marian's network has, in their file; `UserError` unless the decoder starts from
-    zeros."""
+    """All parameters of Marian's network, not read from their file yet, with zeros for biases we don't have.
+
+    Raises `UserError` unless the embedding of the decoder's start token is zeros.
+    """
     config = opened.config
     full = dataclasses.replace(config, attention_bias=True, feed_forward_bias=True, output_bias=True)
     weights: dict[str, Any] = opened.unread()
@@ -368,7 +366,7 @@ def _weights(opened: Checkpoint) -> dict[str, Any]:
 
 
 def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, Any]) -> Path | None:
-    """Return the file of integers that was imported, if the checkpoint still has its numbers, bit for bit."""
+    """The imported `.bin`, if the checkpoint's weights still equal it bit for bit, else None."""
     file = opened.folder / str(origin.get("model"))
     if file.suffix != ".bin" or not file.is_file():
         return None
@@ -380,7 +378,7 @@ def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, An
 
 
 def _lacking(scales: Int8Scales, config: TransformerConfig) -> str:
-    """Return why integers can't be written with these scales, or nothing."""
+    """Why a `.bin` can't be written with these scales; "" if it can."""
     if missing := [name for name in multiplied_names(config) if scales.of(name).activation is None]:
         return f"there is no scale for what comes to {min(missing)}"
     if unlike := [name for name, entry in scales.products.items() if entry.steps != SYMMETRIC]:
@@ -389,8 +387,8 @@ def _lacking(scales: Int8Scales, config: TransformerConfig) -> str:
 
 
 def _integers(config: TransformerConfig, tensors: dict[str, Stored], scales: Int8Scales) -> list[Item]:
-    """Return the tensors of a file of integers: matrices rounded by the scales of theirs that are given, or by their
-    largest magnitude, and the scales of what they are multiplied with."""
+    """The tensors of a `.bin`: matrices quantised by their scale (if not given, by their largest magnitude), and the
+    scales of the activations they are multiplied with."""
     ours = {place.name: name for name, place in places(config).items()}
     items = []
     for name, stored in tensors.items():
@@ -404,7 +402,7 @@ def _integers(config: TransformerConfig, tensors: dict[str, Stored], scales: Int
             scale = np.full((1, 1), entry.activation, np.float32)
             output = ours[name] == output_weight_name(config)
             items.append(float_item(f"{OUTPUT if output else name}{SCALE}", scale))
-            if output and is_quantized(f"{name}{SCALE}"):  # as Marian does, whose converter goes by the name
+            if output and is_quantized(f"{name}{SCALE}"):  # Marian's converter quantises this scale too, by its name
                 items.append(int8_item(f"{name}{SCALE}", np.full((1, 1), 127, np.int8), multiplier(scale)))
     return sorted(items, key=lambda item: item.name)
 
@@ -416,13 +414,13 @@ def _rounded(array: NDArray, m: np.float32) -> NDArray[np.int8]:
 
 
 def multiplier(array: NDArray) -> np.float32:
-    """Return what a matrix is multiplied with so that its largest magnitude becomes 127; 1 where it is all zeros."""
+    """The factor that makes a matrix's largest magnitude 127; 1 for a matrix of zeros."""
     largest = max(array.max(), -array.min())
     return np.float32(127) / np.float32(largest) if largest > 0 else np.float32(1)
 
 
 def _write_settings(folder: Path, origin: dict[str, Any], names: _Names, count: int, listed: Iterable[str]) -> None:
-    """Write the settings of Bergamot's engine, which name the other files. listed: the shortlist, if there is one."""
+    """Write config.yml with the settings of Bergamot's engine, which name the other files. listed: shortlist files."""
     integers = (folder / names.integers).is_file()
     vocabularies = names.vocabularies[count - 1] * (3 - count)
     lines = ["relative-paths: true", "models:", f"  - {names.integers if integers else names.archive}", "vocabs:"]

@@ -1,13 +1,15 @@
-"""Marian's `.bin`, little-endian: named tensors, floats or integers, and the model's options as the last of them.
+"""Read and write Marian's model files, `.bin` and `.npz`: named tensors, the last of which is the model's options.
+
+`.bin`, little-endian:
 
     u64 version = 1 · u64 n · n x {u64 bytes of the name, u64 type, u64 rank, u64 bytes of the data}
     names, each ended by NUL · shapes, i32 · u64 pad · pad zero bytes · data, from a multiple of 256 on
 
-The bytes of a tensor are an allocation, a multiple of 256; what lies behind its values means nothing, and is kept, so
-that a file that is read and written is the same. Integers (intgemm8, intgemm16) have one multiplier m behind them, and
-stand for q * (1/m) in float32. All of them but embeddings lie transposed, (N, K) where their shape says (K, N).
+The bytes of a tensor are padded to a multiple of 256. The padding has no meaning, but is kept, so that reading and
+writing a file gives the same bytes. Integers q (intgemm8, intgemm16) are followed by a multiplier m, and stand for
+q * (1/m) in float32. They are stored transposed, as (N, K) where the shape says (K, N), except for embeddings.
 
-Marian's `.npz`: a zip archive of plain float32 arrays, and the options as an array of bytes.
+`.npz`: a zip archive of plain float32 arrays; the options are an array of bytes.
 """
 
 from __future__ import annotations
@@ -37,26 +39,26 @@ INT8, FLOAT16, FLOAT32, INTGEMM8, INTGEMM16 = 0x101, 0x402, 0x404, 0x4101, 0x410
 TYPES = {INT8: np.int8, FLOAT16: np.float16, FLOAT32: np.float32, INTGEMM8: np.int8, INTGEMM16: np.int16}
 QUANTIZED = (INTGEMM8, INTGEMM16)
 PACKED = {0x802: "packed16", 0x1801: "packed8avx2", 0x2801: "packed8avx512"}
-"""FBGEMM's, in the order of one processor's registers."""
+"""FBGEMM's types, whose layout depends on the processor; they can't be read."""
 OPTIONS = "special:model.yml"
 ALIGNED = 256
 Bytes = bytes | bytearray
 MAX_MODEL_BYTES = 1 << 34
-"""Bytes of a model's file."""
+"""Most bytes of a model file."""
 HIGHEST_RANK, LONGEST_NAME, MOST_TENSORS = 8, 1000, 100_000
 SLACK = 1 << 12
-"""Bytes that may lie between the values of a tensor and the next one, which begins at a multiple of `ALIGNED`."""
+"""Most bytes of padding after a tensor's values; the next tensor begins at a multiple of `ALIGNED`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One tensor as a file has it."""
+    """A tensor as stored in a file."""
 
     name: str
     type: int
     shape: tuple[int, ...]
     allocation: Bytes | Callable[[], Bytes]
-    """All its bytes, or what reads them from the file, each time anew."""
+    """Its bytes including padding, or a function that reads them from the file at each call."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Item):
@@ -66,7 +68,7 @@ class Item:
 
     @property
     def data(self) -> Bytes:
-        """The whole allocation."""
+        """Its bytes including multiplier and padding."""
         return self.allocation() if callable(self.allocation) else self.allocation
 
     @property
@@ -75,49 +77,50 @@ class Item:
 
     @property
     def multiplier(self) -> np.float32:
-        """The factor by which its values were multiplied before they were rounded; of floats 1."""
+        """The factor m of a quantised tensor: integers = round(values * m); 1 for floats."""
         if self.type not in QUANTIZED:
             return np.float32(1)
         return np.frombuffer(self.data, "<f4", 1, self.count * np.dtype(TYPES[self.type]).itemsize)[0]
 
     def stored(self) -> NDArray:
-        """Return its values, integers or floats, in its shape."""
+        """Its integers or floats, in its shape."""
         values = np.frombuffer(self.data, np.dtype(TYPES[self.type]).newbyteorder("<"), self.count)
         transposed = self.type in QUANTIZED and len(self.shape) == 2 and lies_transposed(self.name)
         return values.reshape(self.shape[::-1]).T if transposed else values.reshape(self.shape)
 
     def numbers(self) -> NDArray[np.float32]:
-        """Return the numbers that they stand for: a product with 1/m, as the engines have it, and not a quotient by
-        m."""
+        """Its values in float32. Integers are multiplied by 1/m, as in Marian, which may round differently from / m."""
         values = self.stored().astype(np.float32, copy=False)
         if self.type in QUANTIZED:
             values *= np.float32(1) / self.multiplier
         return values
 
     def text(self) -> str:
-        """Return the options that an item of text holds."""
+        """The text of the options."""
         return self.data.rstrip(b"\0").decode()
 
 
 def lies_transposed(name: str) -> bool:
-    """Return whether a matrix of integers with this name lies transposed."""
+    """Whether a quantised matrix of this name is stored transposed."""
     return "Wemb" not in name
 
 
 def is_quantized(name: str) -> bool:
-    """Return whether Marian stores a tensor of this name as integers: an embedding, or what ends in _W and at most one
-    more letter."""
+    """Whether Marian quantises a tensor of this name: an embedding, or a name ending in _W and at most one more letter.
+
+    E.g. "decoder_l1_self_Wq", "Wemb".
+    """
     return "Wemb" in name or len(name) - name.find("_W") in (2, 3)
 
 
 def read_bin(path: str | Path) -> list[Item]:
-    """Return all tensors of a file, the options as the last; their numbers stay in it until they are asked for.
-    `UserError` with everything that is wrong with it."""
+    """All tensors of a `.bin`, the options last; values are read when they are needed. Raises `UserError` with all
+    problems of the file."""
     return parse_bin(_File(path), str(path))
 
 
 class _File:
-    """The bytes of a file, as if they were here: each part is read where it is asked for."""
+    """A file that can be sliced like bytes; each slice is read when it is taken."""
 
     def __init__(self, path: str | Path):
         self.path = path
@@ -136,7 +139,7 @@ class _File:
 
 
 def parse_bin(data: bytes | _File, origin: str = "model.bin") -> list[Item]:
-    """Return the tensors of a file's bytes; `UserError` as `read_bin`, with `origin` as its name."""
+    """The tensors in the bytes of a `.bin`; errors as for `read_bin`, with `origin` as the file's name."""
     items, problems = _parse(data)
     if problems:
         raise UserError(f"{origin}: no Marian model that can be read: {first_of(problems)}")
@@ -144,7 +147,7 @@ def parse_bin(data: bytes | _File, origin: str = "model.bin") -> list[Item]:
 
 
 def write_bin(file: BinaryIO, items: Sequence[Item]) -> None:
-    """Write the file of these tensors, in their order, one by one."""
+    """Write a `.bin` with these tensors, in this order; only one tensor at a time is in memory."""
     names = [item.name.encode() + b"\0" for item in items]
     parts = [struct.pack("<2Q", 1, len(items))]
     for item, name in zip(items, names, strict=True):
@@ -158,7 +161,7 @@ def write_bin(file: BinaryIO, items: Sequence[Item]) -> None:
 
 
 def float_item(name: str, array: NDArray | Stored) -> Item:
-    """Return a tensor of float32, in its allocation, which is made where it is asked for if the array is in a file."""
+    """A float32 tensor. If the array is in a file (`Stored`), its bytes are read when they are needed."""
 
     def data() -> Bytes:
         values = np.asarray(array, "<f4")
@@ -170,25 +173,25 @@ def float_item(name: str, array: NDArray | Stored) -> Item:
 
 
 def int8_item(name: str, integers: NDArray, multiplier: np.float32) -> Item:
-    """Return a matrix of integers in [-127, 127], in the shape as it is used, and its multiplier, in its allocation."""
+    """A quantised matrix of integers in [-127, 127], given in its logical shape, with its multiplier."""
     values = integers.T if lies_transposed(name) else integers
     data = np.ascontiguousarray(values, np.int8).tobytes() + np.asarray(multiplier, "<f4").tobytes()
     return Item(name, INTGEMM8, integers.shape, data + bytes(-len(data) % ALIGNED))
 
 
 def options_item(text: str) -> Item:
-    """Return the options, of which the true length is stored."""
+    """The options as a tensor; its shape is the true length of the text, without padding."""
     data = text.encode() + b"\0"
     return Item(OPTIONS, INT8, (len(data),), data)
 
 
 def _padding(at: int) -> int:
-    """Zero bytes between the field that tells their number, which ends at `at`, and the data: never none."""
+    """Number of zero bytes before the data, 1 to 256; `at`: where the field with this number ends."""
     return (at // ALIGNED + 1) * ALIGNED - at
 
 
 def _parse(data: bytes | _File) -> tuple[list[Item], list[str]]:
-    """Return the tensors as far as they can be found, and what is wrong."""
+    """The tensors as far as they can be read, and all problems."""
     size = len(data)
     if size < 16:
         return [], [f"it has {size} bytes"]
@@ -261,7 +264,7 @@ def is_utf8(data: Bytes) -> bool:
 
 
 def _values(item: Item) -> Iterator[str]:
-    """Yield what is wrong with its numbers."""
+    """Yield problems of the tensor's values."""
     if item.name == OPTIONS:
         if item.type != INT8 or item.data[-1:] != b"\0" or not is_utf8(item.data):
             yield f"{OPTIONS} is no text"
@@ -275,15 +278,17 @@ def _values(item: Item) -> Iterator[str]:
 
 KINDS = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8, "uint8": INT8}
 VERSION = (1, 0)
-"""Of .npy: later ones are for headers that no plain array has."""
+"""Version of .npy; later versions are for headers that plain arrays don't need."""
 LARGEST_OPTIONS = 1 << 20
 OPTIMIZER = ("adam_", "adagrad_", "exp_smoothing")
-"""The mark of Marian's files of an optimizer's state, such as model.npz.optimizer.npz."""
+"""Names of tensors in Marian's files of an optimizer's state, e.g. model.npz.optimizer.npz, start with these."""
 
 
 def read_npz(path: str | Path) -> list[Item]:
-    """Return all tensors of a file, the options as the last, without pickles; their numbers stay in it until they are
-    asked for. `UserError` with everything that is wrong."""
+    """All tensors of a `.npz`, the options last; values are read when they are needed. Pickled arrays are refused.
+
+    Raises `UserError` with all problems of the file.
+    """
     with open_file(path) as file:
         try:
             with open_archive(file) as archive:
@@ -309,8 +314,8 @@ def read_npz(path: str | Path) -> list[Item]:
 
 
 def write_npz(file: BinaryIO, items: Sequence[Item]) -> None:
-    """Write the file of these tensors, one by one, as float32. They have the time 1980-01-01: the bytes depend on them
-    alone."""
+    """Write a `.npz` with these tensors in float32, one at a time. All have the date 1980-01-01, so that the same
+    tensors give the same bytes."""
     with zipfile.ZipFile(file, "w") as archive:
         for item in items:
             values = np.ascontiguousarray(item.stored() if item.name == OPTIONS else item.numbers())
@@ -324,8 +329,7 @@ def write_npz(file: BinaryIO, items: Sequence[Item]) -> None:
 
 
 def _read(path: str | Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
-    """Return one tensor, or what is wrong with it. Its numbers are looked at piece by piece, and read where they are
-    asked for."""
+    """A tensor, or the problem with it. Its values are checked in pieces now, and read again when they are needed."""
     name = entry.filename.removesuffix(".npy")
     with archive.open(entry) as file:
         if npy.read_magic(file) != VERSION:
@@ -359,8 +363,7 @@ def _widened(path: str | Path, name: str, length: int, shape: tuple[int, ...]) -
 
 
 def _again(path: str | Path, name: str, length: int) -> bytearray:
-    """Return the numbers of a tensor in the allocation that a `.bin` has of them, read piece by piece into one place.
-    It was read before, when it was sound."""
+    """The values of a tensor that `_read` has checked, padded as in a `.bin`."""
     data, at = bytearray(length + -length % ALIGNED), 0
     with open_file(path) as file, open_archive(file) as archive, archive.open(name) as entry:
         npy.read_magic(entry)

@@ -1,8 +1,8 @@
-"""Marian's names of our parameters, and the forms in which it keeps them.
+"""Marian's names and shapes of our parameters.
 
-Matrices are (in, out) there and (out, in) here; vectors (1, d) there. Its decoder starts with a vector of zeros: here
-that is a row behind the vocabulary, padding and start token in one, that no output may be (`BARRED`). Rows between the
-vocabulary and that one, where the languages have unlike many, are like it.
+Marian's matrices are (in, out), ours (out, in); its vectors are (1, d), ours (d,). Its decoder starts with a vector of
+zeros. Ours starts with a token after the vocabulary, which is padding too: its embedding is zeros, and its output bias
+bans it (`BARRED`). If the source and target vocabularies differ in size, the rows between are filled in the same way.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .items import Item
 
 SCALE = "_QuantMultA"
 OUTPUT = "none"
-"""The name of the product with a tied embedding."""
+"""Marian's name of the output product in names of scales, if the classifier is a tied embedding."""
 ROWS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
-"""Matrices with a row for each piece."""
+"""Matrices with a row for each token."""
 SUBLAYERS = {"self_attention": "self", "cross_attention": "context", "feed_forward": "ffn"}
 LETTERS = {"query_proj": "q", "key_proj": "k", "value_proj": "v", "output_proj": "o", "up_proj": "1", "down_proj": "2"}
 LETTERS |= {"input_proj": "", "forget_proj": "f"}
@@ -34,16 +34,16 @@ NORMS = {"self": "self_Wo", "context": "context_Wo", "ffn": "ffn_ffn", "rnn": "r
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter is stored."""
+    """Where a parameter of ours is stored in Marian's file."""
 
     name: str
     transposed: bool = False
     others: tuple[str, ...] = ()
-    """Names in older files, for the same, transposed."""
+    """Names in older files, where the matrix is stored the other way round."""
 
 
 def config_of(fields: Mapping[str, Any], sizes: tuple[int, int]) -> TransformerConfig:
-    """Return our config of a Marian model. fields: as `options.read_options` has them; sizes: of both vocabularies."""
+    """Our config of a Marian model. fields: from `options.read_options`; sizes: source and target vocabulary."""
     start = max(sizes)
     return TransformerConfig(
         **fields,
@@ -59,7 +59,7 @@ def config_of(fields: Mapping[str, Any], sizes: tuple[int, int]) -> TransformerC
 
 
 def places(config: TransformerConfig) -> dict[str, Place]:
-    """Return {parameter of ours: where it is stored}, for a config of `config_of`."""
+    """{parameter of ours: where it is stored}, for a config from `config_of`."""
     return {name: _place(config, name) for name in parameter_shapes(config)}
 
 
@@ -94,8 +94,10 @@ def _norm_part(kind: str) -> str:
 def read_weights(
     config: TransformerConfig, sizes: tuple[int, int], items: Mapping[str, Item]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return our parameters of a model's tensors, none of them read yet, and everything that is wrong with these.
-    sizes: of both vocabularies."""
+    """Our parameters from Marian's tensors, which are read when they are needed, and all problems of the tensors.
+
+    sizes: source and target vocabulary.
+    """
     weights, problems, used = {}, [], set()
     shapes = parameter_shapes(config)
     for name, place in places(config).items():
@@ -121,8 +123,10 @@ def read_weights(
 
 
 def written(config: TransformerConfig, sizes: tuple[int, int], weights: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return Marian's tensors of our parameters, (in, out) and (1, d), without the rows behind the vocabularies; each
-    is made where its numbers are asked for."""
+    """Marian's tensors from our parameters, (in, out) and (1, d), without the rows after the vocabularies.
+
+    Each tensor is computed when its values are needed.
+    """
     items = {}
     shapes = parameter_shapes(config)
     for name, place in places(config).items():
@@ -149,7 +153,7 @@ def _stored_shape(name: str, place: Place, shape: tuple[int, ...], sizes: tuple[
 
 
 def _ours(name: str, place: Place, item: Item, shape: tuple[int, ...], turned: bool) -> NDArray[np.float32]:
-    """Return a parameter of ours; turned: it stands as older files have it, transposed."""
+    """Our parameter from Marian's tensor; turned: it has the orientation of older files."""
     array = item.numbers().T if turned else item.numbers()
     if name not in ROWS and name != "output_proj.bias":
         return np.ascontiguousarray(array.T if place.transposed else array).reshape(shape)

@@ -1,7 +1,5 @@
-"""The options inside a Marian model, `special:model.yml`: a flat YAML map, read into our config and written from it.
-
-Which files of a folder are a Marian model's: its weights, vocabularies, shortlist and settings.
-"""
+"""The options inside a Marian model (`special:model.yml`, a flat YAML map), read into our config and written from it;
+and the search for a Marian model's files in a folder: weights, vocabularies, shortlist and settings."""
 
 from __future__ import annotations
 
@@ -19,18 +17,18 @@ from mlx_transformer.system.files import read_text
 Values = dict[str, Any]
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
-"""{theirs: ours}. Their gelu is x sigmoid(1.702 x), which nobody else has."""
+"""{Marian's activation: ours}. Marian's gelu is x sigmoid(1.702 x), which no other model has."""
 CELLS = {"self-attention": "attention", "rnn": "ssru"}
 TIES = {(True, False, False): "all", (False, True, False): "target-output", (False, False, False): "none"}
 TIES |= {(False, False, True): "source-target", (False, True, True): "all"}
-"""{(tied-embeddings-all, tied-embeddings, tied-embeddings-src): ours}"""
+"""{(tied-embeddings-all, tied-embeddings, tied-embeddings-src): our tie_embeddings}"""
 PLACES = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
-"""{(transformer-preprocess, transformer-postprocess, transformer-postprocess-top): ours}"""
+"""{(transformer-preprocess, transformer-postprocess, transformer-postprocess-top): our norm_placement}"""
 IGNORED = re.compile(
     r"version|(bert|char)-.*|enc-(cell|cell-depth|type)|dec-cell-(base|high)-depth|dim-rnn|input-types|factors-combine"
     r"|transformer-(aan-.*|dim-aan|guided-alignment-layer|train-bias.*)|ulr-dim-emb|max-length"
 )
-"""Keys that mean nothing for a transformer of one encoder."""
+"""Keys without effect on a Transformer with one encoder."""
 OFF = (
     *("layer-normalization", "lemma-dim-emb", "output-omit-bias", "right-left", "skip", "ulr", "factors-dim-emb"),
     *("ulr-trainable-transformation", "transformer-no-projection", "transformer-pool", "transformer-tied-layers"),
@@ -47,8 +45,8 @@ READ = (
 
 
 def parse_options(text: str, origin: str) -> Values:
-    """Return the values of a flat YAML map: numbers, text, true, false, and lists. `UserError` that names the line of
-    anything else."""
+    """The values of a flat YAML map: numbers, text, true, false, and lists. Raises `UserError` with the number of any
+    other line. origin: the file's name in errors."""
     values: Values = {}
     key = ""
     for number, line in enumerate(text.rstrip("\0").splitlines(), start=1):
@@ -71,7 +69,7 @@ def parse_options(text: str, origin: str) -> Values:
 
 
 def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
-    """Return fields of our config, the sizes of both vocabularies, and everything that is wrong."""
+    """Fields of our config, the sizes of source and target vocabulary, and all problems of the options."""
     problems = [f"unknown key {key!r}" for key in values if not (key in READ or key in OFF or IGNORED.fullmatch(key))]
     problems += [f"{key} is {_quoted(values[key])}, which means another network" for key in OFF if values.get(key)]
     fixed = {"type": "transformer", "transformer-ffn-depth": 2, "transformer-postprocess-emb": "d"}
@@ -124,7 +122,7 @@ def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
 
 
 def write_options(config: TransformerConfig, sizes: tuple[int, int], version: str) -> str:
-    """Return the text of a model of ours, with every key that Marian asks for. sizes: of both vocabularies."""
+    """Options for a model of ours, with every key Marian needs. sizes: source and target vocabulary."""
 
     def word(table: dict[Any, str], ours: str) -> Any:
         return next(theirs for theirs, name in table.items() if name == ours)
@@ -177,7 +175,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Return a value as YAML has it."""
+    """A value as YAML, for the options and in errors."""
     if value is None:
         return "missing"
     if isinstance(value, bool):
@@ -201,33 +199,33 @@ def _value(text: str) -> Any:
 
 PAIRS = (("srcvocab*.spm", "trgvocab*.spm"), ("source.spm", "target.spm"))
 GENERATION = ("beam-size", "normalize", "word-penalty", "max-length-factor", "allow-unk", "skip-cost")
-"""Keys of the settings that say how the model is meant to be searched."""
+"""Keys of the settings for the search."""
 
 
 @dataclass(frozen=True)
 class MarianFiles:
-    """The files of one model."""
+    """The files of a Marian model."""
 
     model: Path
     vocabularies: tuple[Path, ...] = ()
-    """One for both languages, or source and target; none: the model takes ids."""
+    """A single file for both languages, or source and target; (): the model takes ids."""
     shortlist: Path | None = None
     uses_shortlist: bool = False
-    """The settings name it, so that the maker's engine searches with it."""
+    """Whether the settings name the shortlist, i.e. Marian's engines use it."""
     settings: Path | None = None
     generation: dict[str, Any] | None = None
-    """The settings of the search."""
+    """The settings of the search, e.g. {"beam-size": 6}."""
     unread: tuple[Path, ...] = ()
-    """Files that might be settings, but name no model."""
+    """Possible settings files, which name no model."""
 
     @property
     def others(self) -> list[Path]:
-        """All but the model."""
+        """All files except the model."""
         return [*dict.fromkeys(self.vocabularies), *filter(None, (self.shortlist, self.settings))]
 
 
 def holds_marian(folder: Path) -> bool:
-    """Return whether a folder is a Marian model with settings that name it, such as `to_marian` writes."""
+    """Whether a folder has a Marian model and settings that name it, such as `to_marian` writes."""
     try:
         return folder.is_dir() and Place.of(folder).what == "a Marian model" and _settings(folder)[0] is not None
     except UserError:
@@ -235,7 +233,7 @@ def holds_marian(folder: Path) -> bool:
 
 
 def find_files(path: Path) -> MarianFiles:
-    """Return the files of the model at a path, or in a folder. `UserError` if there is none, or several."""
+    """The files of the model at a path, or in a folder. Raises `UserError` if there is no model, or several."""
     folder = path if path.is_dir() else path.parent
     settings, values, unread = _settings(folder)
     named = [folder / Path(name).name for name in _texts(values.get("models"))]
@@ -257,8 +255,10 @@ def find_files(path: Path) -> MarianFiles:
 
 
 def _settings(folder: Path) -> tuple[Path | None, dict[str, Any], tuple[Path, ...]]:
-    """Return the file that names the others, and what it says; where none does, those that might: one of a training
-    says what its validation was searched with."""
+    """(the settings file naming a model, its values, ()), else (None, {}, files that may be settings).
+
+    A config.yml of a training names no model; its search settings are those of its validation.
+    """
     files = sorted([*folder.glob("*decoder*.yml"), *folder.glob("config*.yml")])
     for file in files:
         values = parse_options(read_text(file), str(file))
@@ -272,7 +272,7 @@ def _vocabularies(folder: Path, values: dict[str, Any]) -> tuple[Path, ...]:
     if len(named) == 2 and all(file.is_file() and file.suffix == ".spm" for file in named):
         return tuple(dict.fromkeys(named))
     if any(file.suffix != ".spm" for file in named) or any(folder.glob("*vocab*.yml")):
-        return ()  # Opus-MT's: a list of pieces gives their ids, and two SentencePiece models cut text
+        return ()  # Opus-MT: ids come from a list of pieces in YAML, SentencePiece models only split the text
     for patterns in PAIRS:
         pair = [sorted(folder.glob(pattern)) for pattern in patterns]
         if all(len(files) == 1 for files in pair):

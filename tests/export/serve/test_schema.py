@@ -79,7 +79,7 @@ def test_the_page_shows_all_and_loads_nothing(shared):
     assert answer.headers["content-type"].startswith("text/html")
     for path in http_.get("/openapi.json").json()["paths"]:
         assert f" {path}</code></h2>" in answer.text
-    assert "Hypotheses kept a sentence" in answer.text
+    assert "Hypotheses kept per sentence" in answer.text
     assert re.findall(r'(?:src|href)="([^"]*)"', answer.text) == ["openapi.json"]
     assert "//" not in re.sub(r"</?\w[^>]*>", "", answer.text.partition("<main>")[2])
 
