@@ -84,7 +84,7 @@ class _Turns:
             try:
                 self.long[number] = len(worker.ask("check", self.source, self.overlong))
             except UserError as error:
-                raise UserError(f"{worker.name}: {error}") from error
+                raise UserError("{}: {}", worker.name, error) from error
             self._ask(worker, indices)
 
     def take(self, indices: Sequence[int], reverse: bool) -> None:
