@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.inputs import check_ids
-from mlx_transformer.generation.arguments import EmbedOptions, RerankOptions
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.generation.files import FORMS
 from mlx_transformer.generation.heads import EncoderHead, Scored, Text, check_reranker, ordered, scored, text_rows
 from mlx_transformer.generation.line_files import LineReport
+from mlx_transformer.generation.text_options import EmbedOptions, RerankOptions
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.pairs import Pair
 

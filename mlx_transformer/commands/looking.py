@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from export.settings import ExplainSettings, PrecisionName
 from mlx_transformer.core.folders import check_there
 from mlx_transformer.decoding.options import Options
-from mlx_transformer.generation.arguments import Overlong
+from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
 
 from .models import opener, runs_onnx

@@ -23,7 +23,7 @@ import click
 from export.settings import PrecisionName
 from mlx_transformer.core.folders import check_there
 from mlx_transformer.decoding.options import Options
-from mlx_transformer.generation.arguments import Overlong
+from mlx_transformer.generation.text_options import Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import ADVANCED, FieldType, field_docs, field_types
 from mlx_transformer.system.files import check_text

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from export.settings import ServeSettings
 from mlx_transformer.core.folders import check_there
 from mlx_transformer.decoding.options import Options
-from mlx_transformer.generation.arguments import (
+from mlx_transformer.generation.text_options import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,

@@ -1,122 +1,21 @@
-"""The options of the verbs on text: dataclasses that check them, and TypedDicts of keyword arguments.
+"""Keyword arguments of the verbs, as TypedDicts.
 
-The TypedDicts are for type checkers and editors; nothing imports them at run time. Most repeat the fields of a
-dataclass; `tests/repository/test_arguments.py` compares names and types. The options of a search are in
-`decoding/options.py`.
+They are for type checkers and editors; nothing imports them at run time. Most repeat the fields of a
+dataclass; `tests/repository/test_arguments.py` compares names and types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from mlx_transformer.core.heads import Kind, Pooling
 from mlx_transformer.core.inputs import Ids
 from mlx_transformer.decoding.options import PenaltyForm
 from mlx_transformer.decoding.search import DoneShare, SharedSearch
-from mlx_transformer.system.errors import Name, Text, UserError
-from mlx_transformer.system.fields import Bounds, Checked
 
 from .alignment import CrossWeights
-
-Overlong = Literal["error", "truncate", "split", "skip"]
-"""What to do with a line of more tokens than the model has positions.
-
-error: raise an error that names the line. truncate: translate only its first tokens. split: translate it in pieces, cut
-at sentence ends if possible, and join them with spaces. skip: leave it empty.
-"""
-OverlongPair = Literal["error", "skip"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSettings:
-    """How `translate` reads lines and writes translations (`files.translate_stream`)."""
-
-    overlong: Overlong = "split"
-    """What to do with a line of more tokens than the model takes: translate it in pieces (split), translate its
-    beginning (truncate), leave it empty (skip), or end with an error (error)."""
-    scores: bool = False
-    """Write each translation's score after it, with a tab between: its log-probability divided by the length
-    penalty."""
-    json: bool = False
-    """Write each line as JSON, with source, translations and scores."""
-    alignment: bool = False
-    """Write after each translation, with a tab between, which source word each of its words comes from, e.g. 0-0
-    1-2."""
-    stream: bool = False
-    """Write each translation while it is being decoded; greedy or sampled, without a beam."""
-    resume: bool = False
-    """Continue an interrupted run into the same OUT; input, options and model must be the same."""
-    force: bool = False
-    """Replace an earlier file of translations."""
-    source_language: str | None = None
-    """Language of the text, for a multilingual model: one of its codes, e.g. eng_Latn."""
-    target_language: str | None = None
-    """Language to translate into, for a multilingual model, e.g. deu_Latn."""
-    task_prefix: str | None = None
-    """Text to put before every line, e.g. T5's 'translate English to German: '; unset: the model's own, if it has
-    one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbedOptions(Checked):
-    """How texts become vectors; an unset option is as the model's folder says."""
-
-    kind: Kind = "dense"
-    """Kind of vector: one for each text (dense), a weight for each token id (sparse), or one for each token (multi).
-    Sparse and multi need a model that was trained for them, e.g. bge-m3."""
-    prompt: str | None = None
-    """Text to put before each text, e.g. 'query: '; unset: the model's own."""
-    prompt_name: str | None = None
-    """Name of one of the model's prompts, e.g. query; unset: its default prompt, if it has one."""
-    dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
-    """Keep only the first so many numbers of each vector, for models that were trained to be cut (Matryoshka); unset:
-    all."""
-    pooling: Pooling | None = None
-    """How the vectors of a text's tokens become one; unset: as the model's folder says."""
-    normalize: bool | None = None
-    """Scale vectors to length 1; unset: as the model's folder says."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prompt is not None and self.prompt_name is not None:
-            raise UserError(Text("prompt and {prompt_name}: give one of them"))
-        for name in ("dimensions", "pooling", "normalize"):
-            if self.kind != "dense" and getattr(self, name) is not None:
-                raise UserError(
-                    "{}: is of a text's one vector ({}); leave it out for {kind}",
-                    Name(name),
-                    Name("kind", "dense"),
-                    kind=self.kind,
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifyOptions(Checked):
-    """What `classify` writes."""
-
-    all: bool = False
-    """Write every class with its probability, the likeliest first, instead of only the likeliest."""
-    several: bool | None = None
-    """A text may be in several classes, each with its own probability (sigmoid, not softmax); unset: as the model's
-    config says."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RerankOptions(Checked):
-    """What `rerank` writes."""
-
-    top_n: Annotated[int, Bounds(at_least=1, at_most=2**31 - 1)] | None = None
-    """Write only the best N documents; unset: all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerOptions(Checked):
-    """Limits of an answer."""
-
-    max_answer_tokens: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 15
-    """Longest answer, in tokens."""
+from .text_options import Overlong
 
 
 class SearchArguments(TypedDict, total=False):

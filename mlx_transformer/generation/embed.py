@@ -21,8 +21,8 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
-from .arguments import EmbedOptions
 from .passes import BATCH_TOKENS, ONE_AT_A_TIME, Passes, of_one_length
+from .text_options import EmbedOptions
 from .translate import as_lines, fitting_tokenizer
 
 MULTIPLE = 4

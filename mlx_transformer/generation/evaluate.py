@@ -28,9 +28,9 @@ from mlx_transformer.data.matches import Matches
 from mlx_transformer.decoding.search import DoneShare
 from mlx_transformer.system.errors import UserError
 
-from .arguments import AnswerOptions
 from .heads import answer, classify, tag
 from .line_files import LineReport
+from .text_options import AnswerOptions
 from .verbs import TextVerbs
 
 

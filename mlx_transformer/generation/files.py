@@ -23,11 +23,11 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
 
 from .alignment import CrossWeights, pharaoh
-from .arguments import AnswerOptions, ClassifyOptions, EmbedOptions, OverlongPair, RerankOptions, TextSettings
 from .fill import Filling, fill, filling_tokenizer, masked_rows
 from .heads import Ranked, Text, answer, check_reranker, classify, rerank, tag
 from .line_files import LineReport, LineWork, write_lines
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
+from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, OverlongPair, RerankOptions, TextSettings
 from .translate import Translation
 from .verbs import TextVerbs
 

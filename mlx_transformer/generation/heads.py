@@ -32,9 +32,9 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.pairs import Pair, Window
 from mlx_transformer.text.tokenizer import Tokenizer
 
-from .arguments import AnswerOptions, RerankOptions
 from .line_files import NO_REPORT, LineReport
 from .passes import BATCH_TOKENS, Passes, of_one_length
+from .text_options import AnswerOptions, RerankOptions
 from .translate import as_lines, fitting_tokenizer
 
 

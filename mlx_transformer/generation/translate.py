@@ -17,7 +17,7 @@ from mlx_transformer.system.errors import Name, Text, UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .alignment import Alignment, CrossWeights, align
-from .arguments import Overlong
+from .text_options import Overlong
 
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
 """The command for each architecture."""

@@ -315,8 +315,8 @@ class TextVerbs:
         If either is a list, the result is a list. options: fields of `generation.arguments.AnswerOptions`. Raises
         `UserError` if the model has no head for spans.
         """
-        from .arguments import AnswerOptions
         from .heads import answer, paired
+        from .text_options import AnswerOptions
 
         settings = AnswerOptions(**options)
         answers = answer(self.encoder_head("spans", "answer"), paired(question, context), settings)
@@ -327,8 +327,8 @@ class TextVerbs:
 
         Needs an encoder that reads pairs and has exactly one class; raises `UserError` for another model.
         """
-        from .arguments import RerankOptions
         from .heads import check_reranker, rerank
+        from .text_options import RerankOptions
 
         encoder = self.encoder_head("classes", "rerank")
         check_reranker(self.config, self.where)

@@ -21,7 +21,7 @@ from export import arguments as of_export
 from export.settings import ExportSettings, JudgeSettings, ServeSettings
 from mlx_transformer.decoding.options import Options
 from mlx_transformer.generation import arguments as of_verbs
-from mlx_transformer.generation.arguments import AnswerOptions, EmbedOptions
+from mlx_transformer.generation.text_options import AnswerOptions, EmbedOptions
 from mlx_transformer.training.arguments import TrainArguments
 from mlx_transformer.training.options import recipe_keys
 from mlx_transformer.training.recipe import PATHS

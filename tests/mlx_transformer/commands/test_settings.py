@@ -41,7 +41,7 @@ from mlx_transformer.commands.text import OtherText, ParallelFiles, VectorFiles
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.decoding.options import PENALTY_OFFSETS, Options, PenaltyForm
-from mlx_transformer.generation.arguments import (
+from mlx_transformer.generation.text_options import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,

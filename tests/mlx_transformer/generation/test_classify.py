@@ -13,9 +13,9 @@ from head_models import head_model, reranker
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.generation.arguments import ClassifyOptions
 from mlx_transformer.generation.files import classify_lines
 from mlx_transformer.generation.line_files import write_lines
+from mlx_transformer.generation.text_options import ClassifyOptions
 from mlx_transformer.system.errors import UserError
 
 

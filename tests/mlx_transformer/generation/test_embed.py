@@ -16,10 +16,10 @@ from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation import line_files
-from mlx_transformer.generation.arguments import EmbedOptions
 from mlx_transformer.generation.embed import BATCH_TOKENS, MULTIPLE, Embedder, _batches
 from mlx_transformer.generation.files import embed_lines
 from mlx_transformer.generation.passes import ONE_AT_A_TIME
+from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 
 ENCODER = {"architecture": "encoder", "decoder_layers": 0, "max_positions": 40}
