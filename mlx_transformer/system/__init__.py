@@ -1,1 +1,1 @@
-"""Plumbing that knows nothing about models: errors, files, processes, progress, pages."""
+"""Plumbing that knows nothing about models: errors, files, processes, progress, charts."""

@@ -1,4 +1,4 @@
-"""Curves side by side over steps or whatever is counted, as one inline SVG that can be pointed at."""
+"""Line charts as inline SVG, e.g. the loss of several runs by step. Hovering over a point shows its value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Curve = list[tuple[int, float]]
 WIDTH, HEIGHT = 520, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 26
 COLOURS = 8
-MOST_POINTS = 400  # of a line: more than it has pixels
+MOST_POINTS = 400  # of a curve: the plot is about as many pixels wide
 
 
 def colour(index: int) -> str:
@@ -20,8 +20,11 @@ def colour(index: int) -> str:
 
 
 def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
-    """Return a chart in a frame of its own, below its title. `curves`: (colour's number, its name, points).
-    `logarithmic`: of values that are all above 0. unit: what is counted from left to right."""
+    """Draw curves in one chart, in a <figure> with a title.
+
+    curves: (index of the colour, name, points). logarithmic: ignored unless all values are above 0. unit: of the
+    horizontal axis, e.g. "step".
+    """
     drawn = [(index, name, thinned(curve)) for index, name, curve in curves if curve]
     values = [value for _, _, curve in drawn for _, value in curve]
     logarithmic = logarithmic and min(values) > 0
@@ -47,7 +50,7 @@ def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bo
     for index, name, curve in drawn:
         line = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in curve)
         parts.append(f'<polyline fill="none" stroke="{colour(index)}" stroke-width="1.6" points="{line}"/>')
-        kind = "dot" if len(curve) > 1 else "alone"  # the line shows the others, until one is pointed at
+        kind = "dot" if len(curve) > 1 else "alone"  # dots are invisible until hovered over
         dots = curve if len(curve) <= 60 else curve[:: max(1, len(curve) // 60)]
         parts += [
             f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="5" fill="{colour(index)}" class="{kind}">'
@@ -58,7 +61,7 @@ def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bo
 
 
 def thinned(curve: Curve) -> Curve:
-    """Return at most `MOST_POINTS` points: means of neighbours, the last one as it is."""
+    """Thin a long curve to about `MOST_POINTS` points: means of neighbours, then the last point unchanged."""
     if len(curve) <= MOST_POINTS:
         return curve
     size = math.ceil(len(curve) / MOST_POINTS)
@@ -68,7 +71,7 @@ def thinned(curve: Curve) -> Curve:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of an axis. Values that differ by little more than they are rounded by are one value."""
+    """Widen an axis whose values differ only by rounding."""
     size = max(abs(low), abs(high))
     if high - low >= max(1e-12, 1e-9 * size):
         return low, high

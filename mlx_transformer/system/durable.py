@@ -1,10 +1,11 @@
-"""Files that one process writes at a time. The system drops a lock when its process ends, however it ends.
+"""Durable writes: a file or folder appears complete or not at all, e.g. a checkpoint while training is killed.
 
-Files and folders that appear whole or not at all: a temporary name, a flush to disk, one rename. Whether they may be
-written is decided before (`core/outputs.py`), and the rename refuses what has come in between.
+Everything is written under a temporary name, flushed to disk and renamed. `core/outputs.py` decides before whether a
+path may be written; the rename refuses if another process has written there since.
 
-A process that is killed at any moment leaves the old state or the new one, and perhaps a temporary folder, which the
-next writer removes.
+A process killed at any moment leaves either the old state or the new one. It may also leave a temporary folder, which
+the next writer removes. Locks keep two processes from writing the same file; the system releases a lock when its
+process ends, even by a kill.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if sys.platform != "win32":
 
 
 def lock(handle: int) -> bool | None:
-    """Lock a file or a folder until its handle is closed.
+    """Lock a file or folder until its handle is closed.
 
-    False if another handle has the lock; None where the system or the file system has none.
+    Returns False if another handle holds the lock, None if the system or file system has no locks (e.g. Windows).
     """
     if sys.platform == "win32":
         return None
@@ -44,8 +45,10 @@ def lock(handle: int) -> bool | None:
 
 
 def open_locked(path: Path) -> int | None:
-    """Return a handle to read and write a file, which is made where there is none, with its lock; None if another
-    handle has it. Raises `OSError`."""
+    """Open a file for reading and writing and lock it; creates it if it is missing.
+
+    Returns None if another handle holds the lock. Raises `OSError`.
+    """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         if lock(handle) is False:
@@ -54,7 +57,7 @@ def open_locked(path: Path) -> int | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
                 return handle
-        os.close(handle)  # between the two steps who had the lock has removed the file, or given it another name
+        os.close(handle)  # the previous owner removed or renamed the file after we opened it: try again
 
 
 def written_meanwhile(path: Path) -> UserError:
@@ -63,8 +66,7 @@ def written_meanwhile(path: Path) -> UserError:
 
 @contextmanager
 def alone(file: Path, named: Path, refusal: Callable[[Path], UserError] = written_meanwhile) -> Iterator[None]:
-    """Let no other process into such a block for the same file or folder. If one is in it, raise what `refusal` makes
-    of `named`."""
+    """Hold a lock on `file` (a file or folder) for the block. If another process holds it, raise `refusal(named)`."""
     place = file.with_name(f".{file.name}.lock")
     handle = open_locked(place)
     if handle is None:
@@ -72,7 +74,7 @@ def alone(file: Path, named: Path, refusal: Callable[[Path], UserError] = writte
     try:
         yield
     finally:
-        if sys.platform != "win32":  # where there is no lock, and no open file can be removed
+        if sys.platform != "win32":  # Windows can't remove an open file
             place.unlink(missing_ok=True)
         os.close(handle)
         if sys.platform == "win32":
@@ -87,7 +89,7 @@ WITHOUT_REPLACING, SWAPPING = (1, 4), (2, 2)
 
 
 class Seen(NamedTuple):
-    """What tells a file or a folder from another that takes its place, or from itself after a change."""
+    """State of a file or folder. It differs after a change, and after another file has taken the same name."""
 
     device: int
     number: int
@@ -97,7 +99,7 @@ class Seen(NamedTuple):
 
 
 def seen(path: Path) -> Seen | None:
-    """Return what stands at a path; None: nothing."""
+    """Record the state of a path; None if nothing is there."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -108,18 +110,21 @@ def seen(path: Path) -> Seen | None:
 
 @dataclass(frozen=True)
 class Output:
-    """A file or a folder that may be written, as `core.outputs.claim` has decided; or, by `Output.any`, one that is the
-    writer's own, such as a cache, and replaced whatever is there."""
+    """A path that may be written, as decided by `core.outputs.claim`.
+
+    `Output.any` is for the program's own files, such as a cache: they are replaced without a check.
+    """
 
     path: Path
-    """As the person called it."""
+    """The path as the user typed it."""
     what: str
+    """The kind of output for error messages, e.g. "checkpoint"."""
     before: Seen | None
-    """What stood there when it was decided, which alone is replaced; None: the place was free."""
+    """State of the path when writing was allowed; only this is replaced. None: nothing was there."""
     checked: bool = True
-    """Whether anything but `before` stays."""
+    """Refuse to write if the path has changed since `before`."""
     special: bool = False
-    """A device or a pipe, which is written to as it is."""
+    """A device or pipe: written to directly, without a rename."""
 
     @classmethod
     def any(cls, path: Path, what: str) -> Output:
@@ -127,7 +132,7 @@ class Output:
 
     @property
     def place(self) -> Path:
-        """Where it lies: a link stays a link."""
+        """The path with links resolved, so that a link stays a link and its target is replaced."""
         return Path(os.path.realpath(self.path))
 
     def __fspath__(self) -> str:
@@ -138,16 +143,18 @@ class Output:
 
 
 Target = str | Path | Output
-"""What a function that writes takes: a name, about which it decides, or what has been decided."""
+"""Argument of functions that write: a path, still to be checked by `claim`, or an `Output` that has been."""
 
 
 @contextmanager
 def replace_folder(output: Output) -> Iterator[Path]:
-    """Fill the temporary folder that is given; when the block ends it takes its place, durably, at once.
+    """Yield a temporary folder to fill; when the block ends, it replaces `output` in one durable step.
 
-    Raises `UserError` ("the ... could not be written") when the disk refuses, and where another process has written
-    there since `output` was decided. After any error what was there is untouched (or the new folder is there, complete,
-    if only the last flush was refused).
+    >>> with replace_folder(claim("model", CHECKPOINT)) as folder:
+    ...     (folder / "config.json").write_text(text)
+
+    Raises `UserError` if the disk refuses ("the ... could not be written") or another process has written there since
+    `claim`. After an error the old folder is untouched, or the new one is complete if only the last flush failed.
     """
     place = output.place
     if place.exists() and not place.is_dir():
@@ -169,11 +176,11 @@ def replace_folder(output: Output) -> Iterator[Path]:
 
 @contextmanager
 def replace_files(output: Output, *beside: Output) -> Iterator[Path]:
-    """Fill the temporary folder that is given with a file of this name and others that it needs, which are among
-    `beside`; when the block ends they take their places beside one another. The file itself comes last: it is never
-    there without the others.
+    """Yield a temporary folder to fill with a file and the files it needs, e.g. x.onnx and x.onnx_data.
 
-    Raises `UserError` when the disk refuses, and where another process has written one of them since it was decided.
+    `beside` lists the other files that may be written. When the block ends, all are moved into place, `output` last: it
+    never exists without the others. Raises `UserError` if the disk refuses or another process has written one of them
+    since it was claimed.
     """
     file = output.place
     with _replacing(file, output.path) as temporary:
@@ -187,7 +194,7 @@ def replace_files(output: Output, *beside: Output) -> Iterator[Path]:
             check_unchanged(output)
             for path in made[:-1]:
                 check_unchanged(others[path.name])
-            if len(made) > 1:  # what stands there must not be read together with the new ones
+            if len(made) > 1:  # nobody may read the old file together with the new data
                 file.unlink(missing_ok=True)
             for path in made[:-1]:
                 os.replace(path, file.with_name(path.name))
@@ -196,14 +203,16 @@ def replace_files(output: Output, *beside: Output) -> Iterator[Path]:
 
 
 def write_text(path: Path | Output, text: str) -> None:
-    """`write_bytes` of text, in UTF-8."""
+    """Write one UTF-8 file, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path | Output, data: bytes) -> None:
-    """Write one file, making folders as needed; raises `UserError`, with the old file untouched, when the disk refuses,
-    and where another process has written an `Output` since it was decided. A plain path is replaced whatever is there.
-    Anything that is no regular file, such as a pipe, is written to as it is."""
+    """Write one file durably, creating folders as needed.
+
+    A plain path is replaced without a check; a device or pipe is written to directly. Raises `UserError` if the disk
+    refuses, or if another process has written to an `Output` since it was claimed; the old file is then untouched.
+    """
     output = path if isinstance(path, Output) else Output.any(path, "file")
     place = output.place
     with _replacing(place, output.path) as temporary:
@@ -217,7 +226,7 @@ def write_bytes(path: Path | Output, data: bytes) -> None:
 
 
 def put_output(temporary: Path, output: Output) -> None:
-    """Give a finished file its name. Raises `UserError` if what stands there isn't what `output` was decided about."""
+    """Rename a finished file to `output`. Raises `UserError` if the path has changed since it was claimed."""
     place = output.place
     if not output.checked:
         os.replace(temporary, place)
@@ -230,13 +239,13 @@ def put_output(temporary: Path, output: Output) -> None:
 
 
 def check_unchanged(output: Output) -> None:
-    """Raise `UserError` if another process has written there since it was decided."""
+    """Raise `UserError` if another process has written to `output` since it was claimed."""
     if output.checked and not output.special and seen(output.place) != output.before:
         raise written_meanwhile(output.path)
 
 
 def put_file(temporary: Path, place: Path, named: Path, free: bool) -> None:
-    """Rename a file; `free`: only if nothing has that name, of which the system decides."""
+    """Rename a file. free: refuse with `UserError` if the name is taken; the system checks it in the same step."""
     if not free:
         os.replace(temporary, place)
         return
@@ -256,8 +265,7 @@ def put_file(temporary: Path, place: Path, named: Path, free: bool) -> None:
 
 @contextmanager
 def _replacing(place: Path, named: Path, what: str = "") -> Iterator[Path]:
-    """Give a temporary name beside `place`, where nothing is left when the block ends. An error of the disk there is a
-    `UserError` that names `named`."""
+    """Yield a temporary path beside `place` and remove it after the block. Disk errors become a `UserError`."""
     temporary = _temporary(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +282,7 @@ def _replacing(place: Path, named: Path, what: str = "") -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder; killed halfway, no part of it is left under its name."""
+    """Remove a folder. It is renamed first, so that a kill never leaves part of it under its name."""
     hidden = _temporary(folder)
     try:
         os.rename(folder, hidden)
@@ -285,8 +293,10 @@ def remove_folder(folder: Path) -> None:
 
 @contextmanager
 def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Take files and folders of these names out of `folder`; they come back if the block ends in an error, in place of
-    what it has put there, and else are removed. Raises `OSError`."""
+    """Move these files and folders out of `folder` for the block, which may write new ones.
+
+    They are removed when the block succeeds. If it fails, they come back and replace the new ones. Raises `OSError`.
+    """
     clear_leftovers(folder, "replaced")
     moved = folder / f".replaced.{os.getpid()}.tmp"
     moved.mkdir()
@@ -306,7 +316,8 @@ def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 def clear_leftovers(parent: Path, name: str) -> None:
-    """Remove what killed processes left of the folders and files in `parent` that fit the glob pattern `name`."""
+    """Remove temporary files and folders that killed processes left in `parent`. name: a glob pattern of the names that
+    were to be written."""
     for path in parent.glob(f".{name}.*.tmp"):
         process = path.name.split(".")[-2]
         if process.isdigit() and not _other_process(int(process)):
@@ -314,20 +325,19 @@ def clear_leftovers(parent: Path, name: str) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a file or a folder, as far as the system lets it be removed."""
+    """Remove a file or folder; errors are ignored."""
     with suppress(OSError):
         is_folder = path.is_dir() and not path.is_symlink()
         shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink(missing_ok=True)
 
 
 def previous(folder: Path) -> Path:
-    """Return where the old folder stands for the instant between two renames, where two names can't be swapped in
-    one."""
+    """The name of the old folder between two renames, on systems that can't swap two names in one step."""
     return folder.parent / f".{folder.name}.previous"
 
 
 def _put_in_free_place(temporary: Path, folder: Path) -> bool:
-    """Return one rename, of which the system says whether the place is free still: False if it isn't."""
+    """Rename the temporary folder to a free name; False if the name has been taken meanwhile."""
     try:
         if sys.platform == "win32" and folder.exists():
             folder.rmdir()
@@ -358,19 +368,19 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step, so that at no instant one of them is free; False where the system doesn't do that."""
+    """Swap two names in one step, so that both always exist; False if the system can't."""
     return _rename(first, second, SWAPPING)
 
 
 def _rename(first: Path, second: Path, how: tuple[int, int]) -> bool:
-    """Rename in one of the system's special ways, of Linux and of macOS; False where it can't or won't."""
+    """Rename with a flag, `WITHOUT_REPLACING` or `SWAPPING`; False if the system has no such call or it failed."""
     names = os.fsencode(first), os.fsencode(second)
     try:
         library = ctypes.CDLL(None)
         if sys.platform == "darwin":
             return library.renamex_np(*names, how[1]) == 0
         return library.renameat2(-100, names[0], -100, names[1], how[0]) == 0  # AT_FDCWD
-    except (AttributeError, TypeError, OSError):  # another C library, or none: Windows
+    except (AttributeError, TypeError, OSError):  # another C library, or Windows
         return False
 
 
@@ -379,11 +389,11 @@ def _temporary(path: Path) -> Path:
 
 
 def _other_process(process: int) -> bool:
-    """Return whether another process has this number. (In a container a new process often has the number of the old
-    one.)"""
+    """Whether a running process other than this one has this id. (In a container a new process often gets the id of the
+    old one.)"""
     if process == os.getpid():
         return False
-    if sys.platform == "win32":  # where os.kill ends the process
+    if sys.platform == "win32":  # os.kill would end the process there
         return True
     try:
         os.kill(process, 0)
@@ -395,16 +405,16 @@ def _other_process(process: int) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's names; raises `OSError`."""
-    if sys.platform == "win32":  # has no handle on a folder, and flushes what was opened for writing only
+    """Wait until a file's bytes, or a folder's entries, are on disk. Raises `OSError`."""
+    if sys.platform == "win32":  # can't open folders, and flushes only files opened for writing
         return
     handle = os.open(path, os.O_RDONLY)
     try:
         if sys.platform == "darwin":
             try:
-                fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync alone leaves data in the drive's cache
+                fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync leaves data in the drive's cache
                 return
-            except OSError:  # network drives and the like
+            except OSError:  # not supported, e.g. by network drives
                 pass
         os.fsync(handle)
     finally:

@@ -1,10 +1,10 @@
-"""Ctrl-C and the other signals, from the first line of a program to its last.
+"""Ctrl-C and other signals, from the first line of the program to the last.
 
-    stop_quietly     before anything has begun: one line, and status 130
-    Interrupts       while a command runs: KeyboardInterrupt, but not in the midst of an import
-    HANGUP, ...      for those who obey signals in their own way: `train` saves, `serve` finishes requests
+    stop_quietly                    before the imports are done: print one line, exit with status 130
+    Interrupts                      while a command runs: raise KeyboardInterrupt, but never during an import
+    HANGUP, restore_handlers, ...   for commands with handlers of their own: `train` saves, `serve` finishes requests
 
-Imports what is built into Python or loaded by then, so that nothing comes before `stop_quietly`.
+Imports only modules that Python has loaded anyway, so that `stop_quietly` comes first.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 HANGUP: "int | None" = getattr(_signal, "SIGHUP", None)  # Windows has none
-POLL_SECONDS = 0.02  # between two looks whether an import that Ctrl-C has met is done
-KILL_AFTER_SECONDS = 5.0  # then Ctrl-C ends an import too
+POLL_SECONDS = 0.02  # how often to check whether an interrupted import has finished
+KILL_AFTER_SECONDS = 5.0  # after this, Ctrl-C interrupts an import too
 
 
 def stop_quietly(program: str) -> None:
-    """End quietly until `process.run` takes over. For processes that are this program's, from their first line on."""
+    """On Ctrl-C print one line and exit with 130, until `process.run` takes over. Call it first in a program."""
 
     def stop(number: int, frame: object) -> None:
         os.write(2, f"{program}: interrupted\n".encode())
@@ -38,8 +38,7 @@ def stop_quietly(program: str) -> None:
 
 
 def drop_hung_up() -> None:
-    """Drop output after SIGHUP: what is still to be said to a terminal that has gone is said to nobody, and is no
-    error."""
+    """Send output to nowhere after SIGHUP: the terminal is gone, and writing to it would be an error."""
     for number in (1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
             null = os.open(os.devnull, os.O_WRONLY)
@@ -48,9 +47,11 @@ def drop_hung_up() -> None:
 
 
 def restore_handlers(before: "Mapping[int, Callable | int | None]", hung_up: bool) -> None:
-    """Give signals back the handlers that they had. `hung_up`: SIGHUP has been obeyed. It often comes twice, from the
-    system and from the shell, and the second must not kill a process that is ending in order."""
-    import signal  # as those have who obey signals
+    """Restore signal handlers. hung_up: SIGHUP has been received.
+
+    SIGHUP often comes twice, from the system and from the shell. The second must not kill a process that is saving.
+    """
+    import signal  # loaded already by commands that handle signals
 
     for number, handler in before.items():
         late = hung_up and number == HANGUP and handler is signal.SIG_DFL
@@ -58,9 +59,10 @@ def restore_handlers(before: "Mapping[int, Callable | int | None]", hung_up: boo
 
 
 class Interrupts:
-    """Ctrl-C raises KeyboardInterrupt, but not in the midst of an import: libraries would make other errors of it, or
-    swallow it. It waits until the import is done; and where a callback has swallowed it, it comes again. A second one
-    ends the process at once."""
+    """Make Ctrl-C raise KeyboardInterrupt, but never during an import: libraries may swallow it or raise another error.
+
+    It is raised after the import, and again if a callback has swallowed it. A second Ctrl-C ends the process at once.
+    """
 
     def __init__(self, whole: bool):
         self._whole, self._mine, self._naps, self.raised = whole, False, 0, False
@@ -68,16 +70,16 @@ class Interrupts:
 
     @property
     def waiting(self) -> bool:
-        """Ctrl-C was pressed, and has not been raised yet."""
+        """Whether Ctrl-C was pressed but KeyboardInterrupt has not been raised yet."""
         return self._naps > 0 and not self.raised
 
     def __enter__(self) -> None:
         before = _signal.getsignal(_signal.SIGINT)
-        if before is not _signal.default_int_handler and not hasattr(before, "early"):  # ignored, or somebody else's
+        if before is not _signal.default_int_handler and not hasattr(before, "early"):  # ignored, or not ours
             return
         try:
             _signal.signal(_signal.SIGINT, self._receive)
-        except ValueError:  # not the main thread, whose matter signals are
+        except ValueError:  # only the main thread may handle signals
             return
         self._mine, self._hook = True, sys.unraisablehook
         sys.unraisablehook = self._unraisable
@@ -85,9 +87,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         if self._mine:
             sys.unraisablehook = self._hook
-            ended = (
-                _signal.SIG_DFL if self.raised else _signal.SIG_IGN
-            )  # too late: all is done, and its status is known
+            ended = _signal.SIG_DFL if self.raised else _signal.SIG_IGN  # the command is done: too late for Ctrl-C
             _signal.signal(_signal.SIGINT, ended if self._whole else _signal.default_int_handler)
 
     def _receive(self, number: int, frame: "FrameType | None") -> None:
@@ -111,7 +111,7 @@ class Interrupts:
 
     def _again(self) -> None:
         time.sleep(POLL_SECONDS)
-        if hasattr(_signal, "pthread_kill"):  # which also ends a wait of that thread
+        if hasattr(_signal, "pthread_kill"):  # also wakes the main thread if it is waiting
             _signal.pthread_kill(self._thread, _signal.SIGINT)
         else:
             _thread.interrupt_main()

@@ -1,12 +1,12 @@
-"""The one exception type for mistakes that a user can make and can mend.
+"""`UserError`, the exception for mistakes that a user can make and correct.
 
-An option or a command that an error names is data in it (`Name`, `CommandLine`): Python prints `beam=0`, a command line
-prints `--beam 0` (`UserError.said`).
+Options and commands in a message are kept as data (`Name`, `CommandLine`), not text. So Python prints `beam=0`, and the
+command line prints `--beam 0` (`UserError.said`).
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
+TYPE_CHECKING = False  # importing typing takes longer than this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Name:
-    """An option: `beam=0`, or without a value `beam`. On the command line: `--beam 0`, `--beam`."""
+    """An option in a message: `beam=0`, or `beam` without a value. On the command line: `--beam 0`, `--beam`."""
 
     def __init__(self, name: str, value: str | None = None):
         self.name, self.value = name, value
@@ -25,7 +25,7 @@ class Name:
 
 
 class CommandLine:
-    """What to type: `mlx-transformer NAME ARGUMENTS`; other programs call their commands differently."""
+    """A command to type: `mlx-transformer NAME ARGUMENTS`. Other programs spell it their way (`UserError.said`)."""
 
     def __init__(self, name: str, arguments: str = ""):
         self.name, self.arguments = name, arguments
@@ -35,17 +35,17 @@ class CommandLine:
 
 
 class Text(str):
-    """A text made of a template: `{}` is the next value, `{beam}` an option with its value, or without one its name.
+    """Text from a template: `{}` is the next value, `{beam}` the option `beam` with its value, or only its name.
 
     >>> Text("{n_best} is more than {beam}: raise {beam}, or lower {}", "it", n_best=3, beam=1)
     'n_best=3 is more than beam=1: raise beam=1, or lower it'
     """
 
     parts: tuple[Any, ...]
-    """Text, names, commands and other such texts, in their order."""
+    """The pieces in order: str, Name, CommandLine or Text."""
 
     def __new__(cls, template: str, *values: Any, **options: Any) -> Text:
-        from string import Formatter  # nobody needs it until there is an error
+        from string import Formatter  # needed only for errors
 
         rest = iter(values)
         parts: list[Any] = []
@@ -68,22 +68,22 @@ class Text(str):
         return Text.of, (self.parts,)
 
     def said(self, spelled: Spelling) -> str:
-        """The text with options and commands in another spelling."""
+        """The text with each option and command spelled by `spelled`, e.g. `--beam 0` for `beam=0`."""
         spell = lambda part: part.said(spelled) if isinstance(part, Text) else spelled(part)  # noqa: E731
         return "".join(part if type(part) is str else spell(part) for part in self.parts)
 
 
 def joined(texts: Sequence[str], joint: str = "; ") -> Text:
-    """Join texts without losing what is data in them."""
+    """Join texts, keeping their options and commands as data."""
     return Text(joint.join(["{}"] * len(texts)), *texts)
 
 
 class UserError(ValueError):
-    """Wrong input, settings or files. The message is one line: what is wrong, where, and what to do.
+    """Wrong input, settings or files. The message is one line: the problem, the place and the remedy.
 
-    A command line prints it without a traceback and exits with `status` (`process.py`). `values` and `options` fill the
-    message as a template (`Text`); a message without them is taken as it is. `problems`: everything that is wrong,
-    where the message has room for the first alone (`refusal`); `info` prints them.
+    The command line prints it without a traceback and exits with `status` (`process.py`). `values` and `options` fill
+    the message as a template (`Text`); without them the message is used unchanged. problems: the full list if the
+    message shows only its beginning (`refusal`); `info` prints it.
     """
 
     status = 2
@@ -94,43 +94,41 @@ class UserError(ValueError):
         self.problems = problems
 
     def add(self, more: str) -> None:
-        """Say more at the end of the message."""
+        """Append a sentence to the message."""
         self.text = joined([self.text, more])
         self.args = (one_line(self.text),)
 
     def said(self, spelled: Spelling) -> str:
-        """The message with options and commands in the spelling of a program."""
+        """The message with options and commands spelled as in another program, e.g. `--beam 0` for `beam=0`."""
         return one_line(self.text.said(spelled)) if isinstance(self.text, Text) else str(self)
 
 
-LONGEST_NAME = 400  # characters, of which two hundred at either end say which one it is
+LONGEST_NAME = 400  # characters
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """Return a name or another word as a line can show it: of a long one both ends, of half a surrogate pair its
-    number."""
+    """Shorten a long name to its two ends, and escape lone surrogates, so that it can be printed."""
     half, text = longest // 2, text.encode(errors="backslashreplace").decode()
     return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def one_line(message: str) -> str:
-    """Return a message in one line, long words shortened: parts of it may come from a stranger's file, to be read, not
-    obeyed."""
+    """Put a message on one line, shorten long words and replace control characters, which a file could have brought."""
     line = " ".join(map(shortened, " ".join(message.splitlines()).split(" ")))
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def error_line(error: BaseException) -> str:
-    """Return the words of another library's error in one line, of which the first two hundred letters say enough."""
+    """The first 200 characters of another library's error, on one line."""
     return " ".join(str(error).split())[:200]
 
 
 FEW, SHORT = 3, 500
-"""So many of a list are said that is longer than this many characters."""
+"""A list of more than SHORT characters shows only its first FEW entries."""
 
 
 def first_of(problems: Sequence[str], joint: str = "; ") -> str:
-    """Return several problems or names as a line can show them: of a long list the count and the first three."""
+    """Join problems or names for one line; a long list becomes its count and its first three entries."""
     if len(line := joined(problems, joint)) <= SHORT:
         return line
     few = joint.join(shortened(text, 160) for text in problems[:FEW])
@@ -138,8 +136,11 @@ def first_of(problems: Sequence[str], joint: str = "; ") -> str:
 
 
 def refusal(where: object, problems: Sequence[str], model: object, hint: str = "") -> UserError:
-    """Return the error of several problems of a model's folder or file. where: what the line begins with. model: what
-    `info` lists all of them of, where the line has the first alone."""
+    """Make one error of several problems in a model's files.
+
+    where: the start of the message. model: the folder or file; a message that can't show all problems refers to
+    `info MODEL`.
+    """
     parts = [first_of(problems), *filter(None, [hint])]
     if len("; ".join(problems)) > SHORT:
         parts.append(Text("{} lists all", CommandLine("info", str(model))))

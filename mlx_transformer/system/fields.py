@@ -1,10 +1,10 @@
-"""Dataclasses that are checked by their annotations, the one place where a field's type and bounds stand.
+"""Check dataclass fields against their annotations, which are the only place for a field's type and bounds.
 
-norm: Literal["layernorm", "rmsnorm"]                            one of these
+norm: Literal["layernorm", "rmsnorm"]                            one of the choices
 gated: bool                                                      true or false
-layers: Annotated[int, Bounds(at_least=0, at_most=1000)]         a whole number
-dropout: Annotated[float, Bounds(at_least=0, below=1)]           a finite number; a whole one becomes a float
-corpus: str | None = None                                        text; where None is the default, it may be None
+layers: Annotated[int, Bounds(at_least=0, at_most=1000)]         an integer within bounds
+dropout: Annotated[float, Bounds(at_least=0, below=1)]           a finite number; an int becomes a float
+corpus: str | None = None                                        text, or None, as its default is None
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .errors import Name, Text, UserError, joined
 Settings = TypeVar("Settings")
 
 ADVANCED = {"advanced": True}
-"""The metadata of a field that few people set: a command's `--help` leaves its option to `--help-all`."""
+"""Metadata of a field that few people set: its option is shown by `--help-all`, not by `--help`."""
 
 
 class Bounds(NamedTuple):
-    """All four hold; nothing but a finite number is within any."""
+    """Bounds of a number; all four must hold. Infinity and NaN are never within bounds."""
 
     at_least: float = -math.inf
     above: float = -math.inf
@@ -49,8 +49,7 @@ class Bounds(NamedTuple):
 
 
 class FieldType(NamedTuple):
-    """The values that one field takes. `choices`: the only values, where there are few (those of a Literal, both of a
-    bool)."""
+    """The values that a field accepts. choices: all of them, for a Literal or a bool; else empty."""
 
     type: type
     choices: tuple[Any, ...] = ()
@@ -59,7 +58,7 @@ class FieldType(NamedTuple):
 
     @property
     def expectation(self) -> str:
-        """In words that follow the value."""
+        """The rest of an error after the value, e.g. "must be a whole number of at least 1"."""
         if self.type is bool:
             return "must be true or false"
         if self.choices:
@@ -72,17 +71,17 @@ class FieldType(NamedTuple):
             return self.optional
         if self.choices or self.type is str:
             return isinstance(value, self.type) and (not self.choices or value in self.choices)
-        if type(value) is self.type:  # to ask whether a number is of an abstract type takes longer
+        if type(value) is self.type:  # the fast path: isinstance with an abstract type is slow
             return self.bounds.hold(value)
         if isinstance(value, bool) or not isinstance(value, Real if self.type is float else Integral):
             return False
-        number: Any = value  # pyright knows no conversion of the abstract types
+        number: Any = value  # pyright doesn't convert Real and Integral
         return self.bounds.hold(_as_float(number) if self.type is float else int(number))
 
 
 @cache
 def field_types(of: type) -> dict[str, FieldType]:
-    """Return what each field of a dataclass takes; fields of other types than the five above are left out."""
+    """{field: FieldType} of a dataclass, without fields whose type is none of the five above."""
     hints = get_type_hints(of, include_extras=True)
     kinds = {field.name: _kind(hints[field.name], field.default is None) for field in dataclasses.fields(of)}
     return {name: kind for name, kind in kinds.items() if kind is not None}
@@ -90,7 +89,7 @@ def field_types(of: type) -> dict[str, FieldType]:
 
 @cache
 def field_docs(of: type) -> dict[str, str]:
-    """Return what each field of a dataclass means: the string that stands under it, on one line; of its bases too."""
+    """{field: the string under it, on one line} of a dataclass and its bases."""
     meanings: dict[str, str] = {}
     for base in (*reversed(of.__mro__[1:]), of):
         if dataclasses.is_dataclass(base):
@@ -104,17 +103,16 @@ def field_docs(of: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Parse a module once for all of its classes: `inspect.getsource` parses it anew for each."""
+    """Parse a module once for all its classes; `inspect.getsource` would parse it for each."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def check_fields(values: Any, table: str | None = None) -> list[str]:
-    """Return every field of a frozen dataclass that doesn't hold what its annotation says, each by its name and value.
+    """Check all fields of a frozen dataclass; returns one message per wrong field, with its name and value.
 
-    table: of a file that has the fields, which are keys of it then: `data.seed = x` in place of `seed=x`.
-
-    A whole number where a float is meant becomes a float, in place, and NumPy's numbers become Python's.
+    Converts in place: an int in a float field becomes a float, NumPy numbers become Python's. table: the table in a
+    TOML file the fields were read from; messages then name `data.seed = x` instead of `seed=x`.
     """
     problems = []
     for name, kind in field_types(type(values)).items():
@@ -128,7 +126,7 @@ def check_fields(values: Any, table: str | None = None) -> list[str]:
 
 
 class Checked:
-    """A base of frozen dataclasses that raises `UserError` with everything that `check_fields` finds."""
+    """Base of frozen dataclasses whose constructor raises `UserError` with all problems of `check_fields`."""
 
     def __post_init__(self) -> None:
         if problems := check_fields(self):
@@ -136,7 +134,11 @@ class Checked:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Check a value that is no field; `UserError` if it doesn't hold what such an annotation says."""
+    """Raise `UserError` if a value that isn't a dataclass field doesn't fit an annotation.
+
+    >>> check_value("port", 0, Annotated[int, Bounds(at_least=1)])
+    UserError: port=0 must be a whole number of at least 1
+    """
     kind = _kind(hint, optional=False)
     assert kind is not None
     if not kind.accepts(value):
@@ -144,7 +146,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Return a settings object, a dataclass, with those changes that are fields of it, and the others."""
+    """Apply the changes that are fields of a settings dataclass; returns the new settings and the other changes."""
     before: Any = settings
     ours = {field.name for field in dataclasses.fields(before)}
     others = {name: value for name, value in changes.items() if name not in ours}
@@ -154,16 +156,16 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, d
 ELSEWHERE = {"num_beams": "beam", "beam_size": "beam", "num_return_sequences": "n_best", "do_sample": "sample"}
 ELSEWHERE |= {"max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "min_length": "min_new_tokens"}
 ELSEWHERE |= {"no_repeat_ngram_size": "no_repeat_ngram", "forced_bos_token_id": "forced_first", "lr": "learning_rate"}
-"""{what others call a field: its name here}, to be named where it is asked for."""
+"""{name of a field in other libraries: its name here}, for the hint in an error."""
 
 
 def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:
-    """Return every key that is no field, with the field that others call so, or whose name is nearest."""
+    """One message per unknown key, with a suggestion, e.g. "unknown key 'lr' (did you mean 'learning_rate'?)"."""
     known = [field.name for field in dataclasses.fields(of)]
     problems = []
     for key in keys:
         if key not in known:
-            import difflib  # for none, as a rule
+            import difflib  # rarely needed
 
             called = ELSEWHERE.get(str(key))
             near = [called] if called in known else difflib.get_close_matches(str(key), known, n=1)
@@ -185,7 +187,7 @@ def _kind(hint: Any, optional: bool) -> FieldType | None:
 
 
 def _as_float(value: float) -> float:
-    """Infinite where a whole number is more than floats hold."""
+    """Infinity if an int is too large for a float."""
     try:
         return float(value)
     except OverflowError:
@@ -193,13 +195,13 @@ def _as_float(value: float) -> float:
 
 
 class _Short(reprlib.Repr):
-    """In one line of bounded length."""
+    """repr of bounded length, on one line."""
 
     def repr_int(self, x: int, level: int) -> str:
-        if x.bit_length() > 14_000:  # Python writes no number of more than 4300 digits, later versions say so at length
+        if x.bit_length() > 14_000:  # Python refuses to print more than 4300 digits
             return f"a number of {x.bit_length()} bits"
         return super().repr_int(x, level)
 
 
 short = _Short().repr
-"""Return a value as an error can show it."""
+"""A value's repr, short enough for an error message."""

@@ -1,5 +1,7 @@
-"""Reading what somebody else may have made: regular files of a sane size, or one line of error. All that is read whole
-comes through here."""
+"""Read files from others safely: only regular files of a bounded size, else a `UserError`.
+
+Every file that is read whole, e.g. config.json or a tokenizer, is read here.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ from typing import Any, TypeVar
 from .errors import UserError, error_line, shortened
 
 MAX_FILE_BYTES = 64 << 20
-"""Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
+"""Bytes. A tokenizer.json of a million tokens has four fifths of it. Parsed JSON may take 20 times its file size."""
 
 LONGEST_LINE = 16 << 20
-"""Bytes, of a text. A device or a sparse file has no other end."""
+"""Bytes of a line of text. Without a limit, a line of a device or sparse file would never end."""
 
 LARGEST_HOLE = 64 << 20
-"""Bytes of a part of a file that may have been left unwritten."""
+"""Bytes. A part of a file up to this size isn't checked for holes (`check_written`)."""
 
 DEEPEST = 64
-"""Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
+"""Greatest nesting of a JSON file, so that a recursive function can walk it."""
 
 UTF8_MARK = codecs.BOM_UTF8
 WIDE_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # begins as UTF-16's does
+    codecs.BOM_UTF32_LE: "UTF-32",  # first: it begins like UTF-16's mark
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -41,9 +43,10 @@ WIDE_MARKS = {
 def open_regular(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
 ) -> BufferedReader:
-    """Return a file opened to be read; `UserError` for what can't be opened, has more than `largest` bytes, or is no
-    regular file: a pipe would be waited for, and a device read without an end. pipes: one that somebody writes to will
-    do, and a terminal.
+    """Open a regular file for reading.
+
+    Raises `UserError`, ending with `hint`, if it can't be opened or has more than `largest` bytes. Pipes and devices
+    are refused, as reading them may block or never end; `pipes` allows terminals, and pipes with a writer.
     """
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
@@ -69,7 +72,7 @@ def open_regular(
 
 
 def check_text(path: str | Path) -> None:
-    """Raise `UserError` if there is no text file to read; a command asks before it opens a model."""
+    """Raise `UserError` if a text file is missing. Commands call this before they open a model."""
     if not Path(path).exists():
         raise UserError(f"{path}: cannot be read (no such file); give a text file")
 
@@ -78,7 +81,10 @@ def check_text(path: str | Path) -> None:
 def open_file(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
 ) -> Iterator[BufferedReader]:
-    """Open it until the block ends, in which nothing but reading may fail: its errors are told the same way."""
+    """Open a file as `open_regular` does and close it after the block.
+
+    OSError and MemoryError within the block become a `UserError` about this file, so the block should only read.
+    """
     with open_regular(path, largest, hint, pipes) as file:
         try:
             yield file
@@ -89,22 +95,24 @@ def open_file(
 
 
 def check_written(path: str | Path, begin: int, end: int) -> None:
-    """Raise `UserError` for a part of a file of which hardly anything was written: disk space that a download took and
-    never filled, which would be read as zeros. Where the system can't tell, nothing is wrong."""
+    """Raise `UserError` if bytes `begin` to `end` of a file are almost all a hole, which would be read as zeros.
+
+    This happens when a download reserves disk space and is broken off. Passes where the system can't report holes.
+    """
     size, seek_data, seek_hole = end - begin, getattr(os, "SEEK_DATA", None), getattr(os, "SEEK_HOLE", None)
     if size <= LARGEST_HOLE or seek_data is None or seek_hole is None:
         return
     with open_file(path) as file:
         number, at, written = file.fileno(), begin, 0
         if os.fstat(number).st_size < end:
-            return  # which reading it tells
+            return  # reading it will report the missing end
         while at < end and written < size // 64:
             try:
                 data = min(os.lseek(number, at, seek_data), end)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # no system that can tell
+                if error.errno != errno.ENXIO:  # the system can't report holes
                     return
-                data = end  # nothing was written behind it
+                data = end  # only a hole follows
             at = end if data == end else min(os.lseek(number, data, seek_hole), end)
             written += at - data
     if written < size // 64:
@@ -115,13 +123,13 @@ def check_written(path: str | Path, begin: int, end: int) -> None:
 
 
 def read_bytes(path: str | Path, largest: int = MAX_FILE_BYTES) -> bytes:
-    """Return all of a file, as `open_file` has it."""
+    """Read a whole file; raises `UserError` as `open_file` does."""
     with open_file(path, largest) as file:
         return file.read()
 
 
 def read_text(path: str | Path, largest: int = MAX_FILE_BYTES) -> str:
-    """Return the text of a UTF-8 file, as `open_file` has it; `UserError` too for one that isn't."""
+    """Read a whole UTF-8 file; raises `UserError` as `open_file` does, and if it isn't UTF-8."""
     try:
         return read_bytes(path, largest).decode()
     except UnicodeDecodeError as error:
@@ -129,8 +137,10 @@ def read_text(path: str | Path, largest: int = MAX_FILE_BYTES) -> str:
 
 
 def read_protobuf(path: str | Path) -> bytes:
-    """Return the bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more
-    than 2 GB, and none begins with a zero, as a file with a hole does."""
+    """Read the bytes of a protobuf message, such as an ONNX graph.
+
+    Raises `UserError` for files that can't be protobuf: over 2 GB, mostly a hole, or with a zero as the first byte.
+    """
     with open_file(path, (1 << 31) - 1) as file:
         if file.peek(1)[:1] == b"\0":
             raise UserError(f"{path}: damaged, or no ONNX model; restore it from a copy")
@@ -142,8 +152,9 @@ Default = TypeVar("Default", None, str, int)
 
 
 class JsonObject(dict[str, Any]):
-    """An object of a JSON file that others write. Each method returns the value of a key, the default where it is
-    missing or null, and raises `UserError` that names file, key and value for one of another type.
+    """A JSON object from another program's file. Its methods return the value of a key and check the type.
+
+    A missing or null key gives the default; a value of another type raises `UserError` with file, key and value.
 
     >>> read_object(folder / "config.json").text("pooling_mode")
     UserError: config.json: pooling_mode is 3, not a string
@@ -166,7 +177,7 @@ class JsonObject(dict[str, Any]):
         return JsonObject(self._typed(key, {}, (dict, JsonObject), "an object"), f"{self.where}: {key}")
 
     def texts(self, key: str) -> list[str]:
-        """A string, or several in a list."""
+        """A string or a list of strings, returned as a list."""
         value = self._typed(key, [], (str, list), "a string or a list of strings")
         for each in value if isinstance(value, list) else ():
             if not isinstance(each, str):
@@ -174,7 +185,7 @@ class JsonObject(dict[str, Any]):
         return [value] if isinstance(value, str) else value
 
     def wrong(self, key: str, expected: str) -> UserError:
-        from .fields import short  # for none, as a rule
+        from .fields import short  # rarely needed
 
         return UserError(f"{self.where}: {key} is {short(self[key])}, not {expected}")
 
@@ -188,12 +199,12 @@ class JsonObject(dict[str, Any]):
 
 
 def read_json(path: str | Path) -> Any:
-    """Return the contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
+    """Read a JSON file. Raises `UserError` if it can't be read or isn't JSON."""
     return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
 
 
 def read_object(path: str | Path) -> JsonObject:
-    """Return the contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
+    """Read a JSON file that holds an object. Raises `UserError` as `read_json` does, and for any other value."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
@@ -201,12 +212,12 @@ def read_object(path: str | Path) -> JsonObject:
 
 
 def optional_object(path: Path) -> JsonObject:
-    """Return the same; {} where there is no such file."""
+    """Read a JSON object as `read_object` does, or return {} if the file is missing."""
     return read_object(path) if path.is_file() else JsonObject({}, str(path))
 
 
 def parse_json(text: str, where: str, hint: str) -> Any:
-    """Return what a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
+    """Parse JSON. Raises `UserError` "WHERE (reason); HINT" if it isn't JSON or is nested more than `DEEPEST` deep."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -225,7 +236,7 @@ def parse_json(text: str, where: str, hint: str) -> Any:
 
 
 def without_mark(data: bytes, name: str) -> bytes:
-    """Strip UTF-8's mark from the start of a file; `UserError` for the mark of another encoding. name: the file's."""
+    """Strip a UTF-8 byte order mark from a file's bytes. Raises `UserError` for a UTF-16 or UTF-32 mark."""
     for mark, encoding in WIDE_MARKS.items():
         if data.startswith(mark):
             from shlex import quote
@@ -235,14 +246,14 @@ def without_mark(data: bytes, name: str) -> bytes:
 
 
 class _Stream(RawIOBase):
-    """A pipe or a terminal that was opened without waiting; `UserError` if nobody writes to it. Its reads wait."""
+    """A pipe or terminal, opened without blocking; its reads block. Raises `UserError` for a pipe without a writer."""
 
     def __init__(self, file: BufferedReader, path: str):
         self._file, self._begin = file, b""
         if not file.isatty():
             try:
                 self._begin = os.read(file.fileno(), 1)
-            except BlockingIOError:  # nothing yet, but somebody who writes
+            except BlockingIOError:  # no data yet, but there is a writer
                 pass
             else:
                 if not self._begin:
@@ -270,8 +281,10 @@ class _Stream(RawIOBase):
 
 
 def check_name(path: str | Path) -> None:
-    """Raise `UserError` for what is no name, and for one that the system can't look for, such as one of 5,000
-    characters; one that isn't there is none."""
+    """Raise `UserError` if a path can't be looked up, e.g. because it is empty, no string, or 5,000 characters long.
+
+    A path at which nothing exists passes.
+    """
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"expected a path or a name, found {type(path).__name__}")
     if not str(path):
@@ -287,7 +300,7 @@ def check_name(path: str | Path) -> None:
 
 
 def default_folder() -> Path:
-    """Return the folder of a user's caches for this program. `UserError` for a user without a home."""
+    """This program's cache folder, e.g. ~/.cache/mlx-transformer. Raises `UserError` if the user has no home folder."""
     if sys.platform != "darwin" and (named := os.environ.get("XDG_CACHE_HOME")):
         return Path(named) / "mlx-transformer"
     try:
@@ -298,7 +311,7 @@ def default_folder() -> Path:
 
 
 def line_without_end(path: str | Path, number: int) -> UserError:
-    """Return the error of a line of more than `LONGEST_LINE`."""
+    """The error for a line longer than `LONGEST_LINE`."""
     return UserError(f"{path}, line {number}: more than {LONGEST_LINE >> 20} MB in one line; is it text?")
 
 
@@ -307,4 +320,4 @@ def _unreadable(path: str | Path, error: OSError) -> UserError:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe that nobody writes to
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # don't wait for a pipe's writer

@@ -1,11 +1,11 @@
-"""Names that a package hands on are imported on first use; and what a message says where they need an extra."""
+"""Lazy imports: a package's public names are imported on first use. A missing extra is named in the error."""
 
 from __future__ import annotations
 
 import os
 from functools import wraps
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
+TYPE_CHECKING = False  # importing typing takes longer than this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, ParamSpec, TypeVar
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make `__getattr__`, `__dir__` and `__all__` of a package whose names live elsewhere.
+    """Make `__getattr__`, `__dir__` and `__all__` for a package whose public names live in other modules.
 
-    homes: {name: module, as `import_module` takes it: ".transformer" is one inside the package}; "module:other" where
-    the name is called otherwise there. For type checkers the package imports the names itself, under TYPE_CHECKING.
+    homes: {name: module}, with ".core.config" for a module inside the package, and "module:other" if the name is
+    `other` there. For type checkers the package also imports the names under TYPE_CHECKING.
+
+    >>> __getattr__, __dir__, __all__ = lazy(__name__, {"TransformerConfig": ".core.config"})
     """
 
     def get(name: str) -> Any:
@@ -35,14 +37,14 @@ def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Cal
 
 
 def check_export() -> None:
-    """Raise `UserError` if `export`, which many call a file of theirs, would be another than the one beside this
-    package. That one isn't run to find out."""
+    """Raise `UserError` if `import export` would find another module first, e.g. the user's own export.py. It is not
+    imported for this check."""
     from importlib.util import find_spec
 
     ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     try:
         spec = find_spec("export")
-    except ValueError:  # a module without one stands for it: whoever put it there knows
+    except ValueError:  # sys.modules has an `export` without a spec, put there on purpose
         return
     place = spec.origin if spec is not None else None
     if place is not None and os.path.realpath(os.path.dirname(os.path.dirname(place))) != os.path.realpath(ours):
@@ -54,10 +56,10 @@ def check_export() -> None:
 
 
 def needs(extra: str) -> str:
-    """Say how to install what an extra of the distribution brings, from where the distribution itself came.
+    """The command that installs an extra, depending on how this package was installed.
 
-    From a clone `pip install -e '.[export]'`, from a wheel `pip install '/downloads/mlx_transformer-1.0.whl[export]'`,
-    from an index `pip install 'mlx-transformer[export]'`.
+    e.g. from a clone `pip install -e '.[export]'`, from a wheel
+    `pip install '/downloads/mlx_transformer-1.0.whl[export]'`, from an index `pip install 'mlx-transformer[export]'`.
     """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.isfile(os.path.join(root, "pyproject.toml")):  # a clone, installed as editable or not at all
@@ -67,14 +69,14 @@ def needs(extra: str) -> str:
 
 
 def _quoted(requirement: str) -> str:
-    """Quote a requirement for a shell; its brackets would be a pattern."""
+    """Quote a requirement for the shell, to which its brackets would be a pattern."""
     from shlex import quote
 
     return f"'{requirement}'" if "'" not in requirement else quote(requirement)
 
 
 def _direct_url() -> dict[str, Any]:
-    """Return what pip wrote down of where the distribution came from (PEP 610); {} if it came from an index."""
+    """pip's record of the origin of this package (PEP 610); {} if it came from an index."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
 
@@ -85,7 +87,7 @@ def _direct_url() -> dict[str, Any]:
 
 
 def _requirement(extra: str, origin: dict[str, Any]) -> str:
-    """Return the requirement of an extra as pip takes it; origin: as `_direct_url` returns it."""
+    """The argument of `pip install` for an extra. origin: the result of `_direct_url`."""
     url = str(origin.get("url", ""))
     if url.startswith("file:"):
         from urllib.parse import urlsplit
@@ -105,18 +107,21 @@ EXTRA_OF = {
     "onnxscript": "export",
     "ml_dtypes": "export",
 }
-"""The extra that brings a package which is imported wherever it is needed; of two, the one that installs
-everywhere. A package that is needed in one place is asked for there, by `needs`."""
+"""{package: extra that installs it}; if several do, the one that installs on every platform.
+
+Only packages that are imported in many places: a package used in one place is checked there, with `needs`.
+"""
 
 
 def what_is_missing(error: ModuleNotFoundError) -> str | None:
-    """Say which package of an extra could not be imported, and how to install it; None: it is of no extra."""
+    """The missing package and how to install it, e.g. "onnx: pip install ..."; None if it belongs to no extra."""
     package = (error.name or "").split(".")[0]
     return f"{package}: {needs(EXTRA_OF[package])}" if package in EXTRA_OF else None
 
 
 def naming_extra(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function say what the extra is called that it lacks; name: what the caller knows it by."""
+    """Decorate a function so that a missing package raises "NAME needs PACKAGE: pip install ...". name: the function's
+    public name."""
 
     def decorate(call: Callable[P, R]) -> Callable[P, R]:
         @wraps(call)

@@ -1,14 +1,6 @@
-"""A Mac's own programs, asked and told: its fast cores, its battery, and to stay awake.
+"""The machine: memory, cores, a Mac's battery and sleep, calls on threads, versions of installed packages.
 
-Calls side by side, each on a thread, for those that leave Python's lock alone: opening sessions, reading files.
-
-`concurrent.futures` does as much and more, but brings `logging` with it: 5 ms to import, a sixth of what the code of
-this project takes that opens a folder.
-
-The version of this distribution, as it is installed. Imported when it is asked for: it costs a mail parser, 3 MB.
-
-The machine that this process runs on: its memory, asked before it is taken, its cores, and the versions of what is
-installed. A run that does not fit is one line of error, not a machine that swaps or a process that the system ends.
+Importing this module costs 3 MB, as `importlib.metadata` loads a mail parser; import it where it is needed.
 """
 
 from __future__ import annotations
@@ -35,13 +27,13 @@ ANSWER_SECONDS = 10
 
 @functools.cache
 def performance_cores() -> int | None:
-    """Count the cores of a Mac's fastest kind; None elsewhere, and on one whose cores are all alike."""
+    """The number of a Mac's performance cores; None on other systems and on Macs with only one kind of core."""
     output = _output_of(SYSCTL, "-n", "hw.perflevel0.physicalcpu") if sys.platform == "darwin" else ""
     return int(output) if output.strip().isdecimal() and int(output) > 0 else None
 
 
 def battery_line() -> str | None:
-    """Return what a person should know who trains on battery; None for a machine that doesn't say it has one in use."""
+    """A warning for training on battery; None unless macOS reports that the battery is in use."""
     output = _output_of(PMSET, "-g", "batt") if sys.platform == "darwin" else ""
     if "'Battery Power'" not in output:
         return None
@@ -51,9 +43,11 @@ def battery_line() -> str | None:
 
 @contextmanager
 def keep_awake() -> Iterator[None]:
-    """Keep a Mac from sleeping while nobody uses it, until the block or this process ends; a closed lid it sleeps
-    under all the same. `UserError` where there is no caffeinate."""
-    import subprocess  # what opens a model waits for no more than it needs
+    """Keep an idle Mac awake until the block or this process ends. It still sleeps when the lid is closed.
+
+    Raises `UserError` if there is no `caffeinate` program.
+    """
+    import subprocess  # slow to import, and opening a model doesn't need it
 
     try:
         process = subprocess.Popen(
@@ -69,7 +63,7 @@ def keep_awake() -> Iterator[None]:
 
 
 def _output_of(*command: str) -> str:
-    """Return the output of a program, "" of one that fails, or isn't there."""
+    """The output of a program; "" if it fails or is missing."""
     import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
@@ -84,9 +78,11 @@ T = TypeVar("T")
 
 
 def side_by_side(calls: Iterable[Callable[[], T]], at_once: int) -> list[T]:
-    """Return what the calls return, in their order. At most so many run at a time, one of them on the caller's thread.
+    """Run calls on threads, at most `at_once` at a time, and return their results in order.
 
-    All are made, whatever becomes of some; then the exception of the first that failed is raised.
+    For calls that release Python's lock, such as reading files. One thread is the caller's own. All calls run even if
+    some fail; then the error of the first failed call is raised. (`concurrent.futures` would do, but takes 5 ms to
+    import, a sixth of the time to open a model.)
     """
     calls = list(calls)
     left, lock = enumerate(calls), threading.Lock()
@@ -102,7 +98,7 @@ def side_by_side(calls: Iterable[Callable[[], T]], at_once: int) -> list[T]:
             place, call = taken
             try:
                 results[place] = call()
-            except BaseException as error:  # whatever it is, it is the caller's to hear of
+            except BaseException as error:  # raised below, on the caller's thread
                 errors[place] = error
 
     def work_aside(over: threading.Event) -> None:
@@ -120,7 +116,7 @@ def side_by_side(calls: Iterable[Callable[[], T]], at_once: int) -> list[T]:
             others.append((thread, over))
         work()
         _wait_for(others)
-    except BaseException:  # Ctrl-C: a library still at work on a thread would end the process by SIGABRT
+    except BaseException:  # Ctrl-C: exiting while a library works on a thread would abort the process (SIGABRT)
         _wait_for(others)
         raise
     if errors:
@@ -129,8 +125,8 @@ def side_by_side(calls: Iterable[Callable[[], T]], at_once: int) -> list[T]:
 
 
 def _wait_for(others: list[tuple[threading.Thread, threading.Event]]) -> None:
-    """Wait for the end of their work first: where Ctrl-C meets `join`, Python before 3.13 takes a thread at work to be
-    over, and doesn't wait for it any more."""
+    """Wait for threads to end. Waits for their events first: if Ctrl-C interrupts `join`, Python before 3.13 takes the
+    thread for finished while it still runs."""
     for thread, over in others:
         over.wait()
         thread.join()
@@ -142,9 +138,9 @@ except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
 
 
-CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # the memory limit of a Linux container
 FEW = 1 << 24
-"""Bytes that are never asked about: to ask takes a tenth of a millisecond, as long as a step of a small model."""
+"""Bytes. Smaller amounts aren't checked: a check takes 0.1 ms, as long as a step of a small model."""
 PACKAGES = (
     "mlx-transformer mlx mlx-cpu mlx-metal mlx-cuda-13 scipy-openblas32 numpy onnx onnx-ir onnxscript onnxruntime "
     "onnxruntime-gpu tokenizers safetensors sacrebleu"
@@ -152,7 +148,7 @@ PACKAGES = (
 
 
 def memory() -> int:
-    """Return the bytes that this process may have at most: the machine's, the container's or the user's limit."""
+    """Bytes of memory that this process may use: the smallest of the machine's, container's and user's limits."""
     bounds = [1 << 62]
     with suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
         bounds.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -167,35 +163,33 @@ def memory() -> int:
 
 
 def check_memory(needed: float, what: str, remedy: str, **options: Any) -> None:
-    """Raise `UserError` ("what needs N GB ...: remedy") if that many bytes are more than there are at all.
-
-    remedy: a template, as of `Text`, for `options`.
-    """
+    """Raise `UserError` "WHAT needs N GB ...: REMEDY" if `needed` bytes exceed `memory()`. remedy: a template for
+    `options` (`errors.Text`). An error is better than a machine that swaps, or a process killed by the system."""
     if needed > FEW and needed > (there := memory()):
         sizes = f"{needed / 1e9:,.1f} GB of memory, and there are {there / 1e9:,.1f} GB"
         raise UserError("{} needs {}: " + remedy, what, sizes, **options)
 
 
 def usable_cores() -> int:
-    """Count the cores that the system lets this process use: a container's cpuset or `taskset` may allow fewer than
-    the machine has."""
+    """The number of cores this process may use; a container's cpuset or `taskset` may allow fewer than the machine
+    has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fast_cores() -> int:
-    """Count the cores that work is split over evenly: on a Mac those of the fastest kind, as the others lag behind."""
+    """The number of cores to split equal work over: on a Mac only performance cores, as the others would lag behind."""
     return min(usable_cores(), performance_cores() or usable_cores())
 
 
 def versions() -> dict[str, str]:
-    """Return {package: version} of the installed ones that a result depends on, with Python and the platform."""
+    """{package: version} of installed packages that results depend on, plus "python" and "platform"."""
     return dict(_versions())
 
 
-@functools.cache  # a tenth of a second to read, and no process outlives an installation
+@functools.cache  # takes 0.1 s
 def _versions() -> dict[str, str]:
     import platform
-    from importlib import metadata  # a mail parser and what that needs, 3 MB
+    from importlib import metadata  # a mail parser and its imports, 3 MB
 
     versions = {"python": sys.version.split()[0], "platform": platform.platform()}
     for name in PACKAGES:

@@ -1,7 +1,7 @@
-"""manifest.json: size and SHA-256 of the files beside it, by which damage is found before it speaks.
+"""manifest.json: size and SHA-256 of each file in a model's folder, so that damage is found when the model is opened.
 
-A folder within that has a manifest of its own is listed by that manifest, as onnx/manifest.json, so that the files of
-two models can't be mixed; the files of any other folder within are listed one by one, as 1_Pooling/config.json.
+A subfolder with a manifest of its own is listed by that file only, e.g. onnx/manifest.json; its hash keeps the files of
+two models from being mixed. Files of other subfolders are listed one by one, e.g. 1_Pooling/config.json.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from .machine import side_by_side, usable_cores
 
 MANIFEST = "manifest.json"
 CARD = "README.md"
-"""The one file of a model's folder that is not listed: people write in it."""
+"""The only file that is not listed, because people edit it."""
 FORMAT = 1
 
 SETTLED = 2_000_000_000
-"""Nanoseconds. A file that was written later than so long ago may change without another time of its last change."""
+"""Nanoseconds. A file younger than this may change again without a new modification time, so it is hashed again."""
 
 LARGE = 1 << 20
-"""Bytes. Threads take longer to begin than smaller files to be read."""
+"""Bytes. Reading a smaller file takes less time than starting a thread."""
 
 Entries = dict[str, tuple[str, int]]  # name: (SHA-256, bytes)
 
-_verified: set[tuple[object, ...]] = set()  # what this process has read already, and found whole
+_verified: set[tuple[object, ...]] = set()  # files that this process has verified
 
 
 def write_manifest(folder: Path) -> None:
-    """Record size and SHA-256 of every file in `folder`, for `verify_files`; not of a model card. A manifest in the
-    folder around it that lists this one is brought up to date."""
+    """Write manifest.json: size and SHA-256 of every file in `folder` except the model card.
+
+    If the parent folder has a manifest that lists this one, it is updated too.
+    """
     files = {path.relative_to(folder).as_posix(): _entry(path) for path in _listed(folder)}
     (folder / MANIFEST).write_text(_text({"format": FORMAT, "files": files}), encoding="utf-8")
     around, name = folder.parent, f"{folder.name}/{MANIFEST}"
@@ -59,14 +61,17 @@ def _entry(path: Path) -> dict[str, object]:
 
 
 def manifest_with(folder: Path, changed: Mapping[str, bytes]) -> bytes:
-    """Return the manifest of a folder of which these files hold something else."""
+    """The folder's manifest with new contents for some files. changed: {file: its new bytes}."""
     values = read_json(folder / MANIFEST)
     entries = {name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in changed.items()}
     return _text({**values, "files": {**values["files"], **entries}}).encode()
 
 
 def read_manifest(folder: Path) -> Entries | None:
-    """Return what the manifest says; None if there is none (another tool's folder). `UserError` for a damaged one."""
+    """Read {file: (SHA-256, bytes)}; None if there is no manifest, e.g. in another tool's folder.
+
+    Raises `UserError` if it is damaged or names a file outside the folder.
+    """
     path = folder / MANIFEST
     if not path.exists():
         return None
@@ -85,12 +90,11 @@ def read_manifest(folder: Path) -> Entries | None:
 
 
 def verify_files(folder: Path, used: Collection[str] | None = None, listed: Collection[str] = ()) -> None:
-    """Compare a folder with its manifest: every file that it lists must be there in its size, and those that are `used`
-    (default: all) must have their SHA-256. `UserError` at the first difference, and if it lists not all of `used` or
-    `listed`.
+    """Compare a folder with its manifest; raises `UserError` at the first difference.
 
-    Files are read side by side, each once in a process as long as nobody touches it. A folder without a manifest
-    passes.
+    Every listed file must exist with its size, and the `used` files (default: all) must match their SHA-256. The
+    manifest must list all of `used` and `listed`. Large files are read on several threads. A file is hashed once per
+    process unless it changes. A folder without a manifest passes.
     """
     entries = read_manifest(folder)
     if entries is None:
@@ -108,25 +112,25 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
     names = list(entries) if used is None else list(used)
     large = sum(entries[name][1] > LARGE for name in names)
     checks = (partial(_is_whole, folder / name, entries[name][0]) for name in names)
-    whole = side_by_side(checks, usable_cores() if large > 1 else 1)  # hashing leaves Python's lock alone
+    whole = side_by_side(checks, usable_cores() if large > 1 else 1)  # hashing releases Python's lock
     if damaged := [name for name, same in zip(names, whole, strict=True) if not same]:
         raise _differs(folder, damaged[0], "its SHA-256 differs")
 
 
 def verify_file(file: Path) -> None:
-    """Verify one ONNX file and its data file, where a manifest beside it lists them."""
+    """Verify an ONNX file and its data file, e.g. x.onnx and x.onnx_data, if a manifest beside them lists them."""
     listed = read_manifest(file.parent) or {}
     verify_files(file.parent, [name for name in (file.name, f"{file.name}_data") if name in listed])
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal; `UserError` if it can't be read."""
+    """The SHA-256 of a file in hexadecimal. Raises `UserError` if it can't be read."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return the SHA-256 of these bytes, one part after another, in hexadecimal."""
+    """The SHA-256 of the concatenated parts, in hexadecimal."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

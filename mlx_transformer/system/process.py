@@ -1,14 +1,14 @@
-"""The edge of a command's process: its streams, and an exit status that never lies. For both command lines.
+"""Run a command as a process: its streams, errors on one line, and the exit status. Used by both command lines.
 
-    0    done; of validate: equal
-    1    of validate, and of quickstart, which validates: a mismatch; nothing else ends with it
-    2    what a person can mend: one line says what is wrong, where, and what to do
-    3    of validate: a runtime that was asked for is not there
-    70   a fault of this program, with its traceback
-    130  Ctrl-C; 128 + N: another signal that `train` has obeyed
-    141  nobody reads the output any more
+    0    success; for validate: the runtimes agree
+    1    a mismatch, only from validate and from quickstart, which validates
+    2    an error that the user can correct; the message says how
+    3    validate: a requested runtime is not installed
+    70   a bug in this program; the traceback is printed
+    130  Ctrl-C; in general 128 + N after signal N, e.g. when `train` was told to stop
+    141  the reader of the output has gone, e.g. `... | head`
 
-Imports next to nothing, so that Ctrl-C is in good hands before the rest is imported.
+Imports almost nothing, so that Ctrl-C is handled before slow imports begin.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ FAULT, INTERRUPTED, UNREAD = 70, 130, 141
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 DEVICE_IS_FULL = ("[metal::malloc]", "insufficient memory", "outofmemory", "out of memory", "cudamalloc")
-"""Words of what MLX raises, a bare RuntimeError, where Metal or CUDA has no room: when it asks for an array, or only
-when a command buffer is run."""
+"""Parts of MLX's error messages when Metal or CUDA is out of memory. The exception is a plain RuntimeError, raised when
+an array is allocated or only when a command buffer runs."""
 
 PLAIN = {"✓": "+", "✗": "x", "…": "~"}
-"""The replacements for our marks where the terminal's encoding lacks them; "?" for any other character."""
+"""ASCII for our symbols if the terminal's encoding lacks them; any other character becomes "?"."""
 
 DIGITS_OF_WIDTH = 4
 
 
 def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int:
-    """Run a command and return its exit status; whatever goes wrong becomes one line on standard error.
+    """Run a command and return its exit status; errors become one line "NAME: ..." on standard error.
 
-    `name` begins that line. `whole`: the process ends with the command, so that a late Ctrl-C must find no Python that
-    would print a traceback.
+    whole: the process ends after the command, so a late Ctrl-C must not print Python's traceback.
     """
     interrupts = Interrupts(whole)
     try:
@@ -60,16 +59,16 @@ def _status(name: str, command: Callable[[], int | None], interrupts: Interrupts
         _prepare_streams()
         _bound_width()
         status = command() or 0
-        if interrupts.waiting:  # one that waits for an import to be done, on a machine that had no time to look again
+        if interrupts.waiting:  # Ctrl-C during an import, and a busy machine hasn't raised it yet
             raise KeyboardInterrupt
         return status
-    except SystemExit as done:  # argparse's, after --help
-        if isinstance(done.__context__, BrokenPipeError):  # rich's, whose own status would be that of a mismatch
+    except SystemExit as done:  # e.g. argparse after --help
+        if isinstance(done.__context__, BrokenPipeError):  # rich exits with 1, which means a mismatch here
             _drop_output()
             return UNREAD
         return done.code if isinstance(done.code, int) else 0 if done.code is None else FAULT
     except BaseException as error:
-        if interrupts.raised or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
+        if interrupts.raised or isinstance(error, KeyboardInterrupt):  # a library may have replaced KeyboardInterrupt
             hint = str(error) if isinstance(error, KeyboardInterrupt) else ""
             return _failed(name, f"interrupted; {hint}" if hint else "interrupted", INTERRUPTED)
         return _explained(name, error)
@@ -82,7 +81,7 @@ def _explained(name: str, error: BaseException) -> int:
         _drop_output()
         return UNREAD
     if isinstance(error, OSError):
-        # Whatever writes a file names it in its errors.
+        # An error in writing a file has its name. A full disk without a name was standard output.
         where = error.filename or ("standard output" if error.errno in NO_ROOM else None)
         return _failed(name, f"{where}: {error.strerror}" if where and error.strerror else str(error))
     if isinstance(error, MemoryError):
@@ -108,11 +107,11 @@ def _explained(name: str, error: BaseException) -> int:
 
 
 def _flushed(name: str, status: int) -> int:
-    """Return the exit status, after the last of the output is out."""
+    """Flush standard output and return the exit status."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError as error:  # else Python tries once more when it ends, and says so
+    except OSError as error:  # without _drop_output Python would flush again at exit, and print an error
         _drop_output()
         if isinstance(error, BrokenPipeError):
             return status or UNREAD
@@ -121,31 +120,31 @@ def _flushed(name: str, status: int) -> int:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether it is what libraries written in Rust raise where they give up; no class of it can be imported."""
+    """Whether an error is a panic of a Rust library, whose exception class can't be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def _failed(name: str, message: str, status: int = 2) -> int:
     if status == INTERRUPTED:
-        # Python ends by the signal where an interruption has left the code of a string, though it was caught since,
-        # until the code of another string has run; a namedtuple is made of one.
+        # After KeyboardInterrupt has left code run from a string, Python ends by the signal even if it was caught.
+        # Running another string clears this, and namedtuple runs one.
         from collections import namedtuple
 
         namedtuple("Forgotten", "")
-    with suppress(OSError, ValueError):  # nobody can be told
+    with suppress(OSError, ValueError):  # standard error is closed
         print(f"{name}:", one_line(message), file=sys.stderr, flush=True)
     return status
 
 
 def _prepare_streams() -> None:
-    """Close the gap that a closed stream leaves, and let no encoding refuse a character."""
+    """Replace closed standard streams, and print characters that the encoding lacks as in `PLAIN`."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number: else the next file would be taken for the stream
+            os.open(os.devnull, os.O_RDWR)  # takes the free number; else the next opened file would become that stream
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="plain")  # pyright: ignore[reportAttributeAccessIssue]
@@ -154,7 +153,7 @@ def _prepare_streams() -> None:
 
 
 def _bound_width() -> None:
-    """Forget widths that no terminal has: help is as wide as they say, and takes as long."""
+    """Ignore absurd widths in the environment, e.g. COLUMNS=99999999, for which drawing help would take forever."""
     for name in ("COLUMNS", "TERMINAL_WIDTH"):
         width = os.environ.get(name, "0")
         if not (width.isascii() and width.isdigit() and len(width) <= DIGITS_OF_WIDTH):
@@ -171,15 +170,14 @@ codecs.register_error("plain", _plain)
 
 
 def printable(text: str) -> str:
-    """Return a text with what standard output can't say put plainly, or as a question mark, for those who didn't come
-    by `run`."""
+    """Replace characters that standard output can't encode, as in `PLAIN`. For programs not started by `run`."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "plain").decode(encoding)
 
 
 def _drop_output() -> None:
-    """Send what is still to be written nowhere: who reads it has gone, or there is no room for it."""
-    with suppress(OSError, ValueError):  # a stream without a number
+    """Send the rest of the output to nowhere, as its reader has gone or the disk is full."""
+    with suppress(OSError, ValueError):  # a stream without a file number
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)

@@ -1,9 +1,4 @@
-"""rich's console as commands use it.
-
-How long work tells whoever started it how far it is; `progress.py` shows that to a person.
-
-Progress of long work: a rich progress bar on a terminal, plain lines in a log. Always on standard error.
-"""
+"""Progress of long work on standard error: a rich progress bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -24,44 +19,47 @@ from rich.text import Text
 
 
 class Console(console.Console):
-    """rich's own ends the process with status 1 when nobody reads its output, which to `validate` is a mismatch."""
+    """rich's console, except that a closed pipe doesn't exit with status 1, which means a mismatch in `validate`."""
 
     def __init__(self, **options: Any):
         super().__init__(**{"highlight": False, **options})
 
     def on_broken_pipe(self) -> None:
-        """Called while the BrokenPipeError is handled, which passes on to `process.run`."""
+        """Called by rich while it handles BrokenPipeError; raises it again for `process.run`."""
         raise
 
 
 Progress = Callable[[float, str], None]
-"""Called with the share of the work that is done, in [0, 1], and what is being done."""
+"""Callback for progress: the finished share of the work, in [0, 1], and a status, e.g. "loss 2.31"."""
 
 
 def no_progress(share: float, status: str) -> None:
-    """Show nothing: the `Progress` of callers who don't want to know."""
+    """A `Progress` that shows nothing."""
 
 
 LOG_SECONDS = 10.0
-"""Between two lines in a log, and before the first one of brief work."""
+"""Time between two lines in a log, and before the first line of brief work."""
 UNKNOWN = "-:--"
 SHORTEST_WINDOW = 20.0
-"""Seconds over which a speed is measured, at least."""
+"""Speed is measured over at least this many seconds."""
 
 
 class Reporter:
-    """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
+    """Show progress: a bar on a terminal, lines in a log.
 
-    `update` takes the share of the work done in [0, 1] and a short status; in a log it prints at most one line every
-    `LOG_SECONDS`, and one at the end. `line` is for events and is always printed. The work goes on where nobody can
-    read of it any more: a closed terminal or pipe is no error.
+    >>> with Reporter("training") as reporter:
+    ...     reporter.update(0.25, "loss 2.31  10,500 tokens/s")
+    ...     reporter.line("saved step 1000")
+
+    `update` takes the finished share in [0, 1] and a status; a log gets at most one line every `LOG_SECONDS`, and one
+    at the end. `line` always prints. If the terminal or pipe is closed, work continues without output.
     """
 
     def __init__(self, title: str, brief: bool = False, silent: bool = False):
-        """brief: of work that may take no time: no bar stays on a terminal, and a log is told nothing before
-        `LOG_SECONDS` have passed. silent: nothing is shown, as in a process that another one speaks for."""
+        """brief: for work that may be quick: the bar disappears at the end, and a log gets no line in the first
+        `LOG_SECONDS`. silent: show nothing, e.g. in a worker process."""
         self.title, self.brief = title, brief
-        stream = open(os.devnull, "w", encoding="utf-8") if silent else sys.stderr  # noqa: SIM115 - as long as this
+        stream = open(os.devnull, "w", encoding="utf-8") if silent else sys.stderr  # noqa: SIM115 - stays open
         self.file = cast(IO[str], _Lossy(stream))
         self.console = Console(file=self.file)
         self._progress: _Bar | None = None
@@ -72,7 +70,7 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            # All of it fits 80 columns, the elapsed time from 100 on.
+            # Without the elapsed time everything fits into 80 columns, with it into 100.
             self._wide = self.console.width >= 100
             elapsed = [TimeElapsedColumn()] if self._wide else []
             self._progress = _Bar(
@@ -96,12 +94,12 @@ class Reporter:
 
     @property
     def columns(self) -> int:
-        """The width of the terminal with the bar; 0 for a log, or a terminal that has no blocks to draw with."""
+        """The terminal's width; 0 for a log, or for a terminal whose encoding has no block characters."""
         drawn = self._progress is not None and self.console.encoding.startswith("utf")
         return self.console.width if drawn else 0
 
     def update(self, share: float, status: str, below: str = "") -> None:
-        """below: a line under the bar, of what a log does without."""
+        """Show the finished share in [0, 1] and a status. below: a line under the bar, which a log omits."""
         now = time.monotonic()
         self._left.note(now, share)
         if self._progress is not None and self._task is not None:
@@ -127,18 +125,18 @@ class Reporter:
 
 
 class TimeLeft:
-    """Estimates the seconds that are left, from the speed over the last third of the time so far.
+    """Estimate the remaining seconds from the speed over the last third of the time so far.
 
-    So it soon follows a machine that becomes busy or free, and a pause that comes again and again, such as a
-    validation, counts with its share.
+    So the estimate soon follows a machine that gets busier or idler, and includes regular pauses, such as validation.
     """
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[float, float]] = deque()  # (when, share), the first from before that third
+        self._noted: deque[tuple[float, float]] = deque()  # (time, share); the first is from before the last third
         self._begin: float | None = None
 
     def note(self, now: float, share: float) -> None:
-        """`share` of the work is done at the second `now`. A resumed run begins with a share that took no time."""
+        """Record that `share` of the work is done at time `now` (seconds). The first call of a resumed run has a share
+        above 0, which doesn't count as speed."""
         if self._begin is None:
             self._begin = now
         if len(self._noted) < 2 or now - self._noted[-2][0] >= 1:
@@ -150,7 +148,7 @@ class TimeLeft:
             self._noted.popleft()
 
     def seconds(self, now: float) -> float | None:
-        """Return the estimate at the second `now`; None where nothing is known of the speed yet."""
+        """The estimate of the remaining seconds at time `now`; None while the speed is unknown."""
         if not self._noted:
             return None
         (begin, share_then), (_, share) = self._noted[0], self._noted[-1]
@@ -158,7 +156,7 @@ class TimeLeft:
 
 
 class _Bar(RichProgress):
-    """rich's bar with a line under it."""
+    """rich's progress bar with a line below it."""
 
     below = ""
 
@@ -170,7 +168,7 @@ class _Bar(RichProgress):
 
 @contextmanager
 def quiet_progress(title: str | None) -> Iterator[Progress]:
-    """Give `update` of a brief `Reporter`; without a title nothing is shown."""
+    """Yield a `Progress` callback that shows a temporary bar; without a title it shows nothing."""
     if title is None:
         yield no_progress
         return
@@ -179,7 +177,7 @@ def quiet_progress(title: str | None) -> Iterator[Progress]:
 
 
 class _Lossy:
-    """A text stream that drops what can't be written."""
+    """A text stream that ignores errors in writing."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -198,7 +196,7 @@ class _Lossy:
 
 
 def duration(seconds: float) -> str:
-    """Return hours, minutes and seconds: 0:03:08."""
+    """Format seconds as hours, minutes and seconds, e.g. "0:03:08"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,7 +1,7 @@
-"""Arrays that stay in their files until their numbers are asked for, so that a model passes through memory piece by
-piece. Nothing is mapped into memory, where what was read would stay.
+"""Read and write safetensors files, one array at a time; damage is a `UserError` that names the file.
 
-Arrays of safetensors files, strictly parsed: damage is a `UserError` that names the file.
+A `Stored` array stays in its file until NumPy needs its numbers, so a model never has to fit into memory as a whole.
+Files aren't memory-mapped, as pages that were read would stay in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .files import check_written, open_file
 
 
 class Kind(NamedTuple):
-    """The type of a file's numbers, and what they are read as."""
+    """The dtype of numbers in a file (`stored`) and in memory (`read`)."""
 
     stored: np.dtype
     read: np.dtype
@@ -37,12 +37,16 @@ class Kind(NamedTuple):
 
 
 BFLOAT16 = Kind(np.dtype(np.uint16), np.dtype(np.float32))
-"""The upper half of a float32 with the same value. NumPy has no such type by itself."""
+"""bfloat16 is the upper half of the float32 with the same value. NumPy lacks the type, so it is read as float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """An array in a file. NumPy reads it where it needs numbers, each time anew; its parts are arrays like it."""
+    """An array in a file, which is read again each time NumPy needs its numbers. Slices of it are `Stored` too.
+
+    >>> stored = stored_tensors(path)["embedding.weight"]  # nothing is read yet
+    >>> stored.shape, np.asarray(stored)[0]  # reads it
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -68,12 +72,12 @@ class Stored:
 
 
 PIECE = 1 << 20
-"""Bytes that are read together where nobody keeps them."""
+"""Bytes read at a time for a checksum."""
 
 
 def read_piece(path: Path, begin: int, count: int, dtype: np.dtype) -> NDArray:
-    """Read so many numbers (count,) from a byte of a file on; `UserError` for a file that ends before, or that was
-    never written there."""
+    """Read `count` numbers, from byte `begin` of a file on. Raises `UserError` if the file ends too early or has a hole
+    there (`check_written`)."""
     check_written(path, begin, begin + count * dtype.itemsize)
     array = np.empty(count, dtype)
     with open_file(path) as file:
@@ -84,7 +88,7 @@ def read_piece(path: Path, begin: int, count: int, dtype: np.dtype) -> NDArray:
 
 
 def checksum_of(path: Path, begin: int, size: int) -> int:
-    """Return the CRC-32 of a part of a file, read piece by piece."""
+    """The CRC-32 of `size` bytes of a file, read in pieces."""
     checksum = 0
     with open_file(path) as file:
         file.seek(begin)
@@ -96,19 +100,19 @@ def checksum_of(path: Path, begin: int, size: int) -> int:
 TYPES = {"U64": np.uint64, "I64": np.int64, "F64": np.float64, "F32": np.float32, "U32": np.uint32, "I32": np.int32}
 TYPES |= {"BF16": "bfloat16", "F16": np.float16, "U16": np.uint16, "I16": np.int16, "I8": np.int8}
 TYPES |= {"U8": np.uint8, "BOOL": np.bool_}
-"""{name in a file: NumPy's type}, in the order in which the format's own writer lays arrays out, the widest first: so
-each is aligned."""
+"""{dtype in a file: NumPy's}, in the order in which safetensors' own writer sorts arrays: widest first, so that each is
+aligned."""
 NAMES = {kind if isinstance(kind, str) else np.dtype(kind).name: name for name, kind in TYPES.items()}
 
 KINDS = {name: BFLOAT16 if name == "BF16" else Kind.of(kind) for name, kind in TYPES.items()}
 
 PART = 1 << 20
-"""Numbers that are looked at together."""
+"""Numbers checked at a time."""
 
 
 def open_tensors(path: Path):
-    """Open a file, whose arrays are read one by one."""
-    with open_file(path):  # a regular file
+    """Open a safetensors file, to read its arrays one by one. Raises `UserError` if it isn't one."""
+    with open_file(path):  # checks that it is a regular file
         pass
     try:
         return safe_open(path, framework="numpy")
@@ -117,14 +121,17 @@ def open_tensors(path: Path):
 
 
 def read_tensors(path: Path) -> dict[str, NDArray]:
-    """Return all arrays of one file; `UserError` too if one has a number that is not finite."""
+    """Read all arrays of a file. Raises `UserError` if the file is damaged or a number isn't finite."""
     return {name: np.asarray(stored) for name, stored in stored_tensors(path).items()}
 
 
 def stored_tensors(path: Path) -> dict[str, Stored]:
-    """Return all arrays of one file, none of them read yet, bfloat16 as float32, which is exact. `UserError` for types
-    that NumPy doesn't have, and as they are read for numbers that are not finite."""
-    with open_tensors(path), open_file(path) as file:  # the former has checked the header
+    """All arrays of a file, not yet read; bfloat16 becomes float32, which is exact.
+
+    Raises `UserError` if the file is damaged or has a type that NumPy lacks; reading an array raises it if a number
+    isn't finite.
+    """
+    with open_tensors(path), open_file(path) as file:  # open_tensors checks the header
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
@@ -155,20 +162,20 @@ def check_finite(path: Path, name: str, array: NDArray) -> None:
 
 
 def is_finite(array: NDArray) -> bool:
-    """Return whether all numbers are finite, part by part: what says it of each takes a quarter of their memory."""
+    """Whether all numbers are finite. Checked in parts: `np.isfinite` needs a quarter of a float32 array's memory."""
     numbers = array.reshape(-1)
     return all(bool(np.isfinite(numbers[i : i + PART]).all()) for i in range(0, len(numbers), PART))
 
 
 def write_tensors(path: Path, arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | None = None) -> None:
-    """Write one file, an array at a time: byte by byte what safetensors' own writer makes of all of them at once."""
+    """Write a file one array at a time. The bytes equal those of safetensors' own writer, which needs all at once."""
     with open(path, "wb") as file:
         for part in _parts(arrays, metadata):
             file.write(part)
 
 
 def tensor_bytes(arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | None = None) -> bytes:
-    """Return the bytes of the same file."""
+    """The bytes that `write_tensors` would write."""
     return b"".join(_parts(arrays, metadata))
 
 
@@ -185,6 +192,6 @@ def _parts(arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | No
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
-        # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
+        # np.ascontiguousarray would turn a scalar, e.g. Adam's step, into a vector.
         array = np.asarray(arrays[name], order="C")
         yield array.reshape(-1).view(np.uint8).data

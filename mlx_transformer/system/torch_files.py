@@ -1,19 +1,14 @@
-"""Zip archives that somebody else made: what one claims to hold is compared with its file before it is believed.
+"""Read and write `torch.save` files, e.g. pytorch_model.bin, without PyTorch and without running code from them.
 
-The form of PyTorch before version 1.6: pickles in a row, then the numbers of all storages.
+A file is a zip archive. data.pkl lists the tensors (`torch_pickle.py`), and data/KEY holds the raw numbers of one
+storage; several tensors may share a storage.
 
-The pickles are a magic number, a version, what machine it was, the state dict, and the keys of storages in the order in
-which they follow: each as the count of its numbers (int64) and the numbers as they lie in memory. There is no checksum.
+PyTorch before version 1.6 wrote a row of pickles instead, followed by the storages. The pickles are a magic number, a
+version, the machine's byte order and sizes, the state dict, and the storages' keys in file order. Each storage is its
+count (int64) and its raw numbers. There is no checksum.
 
-Tensors of the files that `torch.save` writes, read without PyTorch: nothing that is in them is run.
-
-Such a file is a zip archive of data.pkl, which says what there is (`torch_pickle.py`), and data/KEY for each storage,
-its numbers as they lie in memory; or, of PyTorch before version 1.6, the same in a row (`torch_legacy.py`).
-
-A file as `torch.save` writes it, of float32 alone, without PyTorch; `torch_files.py` says what is in such a file.
-
-Its pickle, put together by hand: {name: _rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict()), ...}. The
-same arrays give the same bytes.
+The archive's directory is checked against the file before anything is read, as sizes in a damaged or malicious file may
+be wrong.
 """
 
 from __future__ import annotations
@@ -37,18 +32,18 @@ from .tensors import Stored, check_finite, checksum_of, read_piece
 from .torch_pickle import LARGEST_PICKLE, Cut, Machine, Refused, Storage, View, views
 
 LARGEST_DIRECTORY = 16 << 20
-"""Bytes of the list of entries at an archive's end; that of 100,000 tensors has half of them."""
+"""Bytes of the directory at the end of an archive; for 100,000 tensors it takes half of this."""
 MOST_EXPANSION = 16
-"""How many times its size an archive's contents may have. Trained numbers hardly compress to a half."""
+"""Largest ratio of unpacked to packed bytes of an archive. Trained weights hardly compress to a half."""
 FREE_EXPANSION = 16 << 20
-"""Bytes that the contents may have in any case."""
+"""Unpacked bytes that are allowed beyond this ratio."""
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OverflowError, TypeError)
 DAMAGE += (NotImplementedError, RuntimeError)
-"""What `zipfile` and the readers of an archive's parts raise for one that is damaged."""
+"""Exceptions that `zipfile` and the code reading its entries raise for a damaged archive."""
 
 
 class _Bounded:
-    """A file of which `zipfile` never reads more at once than a list of entries may have."""
+    """A file that refuses to read more than `LARGEST_DIRECTORY` bytes at once for `zipfile`."""
 
     def __init__(self, file: io.BufferedReader):
         self._file = file
@@ -61,8 +56,11 @@ class _Bounded:
 
 
 def open_archive(file: io.BufferedReader) -> zipfile.ZipFile:
-    """Open an archive to read entries that are stored or deflated. Raises one of `DAMAGE`, also for entries that
-    overlap, lie outside the file, or are far larger than the file."""
+    """Open a zip archive whose entries are stored or deflated.
+
+    Raises one of `DAMAGE` if it is damaged, or if its entries overlap, lie outside the file or unpack to far more than
+    the file's size.
+    """
     archive = zipfile.ZipFile(_Bounded(file))  # type: ignore[arg-type]
     entries, size = archive.infolist(), os.fstat(file.fileno()).st_size
     packed, unpacked = (sum(getattr(entry, name) for entry in entries) for name in ("compress_size", "file_size"))
@@ -77,19 +75,19 @@ def open_archive(file: io.BufferedReader) -> zipfile.ZipFile:
 
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
 BEGIN = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
-"""How every file begins, but for the pickle's protocol before it."""
+"""Start of every old file, after the pickle's protocol number."""
 COUNT = 8
-"""Bytes before the numbers of a storage."""
+"""Bytes of the count before a storage's numbers."""
 
 
 def is_legacy(file: io.BufferedReader) -> bool:
-    """Return whether the file is of this form, by its first pickle."""
+    """Whether PyTorch before 1.6 wrote the file, told by its first pickle."""
     file.seek(0)
     return BEGIN in file.read(len(BEGIN) + 11)
 
 
 def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, int]]:
-    """Return {name: tensor} of a file, and {key: first byte} of their storages. Raises `Refused`."""
+    """Read an old file: {name: tensor} and {key: first byte of the storage}. Raises `Refused`."""
     file.seek(0)
     machine = Machine(file.read(LARGEST_PICKLE), id_size=6)
     size = os.fstat(file.fileno()).st_size
@@ -114,8 +112,7 @@ def legacy_views(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, in
 
 
 def _begins(file: io.BufferedReader, storages: list[Storage], at: int, size: int) -> dict[str, int]:
-    """Return {key: first byte} of storages, which have to fill the file from `at` on, with the counts that the pickle
-    says."""
+    """Find the first byte of each storage. They must fill the file from `at` to its end, with the pickle's counts."""
     begins = {}
     for storage in storages:
         label = repr(shortened(storage.key))
@@ -140,21 +137,23 @@ def _damaged(what: str) -> Refused:
 LOCAL_HEADER = 30
 """Bytes of a zip entry's own header, before its name."""
 LARGEST_EMPTY = 1 << 31
-"""Product of the other sizes of a tensor without numbers: NumPy has a limit too."""
+"""Limit for the product of the nonzero sizes of an empty tensor, e.g. (0, 512); NumPy has a limit too."""
 
 
 @dataclass
 class Entry:
-    """The numbers of one storage: where they are in the file, and the CRC-32 that they still have to be compared with,
-    if there is one."""
+    """Place of a storage's numbers in the file. checksum: the CRC-32, until it has been checked; None: nothing to
+    check."""
 
     begin: int
     size: int
     checksum: int | None = None
 
     def check(self, path: Path, name: str, numbers: NDArray | None) -> None:
-        """Compare the checksum, when the first tensor of the storage is read. numbers: all of them, if they were read
-        for it. `UserError` if they differ."""
+        """Check the CRC-32 once, when a tensor of the storage is first read. Raises `UserError` if it differs.
+
+        numbers: the whole storage if it has just been read; None to read it again.
+        """
         if self.checksum is None:
             return
         found = checksum_of(path, self.begin, self.size) if numbers is None else zlib.crc32(numbers.view(np.uint8).data)
@@ -164,10 +163,10 @@ class Entry:
 
 
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
-    """Return all tensors of one file, none of them read yet, bfloat16 as float32.
+    """All tensors of a file, not yet read; bfloat16 becomes float32.
 
-    `UserError` for a file that is damaged or holds something other than tensors, and as they are read for damage and
-    numbers that are not finite.
+    Raises `UserError` if the file is damaged or holds anything but tensors. Reading a tensor raises it for a wrong
+    checksum and for numbers that aren't finite.
     """
     with open_file(path) as file:
         archive = None if is_legacy(file) else _archive(path, file)
@@ -195,7 +194,7 @@ def _in_archive(file: io.BufferedReader, archive: zipfile.ZipFile) -> tuple[dict
 
 
 def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
-    """Return the file as an archive; `UserError` that says what else it is."""
+    """Open the file as an archive. Raises `UserError`, with advice for tar archives and Git LFS pointers."""
     try:
         return open_archive(file)
     except DAMAGE as error:
@@ -213,7 +212,7 @@ def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
 
 
 def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
-    """Return the program, and the folder within the archive that it is in."""
+    """The bytes of data.pkl and its folder in the archive, e.g. "archive/"."""
     programs = [entry for entry in archive.infolist() if entry.filename.rpartition("/")[2] == "data.pkl"]
     if len(programs) != 1:
         raise Refused(f"holds {len(programs)} files data.pkl in place of one: it is no file of torch.save")
@@ -229,7 +228,7 @@ def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
 
 
 def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, storage: Storage) -> Entry:
-    """Return where a storage is, which has to have the size that the pickle says. Raises `Refused`."""
+    """Find a storage in the archive. Raises `Refused` if its size differs from the pickle's."""
     name = f"{folder}data/{storage.key}"
     label, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
     try:
@@ -285,7 +284,11 @@ ORDERED_DICT, FALSE = b"ccollections\nOrderedDict\n)R", b"\x89"
 
 
 def write_torch_tensors(path: Path, arrays: Mapping[str, NDArray]) -> None:
-    """Write arrays as tensors of float32, one for each name. Raises what the disk raises."""
+    """Write a state dict of float32 tensors as `torch.save` would. The same arrays give the same bytes.
+
+    The pickle is assembled by hand: {name: _rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict())}.
+    Raises `OSError`.
+    """
     stored = [np.ascontiguousarray(array, "<f4") for array in arrays.values()]
     pairs = zip(map(_text, arrays), map(_tensor, map(str, range(len(stored))), stored), strict=True)
     program = BEGINNING + b"}(" + b"".join(name + tensor for name, tensor in pairs) + b"u" + END

@@ -1,11 +1,11 @@
-"""The pickle of a PyTorch file as what it says of tensors, by a machine of our own that has no word for anything else.
+"""Read the pickle of a PyTorch state dict with a small interpreter that knows only tensors.
 
-A pickle is a program for a small stack machine. Python's runs whatever function a file names; this one knows the names
-that state dicts are made of and what they stand for, calls nothing, and refuses all others by name.
+A pickle is a program for a stack machine. Python's `Unpickler` calls any function that the file names. This interpreter
+calls nothing: it knows the few names that occur in state dicts and refuses all others.
 
-Python's `Unpickler` with a `find_class` and a `persistent_load` of ours would run nothing either, and has no bounds:
-nine bytes make its memo take 2 GB (LONG_BINPUT), nested tuples as a dict's key overflow its stack in C, or their hash
-takes 2^200 steps. Dicts here have text as keys and nothing is hashed that a program can nest.
+`Unpickler` with our own `find_class` and `persistent_load` would call nothing either, but it has no bounds. Nine bytes
+make its memo take 2 GB (LONG_BINPUT). Nested tuples as a dict's key overflow the C stack, or take 2^200 steps to hash.
+Dict keys here are text, so nothing nested is ever hashed.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ DICT, TENSOR, PARAMETER = (
     "torch._utils._rebuild_parameter",
 )
 LARGEST_PICKLE = 8 << 20
-"""Bytes; a thousand tensors take some 200,000."""
+"""Bytes; 1,000 tensors take about 200,000."""
 HIGHEST_RANK = 64
-"""PyTorch's own limit. A shape that many tensors share would take its length in memory for each of them."""
+"""PyTorch's own limit. Without it, a long shape shared by many tensors would be copied for each of them."""
 KNOWN = {DICT, TENSOR, PARAMETER, *(f"torch.{name}" for name in STORAGES)}
 
 
 @dataclass(frozen=True)
 class Global:
-    """A name that stands for a function or a class, which is never looked up."""
+    """Name of a function or class, e.g. "torch.FloatStorage"; it is never imported."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Numbers one after the other in the file; of them `size`, from `first` on, are what tensors see."""
+    """`count` numbers of a file; tensors use `size` of them, starting at `first`."""
 
     key: str
     kind: Kind
@@ -55,7 +55,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor: where in its storage each of its numbers is."""
+    """A tensor: a strided view of a storage. Offset and strides count numbers, not bytes."""
 
     storage: Storage
     offset: int
@@ -63,19 +63,20 @@ class View:
     strides: tuple[int, ...]
 
 
-class Refused(Exception):  # noqa: N818 - told as a `UserError`, once it is known of which file
-    """A fault of a pickle."""
+class Refused(Exception):  # noqa: N818 - becomes a `UserError` with the file's name
+    """The pickle is damaged, or holds something other than tensors."""
 
 
 class Cut(Refused):
-    """The program has no end."""
+    """The bytes end before the program does."""
 
 
 class Machine:
-    """Runs programs, whose values are None, numbers, text, tuples, lists, dicts by text, and the classes above.
+    """Run pickle programs. Values are None, bool, numbers, text, tuples, lists, dicts with text keys, and the classes
+    above.
 
-    `id_size`: how many values name a storage, 5, or 6 with which part of it is meant. `at`: the byte that is read next.
-    `storages`: {key: all of a storage that the programs named}.
+    id_size: length of a storage's persistent id: 5, or 6 in old files, where the last entry selects a part of it.
+    at: the next byte to read. storages: {key: storage} of all storages named so far.
     """
 
     def __init__(self, program: bytes, id_size: int = 5):
@@ -87,7 +88,7 @@ class Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return what the next program leaves. Raises `Refused`, and `Cut` if the bytes end before it."""
+        """Run the next program and return its result. Raises `Refused`, or `Cut` if the bytes end before it does."""
         self._stack, self._marks, self._memo = [], [], {}
         try:
             while (code := self._take(1)) != b".":
@@ -165,8 +166,8 @@ class Machine:
         target.extend(values)
 
     def _storage(self) -> None:
-        """The only objects that a file may keep elsewhere: ("storage", its kind, its name, a device, its length), and
-        in older files None or (a name, first, length) of a part."""
+        """Load a persistent id: ("storage", class, key, device, count). Old files add None or (key, first, size) of a
+        part."""
         identity = self._pop(tuple)
         word, storage, key, device, count, part = (*identity, None) if self._id_size == 5 else identity
         kind = STORAGES[storage.name.removeprefix("torch.")] if isinstance(storage, Global) else None
@@ -195,7 +196,7 @@ class Machine:
             raise TypeError
 
     def _build(self) -> None:
-        """A state beside a dict's entries, PyTorch's versions of modules, means nothing here."""
+        """Drop the attributes of a dict: PyTorch's `_metadata`, with versions of modules."""
         self._pop(dict)
         if not isinstance(self._stack[-1], dict):
             raise TypeError
@@ -250,7 +251,7 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
 
 
 def views(machine: Machine) -> dict[str, View]:
-    """Return {name: tensor} of a state dict, which the machine's next program makes. Raises `Refused`."""
+    """Run the machine's next program, a state dict, and return {name: tensor}. Raises `Refused` for anything else."""
     root = machine.run()
     if not isinstance(root, dict):
         raise Refused(f"holds a {type(root).__name__}, no dict of tensors by name")
