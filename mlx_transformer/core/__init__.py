@@ -1,1 +1,1 @@
-"""The definition of a model: config, parameters, checkpoint, tokenizer. No MLX and no ONNX here."""
+"""The definition of a model, without MLX or ONNX: config, table of parameters, checkpoint, inputs, positions."""

@@ -1,15 +1,16 @@
-"""An adapter: what LoRA or DoRA has learned on top of a checkpoint, its base, in a folder that can be shipped alone.
+"""Adapters: the changes that LoRA or DoRA has learned for some matrices of a checkpoint, the base.
 
-adapter.json says how adapter.safetensors is meant, and the SHA-256 of the base's model.safetensors, without which it
-means nothing. Each target, a linear map with the weight W (O, D), has float32 arrays of rank R:
+An adapter is a folder of two files that can be shipped without the base. adapter.json holds the settings and the
+SHA-256 of the base's model.safetensors. adapter.safetensors holds float32 arrays of rank R for each target, a linear
+map with weight W (O, D):
 
     PATH.lora_a (R, D), PATH.lora_b (O, R)    U = W + alpha/R B A         LoRA: Hu et al. 2021, equation 3
-    PATH.magnitude (O,), of DoRA alone        m U / ||U||                 DoRA: Liu et al. 2024, equation 5
+    PATH.magnitude (O,), DoRA only            m U / ||U||                 DoRA: Liu et al. 2024, equation 5
 
-Norms are those of rows, one for each output, as in DoRA's code.
+||U|| is the norm of each row, i.e. of each output, as in DoRA's code.
 
-Both files may lie in the folder of the base too: then that checkpoint is what has been trained, and matrices of it that
-are stored as integers stay so, for to merge them is to round them again.
+Both files may also lie in the base's own folder, which then is the adapted model. Its quantised matrices stay integers,
+as merging the adapter would round them a second time.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from .parameters import parameter_shapes
 FORMAT = 1
 A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)
-"""The norm that a row of zeros is divided by, which stays one."""
+"""Smallest divisor for DoRA's norm, so that a row of zeros stays zero."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(Checked):
-    """Raises `UserError` for values that make no sense."""
+    """Settings of an adapter (adapter.json). Raises `UserError` for invalid values."""
 
     kind: AdapterKind
     rank: AdapterRank
     alpha: AdapterAlpha
     dropout: Rate = 0.0
-    """Dropout of the adapter's inputs, in training."""
+    """Dropout of the adapter's inputs, in training only."""
     base: str
-    """SHA-256 of the base's weights."""
+    """SHA-256 of the base's model.safetensors."""
     targets: tuple[str, ...]
-    """The linear maps that are adapted, by the names of their parameters without ".weight"."""
+    """The adapted linear maps, e.g. "decoder.layers.0.self_attention.query_proj"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,11 +66,11 @@ class AdapterConfig(Checked):
 
     @property
     def factor(self) -> float:
-        """On B A: alpha / rank, as in section 4.1 of LoRA's paper."""
+        """The factor of B A: alpha / rank, as in section 4.1 of LoRA's paper."""
         return self.alpha / self.rank
 
     def shapes(self, config: TransformerConfig) -> dict[str, Shape]:
-        """Name and shape of every array. `UserError` if the model has no such linear map, or the rank is too large."""
+        """{name: shape} of all arrays. Raises `UserError` if the model lacks a target or the rank is too large."""
         maps, shapes = linear_maps(config), dict[str, Shape]()
         for path in self.targets:
             if path not in maps:
@@ -83,7 +84,10 @@ class AdapterConfig(Checked):
 
 
 class WeightDelta(NamedTuple):
-    """The change of an adapter to one matrix W (O, D), computed in float64."""
+    """The change of one matrix W (O, D) by an adapter, computed in float64.
+
+    a: (R, D); b: (O, R); magnitude: (O,) for DoRA, None for LoRA.
+    """
 
     factor: float
     a: NDArray
@@ -91,12 +95,12 @@ class WeightDelta(NamedTuple):
     magnitude: NDArray | None = None
 
     def of(self, weight: NDArray) -> NDArray[np.float64]:
-        """Return (O, D)"""
+        """The adapted matrix (O, D), from W (O, D)."""
         changed = self._sum(weight)
         return changed if self.magnitude is None else changed * self._gain(changed)[:, None]
 
     def gain(self, weight: NDArray) -> NDArray[np.float64] | None:
-        """Return (O,): what DoRA multiplies each row of the sum with; None for LoRA."""
+        """DoRA's factor m / ||U|| of each row (O,), from W (O, D); None for LoRA."""
         return None if self.magnitude is None else self._gain(self._sum(weight))
 
     def _sum(self, weight: NDArray) -> NDArray[np.float64]:
@@ -113,20 +117,22 @@ class Adapter:
     arrays: Mapping[str, NDArray]
 
     def merged(self, name: str, weight: NDArray) -> NDArray:
-        """Return the parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
-        parameter is only stored in float32."""
+        """Apply the adapter to a parameter, computed in float64 and rounded once to float32.
+
+        Parameters without an adapter are only converted to float32.
+        """
         change = self.delta(name)
         return weight.astype(np.float32, copy=False) if change is None else change.of(weight).astype(np.float32)
 
     def delta(self, name: str) -> WeightDelta | None:
-        """Return what it does to this parameter; None: nothing."""
+        """The change of a parameter; None if it isn't adapted."""
         path = name.removesuffix(".weight")
         a, b, magnitude = (self.arrays.get(f"{path}.{part}") for part in (A, B, MAGNITUDE))
         return None if a is None or b is None else WeightDelta(self.config.factor, a, b, magnitude)
 
     def check_fits(self, config: TransformerConfig, where: str) -> None:
-        """Raise `UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask
-        for."""
+        """Raise `UserError` if an array is missing, unknown, or of the wrong shape for the model. where: the file named
+        in the message."""
         try:
             expected = self.config.shapes(config)
         except UserError as error:
@@ -137,24 +143,26 @@ class Adapter:
             raise UserError(f"{where}: {name} is {shapes.get(name, 'missing')}, expected {expected.get(name, 'none')}")
 
     def json(self) -> str:
-        """Return the text of adapter.json."""
+        """The text of adapter.json."""
         values = {"format": FORMAT, **asdict(self.config), "arrays": _digest(self.arrays)}
         return json.dumps(values, indent=2) + "\n"
 
     def write(self, folder: Path, card: str = "") -> None:
-        """Write a run's own folder durably, in the place of an adapter that is there. card: front matter that is
-        known."""
+        """Write an adapter folder durably, with a model card; replaces an earlier adapter without asking.
+
+        card: front matter to take over, e.g. from the base's card.
+        """
         with replace_folder(Output.any(folder, "adapter")) as temporary:
             self.save(temporary)
             put_card(temporary, self._card(keys_of(card)), folder)
 
     def save(self, folder: Path) -> None:
-        """Its two files."""
+        """Write adapter.json and adapter.safetensors into a folder."""
         (folder / ADAPTER).write_text(self.json(), encoding="utf-8")
         write_tensors(folder / ARRAYS, self.arrays)
 
     def _card(self, known: dict[str, str]) -> str:
-        """Return the model card of the adapter's own folder."""
+        """The text of the model card. known: front matter to take over."""
         c, size = self.config, sum(array.size for array in self.arrays.values())
         made = {
             "library_name": "mlx-transformer",
@@ -176,9 +184,9 @@ mlx-transformer merge BASE ADAPTER --out MODEL
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Read the adapter of its own folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
+    """Read an adapter from its folder, a run's folder (which holds `adapter/`) or one of a run's checkpoints.
 
-    `UserError` if there is none, or it is damaged.
+    Raises `UserError` if there is none or it is damaged.
     """
     places = [place for place in (Path(folder) / "adapter", Path(folder)) if (place / ADAPTER).is_file()]
     if not places:
@@ -187,10 +195,10 @@ def read_adapter(folder: str | Path) -> Adapter:
 
 
 def attached_adapter(folder: Path, weights: Callable[[], str]) -> Adapter | None:
-    """Return the adapter that a checkpoint's folder keeps beside its weights, whose SHA-256 `weights` gives; None if
-    there is none, or it is one of a run's checkpoints, whose weights have it in them.
+    """Read the adapter beside a checkpoint's weights; None if there is none or it is merged into the weights already.
 
-    `UserError` if it is damaged, or belongs to other weights.
+    weights: returns the SHA-256 of the weights. The adapter in a run's checkpoint is merged already; the folder's
+    manifest lists it. Raises `UserError` if the adapter is damaged or belongs to other weights.
     """
     if not (folder / ADAPTER).is_file():
         return None
@@ -223,8 +231,10 @@ def _read(folder: Path) -> Adapter:
 
 
 def linear_maps(config: TransformerConfig) -> dict[str, Shape]:
-    """Return {path: shape} of the linear maps that can be adapted, all of the encoder's and decoder's layers. The
-    classifier isn't among them: it is an embedding in most models, and as wide as the vocabulary."""
+    """{path: shape (O, D)} of all linear maps that can be adapted: those in the layers of encoder and decoder.
+
+    The classifier can't: in most models it is an embedding, and it is as wide as the vocabulary.
+    """
     return {
         name.removesuffix(".weight"): shape
         for name, shape in parameter_shapes(config).items()
@@ -233,7 +243,7 @@ def linear_maps(config: TransformerConfig) -> dict[str, Shape]:
 
 
 def _digest(arrays: Mapping[str, NDArray]) -> str:
-    """SHA-256 of names, types, shapes and values."""
+    """The SHA-256 of all names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")

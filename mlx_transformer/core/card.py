@@ -1,12 +1,10 @@
-"""YAML front matter, as the Hugging Face Hub reads it at the top of a README.md: written, and cut into its keys.
+"""The model card: README.md in a model's folder, read by people and by the Hugging Face Hub.
 
-Whatever is cut stays text: a key that others wrote is handed on as it is, and nothing here has to understand all of
-YAML.
+It has YAML front matter, then the kind of model, how to use it, its sizes, and the result of `validate`. A card that a
+person wrote or edited is kept; only the lines between the marks of the proof change. Its last line holds a hash, which
+shows whether it was edited.
 
-README.md of a model's folder, the model card: what people and the Hugging Face Hub read of it.
-
-Front matter, what the model is, how it is used, its sizes, and what `validate` found. A card that a person wrote or
-changed stays as it is, but for the lines between the marks of the proof; its last line says how one knows.
+Front matter is only split into its keys, not parsed. So any key of another author can be passed on unchanged.
 """
 
 from __future__ import annotations
@@ -29,11 +27,15 @@ FENCE = "---"
 KEY = re.compile(r"([A-Za-z][\w-]*):(?:\s|$)")
 PLAIN = re.compile(r"[a-z][a-z0-9-]*")
 NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that YAML 1.1 takes for something else, Norwegian's code among them."""
+"""Words that YAML 1.1 reads as booleans or null, e.g. "no", the code of Norwegian."""
 
 
 def keys_of(text: str) -> dict[str, str]:
-    """Return {key: its lines} of a document's front matter, {} if it has none that ends."""
+    """Split a document's front matter into {key: its lines}; {} if there is none or it has no end.
+
+    >>> keys_of("---\\nlanguage:\\n- de\\n---\\n# Title")
+    {'language': 'language:\\n- de'}
+    """
     first, *lines = text.lstrip("\ufeff").splitlines() or [""]
     if first.rstrip() != FENCE or FENCE not in (ends := [line.rstrip() for line in lines]):
         return {}
@@ -51,12 +53,12 @@ def keys_of(text: str) -> dict[str, str]:
 
 
 def front_matter(keys: Mapping[str, str], comment: str = "") -> str:
-    """Put keys together, each the lines of `keys_of` or `yaml_of`, below a comment of one line."""
+    """Write front matter from {key: its lines}, as `keys_of` and `yaml_of` return them. comment: its first line."""
     return "\n".join([FENCE, *([f"# {comment}"] if comment else []), *keys.values(), FENCE, ""])
 
 
 def yaml_of(key: str, value: Any) -> str:
-    """Write a key with strings, numbers, lists and objects of them."""
+    """The YAML lines of a key. value: text, numbers, and lists and dicts of them."""
     return "\n".join(_lines({key: value}))
 
 
@@ -83,13 +85,13 @@ def _scalar(value: Any) -> str:
 LICENSE = "license: fill in what your text and the model's origin allow (huggingface.co/docs/hub/repositories-licenses)"
 LEGAL = ("license", "license_name", "license_link")
 ABOUT = (*LEGAL, "language", "pipeline_tag", "base_model", "datasets")
-"""Keys that stay true of a model that is made of another."""
+"""Keys that stay true for a model made from another model."""
 RESULTS = "model-index"
-"""The key of scores, which stay true of the same weights in another form."""
+"""The key of scores. They stay true for the same weights in another format."""
 
 
 class Kind(NamedTuple):
-    """The use of a model: words, the Hub's name of it, and how it is called with text, and with ids."""
+    """A kind of model. pipeline: the Hub's name for it; text, ids: code that calls it with text or with token ids."""
 
     title: str
     pipeline: str
@@ -115,7 +117,8 @@ KINDS = {
     "token-classes": Kind("encoder alone, classes of tokens", "token-classification", 'model.tag("A sentence.")'),
     "spans": Kind("encoder alone, answers in a text", "question-answering", 'model.answer("A question?", "A text.")'),
 }
-"""By the architecture; an encoder alone by what it makes of its last layer. Without a way to call it with text: ids."""
+"""Keys are architectures and, for encoder-only models, kinds of heads or "embedding". An empty `text` means that the
+model takes only ids."""
 SENTENCE_TRANSFORMERS = "modules.json"
 WEIGHTS = (".safetensors", ".onnx", ".onnx_data", ".npz", ".bin")
 
@@ -125,27 +128,30 @@ SIGNED = "\n<!-- mlx-transformer wrote this; what you change stays as you have i
 
 
 class Form(NamedTuple):
-    """The use of a folder for its readers."""
+    """Parts of a card that depend on the folder's format, e.g. checkpoint or ONNX."""
 
     library: str
+    """The Hub's library_name."""
     tags: tuple[str, ...]
     use: str | None = None
-    """How it is used, a Markdown block; None: by this project."""
+    """How to use it, as Markdown; None: with this package."""
     more: Sequence[str] = ()
-    """Lines of further sections, Markdown."""
+    """Further sections, as lines of Markdown."""
 
 
 CHECKPOINT = Form("mlx-transformer", ("mlx", "transformer"))
 
 
 def begin_card(**values: object) -> str:
-    """Return the begin of a card: keys of front matter, which `write_card` completes; keys of None are left out."""
+    """Front matter for `write_card`, e.g. `begin_card(language=["en", "de"])`; values of None are left out."""
     return front_matter({key: yaml_of(key, value) for key, value in values.items() if value is not None})
 
 
 def carried(folder: Path, results: bool = False) -> str:
-    """Return the begin of the card of a model that is made of the one in `folder`: what that one's card says of
-    license, languages and origin, and with `results` its scores, if the weights are the same."""
+    """Front matter that a model made from the one in `folder` takes over: license, languages, origin and so on.
+
+    results: also the scores, for the same weights in another format.
+    """
     keys = keys_of(_text(folder / CARD)) if (folder / CARD).is_file() else {}
     names = (*ABOUT, RESULTS) if results else ABOUT
     return front_matter({key: lines for key, lines in keys.items() if key in names})
@@ -154,18 +160,18 @@ def carried(folder: Path, results: bool = False) -> str:
 def write_card(
     folder: Path, config: TransformerConfig, form: Form = CHECKPOINT, begin: str = "", replaced: Path | None = None
 ) -> None:
-    """Write the card of a folder whose other files are there.
+    """Write a folder's card, after all its other files, whose sizes it lists.
 
-    begin: front matter that is known already, which wins. replaced: as of `put_card`.
+    begin: front matter that overrides the generated keys. replaced: see `put_card`.
     """
     put_card(folder, _card(folder, config, form, keys_of(begin)), replaced)
 
 
 def put_card(folder: Path, text: str, replaced: Path | None = None) -> None:
-    """Write this as the card of a folder.
+    """Write `text` as the card of a folder.
 
-    replaced: the folder in whose place this one comes; a README.md there that a person wrote or changed is kept, with
-    no proof in it.
+    replaced: the folder that this one replaces. If a person wrote or edited its README.md, that is kept instead of
+    `text`, with its proof marked as missing.
     """
     if replaced is not None and (replaced / CARD).is_file() and not _is_ours(old := _text(replaced / CARD)):
         text = _with_proof(old, UNPROVEN)
@@ -175,9 +181,11 @@ def put_card(folder: Path, text: str, replaced: Path | None = None) -> None:
 
 
 def note_proof(folder: Path, proof: str) -> None:
-    """Put what `validate` found into a folder's card, if it has one with a place for it; `UserError` if it can't be
-    written."""
-    from mlx_transformer.system.durable import write_text  # with a library that running a model does without
+    """Write the result of `validate` between the proof marks of a folder's card, if it has them.
+
+    Raises `UserError` if the card can't be written.
+    """
+    from mlx_transformer.system.durable import write_text  # imports ctypes, which running a model doesn't need
 
     path = folder / CARD
     if not path.is_file():
@@ -214,13 +222,13 @@ def _card(folder: Path, c: TransformerConfig, form: Form, known: dict[str, str])
 
 
 def first_lines(made: Mapping[str, object], known: dict[str, str]) -> str:
-    """Return the front matter of a card; what is `known` wins, and a license that isn't is asked for."""
+    """The front matter of a card: `known` keys override those of `made`. Without a license, a comment asks for it."""
     keys = {key: yaml_of(key, value) for key, value in made.items()} | known
     return front_matter(keys, "" if any(key in keys for key in LEGAL) else LICENSE)
 
 
 def kind_of(folder: Path, c: TransformerConfig) -> Kind:
-    """Return what the model of a folder is for, by its files and its config."""
+    """The kind of a folder's model, from its config, and for encoder-only models from its files."""
     if c.architecture != "encoder":
         return KINDS[c.architecture]
     embeds = (folder / EMBEDDING).is_file() or (folder / SENTENCE_TRANSFORMERS).is_file()
@@ -252,7 +260,7 @@ def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
 
 
 def _with_proof(text: str, proof: str) -> str:
-    """Return the text with this between its marks, or as it is if it lacks them."""
+    """Put `proof` between the marks; the text is unchanged if it lacks them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     return f"{before}{begin}\n{proof}\n{end}{after}" if begin and end else text
@@ -267,10 +275,10 @@ def _unsigned(text: str) -> str:
 
 
 def _is_ours(text: str) -> bool:
-    """Return whether nobody has changed it since it was written."""
+    """Whether this program wrote the card and nobody has edited it."""
     return SIGNED[: SIGNED.index("{")] in text and _signed(_unsigned(text)) == text
 
 
 def _text(path: Path) -> str:
-    """Whatever bytes it has: it is given back as it is."""
+    """Read a card. Bytes that aren't UTF-8 become surrogates and are written back unchanged."""
     return read_bytes(path).decode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
-"""A checkpoint is a folder: config.json, model.safetensors, its tokenizer (if any) and manifest.json with digests.
+"""Checkpoints: folders of config.json, model.safetensors, a tokenizer (optional) and manifest.json with hashes.
 
-Written durably (`durable.py`): a kill at any moment leaves the old folder or the new one. Read with NumPy alone, tensor
-by tensor, so that a reader never needs the whole model in memory twice. No pickle anywhere. Matrices may be stored
-quantised, as MLX does it (`quantization.py`).
+Writing is durable (`durable.py`): a kill at any moment leaves the old folder or the new one. Reading needs only NumPy
+and goes tensor by tensor, so the model is never in memory twice. There is no pickle. Matrices may be quantised
+(`quantization.py`).
 """
 
 from __future__ import annotations
@@ -33,65 +33,66 @@ from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
-FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
-HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
+FLOATS = {"F64", "F32", "F16"}  # no BF16, which NumPy lacks: bfloat16 models are stored as float32
+HALVES = {"F16", "BF16"}  # allowed in quantised checkpoints; read as float32, which is exact
 
 Tensors = Mapping[str, NDArray]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory but where in
-    the file each is.
+    """An opened, verified checkpoint. Weights stay in the file; `tensor(name)` reads one parameter.
 
-    A quantised one reads as a float32 model whose matrices have the values that the integers stand for, and one with an
-    adapter beside its weights as what was trained; `packed` and `stored` show what the file holds. Reading raises
-    `UserError` for numbers that are not finite.
+    `tensor` returns dequantised float32 values for quantised matrices, and applies an adapter beside the weights.
+    `packed` and `stored` return the file's own contents. Reading raises `UserError` for numbers that aren't finite.
+
+    >>> checkpoint = open_checkpoint("runs/en-de")
+    >>> checkpoint.tensor("embedding.weight").shape  # (V, D)
+    (8000, 512)
     """
 
     folder: Path
     config: TransformerConfig
     quantization: Quantization = field(default_factory=dict)
     adapter: Adapter | None = None
-    """Beside the weights, which it changes as they are read."""
+    """The adapter beside the weights; `tensor` applies it."""
     wide: bool = False
-    """Whether weights that are stored in float16 are read as float32, which has each of these numbers."""
+    """Read float16 weights as float32, which is exact."""
 
     def widened(self) -> Checkpoint:
-        """Return the same model read as float32, if it is stored in float16; else itself."""
+        """The same checkpoint, with float16 weights read as float32."""
         halves = not self.quantization and any(each.dtype == np.float16 for each in self._files.values())
         return replace(self, wide=True) if halves else self
 
     @property
     def base(self) -> Checkpoint:
-        """Without its adapter."""
+        """The checkpoint without its adapter."""
         return replace(self, adapter=None)
 
     @property
     def adapted_integers(self) -> list[str]:
-        """The matrices that the adapter changes and that are integers: both stay as they are, side by side."""
+        """The quantised matrices that the adapter changes. Integers and adapter are kept apart, not merged."""
         return [name for name in self.quantization if self.adapter is not None and self.adapter.delta(name)]
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """The path that `Tokenizer.load` takes."""
+        """The argument for `Tokenizer.load`; None if there is no tokenizer."""
         return tokenizer_path(self.folder)
 
     def tokenizer_json(self) -> str | None:
-        """Return the text of the tokenizer's file, None if there is none; `checked_tokenizer` also checks it."""
+        """The text of the tokenizer's file, unchecked; None if there is no tokenizer."""
         return None if (path := self.tokenizer_path) is None else read_tokenizer(path)
 
     @cached_property
     def _files(self) -> Mapping[str, Stored]:
-        """The tensors in the file of the weights: its header is read once, not for each of the tensors that it
-        lists."""
+        """{name: unread array} of model.safetensors. Cached, so that the file's header is read only once."""
         return stored_tensors(self.folder / WEIGHTS)
 
     def names(self) -> list[str]:
         return list(parameter_shapes(self.config))
 
     def tensor(self, name: str) -> NDArray:
-        """Return one parameter in the table's shape."""
+        """Read a parameter, dequantised and with the adapter applied, in the shape of `parameter_shapes`."""
         if name in self.quantization:
             array = self.packed(name).dequantised()
         else:
@@ -103,12 +104,12 @@ class Checkpoint:
         return self.adapter.merged(name, array)
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
-        """Yield (name, array) one by one, in the table's order."""
+        """Read all parameters one by one, as (name, array), in the order of `parameter_shapes`."""
         for name in self.names():
             yield name, self.tensor(name)
 
     def unread(self) -> dict[str, Stored]:
-        """Return the same, none of them read yet."""
+        """{name: parameter} like `tensor`, each read only when its numbers are needed."""
         shapes = parameter_shapes(self.config)
         changed = {name for name in shapes if self.adapter is not None and self.adapter.delta(name) is not None}
 
@@ -120,15 +121,15 @@ class Checkpoint:
         return {name: later(name) for name in shapes}
 
     def packed(self, name: str) -> Packed:
-        """Return a quantised matrix as it is stored, without an adapter's change, its scales and biases in float32.
-        `name` is one of `quantization`."""
+        """A quantised matrix as stored, without the adapter; scales and biases become float32. name: a key of
+        `quantization`."""
         words, *numbers = (np.asarray(self._files[each]) for each in tensors_of(name))
         scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
         return Packed(words, scales, biases, self.quantization[name])
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
-        """Yield (name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's
-        sum."""
+        """Read all tensors as (name, array): three for each quantised matrix, without the adapter. The other parameters
+        are as from `tensor`."""
         for name in self.names():
             if name in self.quantization:
                 packed = self.packed(name)
@@ -150,11 +151,12 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint folder durably and return its path.
 
-    `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
-    words, scales and biases). `texts` and `tensors` are further files by name (the trainer's state); a path in `texts`
-    is copied as it is. The text of README.md, if there is one, begins the model card (`card.begin_card`).
-    `force`: replace an existing checkpoint of that name, once the new one is complete on disk. Raises `UserError` as
-    of `claim`, and when the disk refuses; the old folder is then untouched.
+    weights: exactly the parameters of `parameter_shapes`. With `quantization`, its matrices are given as words, scales
+    and biases. texts, tensors: further files by name, e.g. the trainer's state; a Path in `texts` is copied. A text for
+    README.md is front matter for the model card (`card.begin_card`). force: replace an earlier checkpoint, after the
+    new one is complete on disk.
+
+    Raises `UserError` as `claim` does, and if the disk refuses; the old folder is then untouched.
     """
     output = claim(folder, CHECKPOINT, force)
     folder = output.path
@@ -188,21 +190,21 @@ HUGGING_FACE = Kind("Hugging Face folder", _is_huggingface, folder=True)
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of a checkpoint's weights: the manifest's, which opening it has verified, if there is one."""
+    """The SHA-256 of a checkpoint's model.safetensors, from the manifest if there is one (verified on opening)."""
     entries = read_manifest(folder) or {}
     return entries[WEIGHTS][0] if WEIGHTS in entries else sha256(folder / WEIGHTS)
 
 
 def digests(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return {file: SHA-256} of what says which numbers the checkpoint has."""
+    """{file: SHA-256} of the files that determine the parameters: the weights and an adapter beside them."""
     adapter = {} if checkpoint.adapter is None else {ARRAYS: sha256(checkpoint.folder / ARRAYS)}
     return {WEIGHTS: weights_digest(checkpoint.folder), **adapter}
 
 
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
-    """Open a checkpoint folder (or a run's folder, which holds one as `model`) and check everything in it.
+    """Open a checkpoint folder, or a run's folder (which holds `model/`), and check its files, config and shapes.
 
-    `verify` compares each file's SHA-256 with the manifest. Raises `UserError` naming the file and what is wrong.
+    verify: compare each file's SHA-256 with the manifest. Raises `UserError` with the file and the problem.
     """
     folder = resolve(folder)
     if verify:
@@ -227,7 +229,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
 
 
 def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
-    """Return the config, and what it says of the quantisation of the tensors stored."""
+    """Read config.json: the config, and the quantisation of the tensors in `stored`."""
     text = read_text(path)
     try:
         values = parse_object(text)
@@ -239,5 +241,6 @@ def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, 
 
 
 def resolve(folder: str | Path) -> Path:
-    """Return the checkpoint folder that a path means; `UserError` if there is none."""
+    """The checkpoint folder of a path, e.g. runs/en-de/model for the run runs/en-de. Raises `UserError` if there is
+    none."""
     return Place.of(folder).checkpoint_folder()

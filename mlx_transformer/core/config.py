@@ -1,9 +1,7 @@
-"""Sizes and choices of models by name: values of `TransformerConfig`'s fields, the others being its defaults.
+"""`TransformerConfig`: a frozen, validated description of a model, from which both MLX and ONNX models are built.
 
-The definition of a model: one frozen, validated description that both sides (MLX and ONNX) are built from.
-
-Source: "Attention Is All You Need" (Vaswani et al., 2017), section 3 and table 3. The defaults are the paper's choices;
-every other value is what a later, published model needs.
+Source: "Attention Is All You Need" (Vaswani et al., 2017), section 3 and table 3. Defaults are the paper's choices; the
+other values are needed by later published models, such as T5, BERT or Qwen3. `PRESETS` has common sizes by name.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from .relations import RELATIVE as RELATIVE
 from .relations import SINUSOIDS as SINUSOIDS
 from .relations import relations
 
-# Heads of 64 everywhere but in student: Metal has no fused attention for heads of 32. base and big are rows of the
-# paper's table 3; student is Marian's "tiny", a network that its engines run.
+# Heads are 64 wide except in student, as Metal has no fused attention for 32. base and big are rows of the paper's
+# table 3; student is Marian's "tiny", which Marian's own engines can run.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(encoder_layers=2, decoder_layers=2, d_model=128, heads=2, d_ff=512, dropout=0.1),
     "small": dict(encoder_layers=3, decoder_layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.1),
@@ -52,7 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 KINDS = {"encoder-decoder": "an encoder with a decoder", "encoder": "an encoder alone", "decoder": "a decoder alone"}
-"""An architecture as an error names it."""
+"""{architecture: its name in errors}"""
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -62,7 +60,7 @@ Positions = Literal[
 DecoderSelfAttention = Literal["attention", "ssru"]
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
-# More than any model has, and little enough that a damaged file doesn't fill the memory.
+# Larger than in any model, but small enough that a damaged config can't fill the memory.
 Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
 Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 MOST_LAYERS = 1000
@@ -75,29 +73,29 @@ Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
-# Here, as the keys of a recipe are read where nothing that an adapter needs is loaded.
+# Here and not in adapter.py, because recipes are read without loading NumPy.
 AdapterKind = Literal["lora", "dora"]
 AdapterRank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
 AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
-"""The fields that a summary shows of every model."""
+"""Fields that `summary` always shows, even with default values."""
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern")
-"""Fields that the first config.json files don't have: at their default they are left out, so that files of models
-without them stay as they were, byte for byte."""
+"""Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
+same byte for byte."""
 
 
 Stack = Literal["encoder", "decoder"]
 PATTERN = "layer_pattern"
 LAYER_FIELDS = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated", "attention_bias")
 LAYER_FIELDS += ("feed_forward_bias", "query_key_norm", "attention_scale", "window", "positions", "rotary_base")
-"""Fields that a stack (`decoder`) or single layers (`layer_pattern`) may have other values of."""
+"""Fields that may differ in the decoder (`decoder`) or in single layers (`layer_pattern`)."""
 
 
 class Table(Mapping[str, Any]):
-    """Fields and values that never change, so that a config that holds them can be hashed."""
+    """An immutable, hashable dict of fields, so that a config with `decoder` or `layer_pattern` can be hashed."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values = dict(values or {})
@@ -119,20 +117,20 @@ class Table(Mapping[str, Any]):
 
 
 SAME = Table()
-"""Nothing is otherwise."""
+"""No field differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes and choices of one Transformer. A field's annotation is its whole description: `fields.py` checks it, and
-    the tests vary it. Rules between fields are in relations.py.
+    """Sizes and choices of a Transformer.
 
-    Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
-    `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
-    `vocab_size`. After construction these four hold numbers, never None.
+    `fields.py` checks each field by its annotation, relations.py the rules between fields. Four fields may be left
+    unset and are numbers after construction: `d_k` and `d_v` (width of one head's keys and values) default to
+    `d_model / heads`, `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), and
+    `source_vocab_size` to `vocab_size`.
 
-    The fields describe every layer of both stacks. `decoder` holds the decoder's own values, `layer_pattern` those of
-    single layers; `of("decoder", 3)` is the config that decoder layer 3 is built from.
+    The fields apply to every layer of both stacks, except for values in `decoder` (for the decoder) and in
+    `layer_pattern` (for single layers). `of("decoder", 3)` is the config of decoder layer 3 with these values applied.
 
     >>> config = TransformerConfig(vocab_size=100, decoder={"heads": 4}, layer_pattern=[{}, {"d_ff": 512}])
     >>> config.of("decoder", 1).heads, config.of("decoder", 1).d_ff
@@ -142,20 +140,20 @@ class TransformerConfig:
     """
 
     architecture: Architecture = "encoder-decoder"
-    """Both stacks, or one of them alone."""
+    """Stacks of the model: encoder, decoder or both."""
     vocab_size: Length
-    """Target vocabulary (encoder-only: the only one); also the width of the logits."""
+    """Size of the target vocabulary (encoder-only: the only vocabulary); also the width of the logits."""
     source_vocab_size: Length = None  # type: ignore[assignment]
-    """Source vocabulary; unset: the target's."""
+    """Size of the source vocabulary; unset: vocab_size."""
 
     d_model: Width = 512
-    """Width of the stream that the sub-layers add to."""
+    """Width of embeddings and of each layer's output."""
     encoder_layers: Layers = 6
     """Layers of the encoder."""
     decoder_layers: Layers = 6
     """Layers of the decoder."""
     heads: Width = 8
-    """Attention heads, of queries."""
+    """Attention heads (of queries)."""
     key_value_heads: Width = None  # type: ignore[assignment]
     """Heads of keys and values; unset: heads."""
     d_k: Width = None  # type: ignore[assignment]
@@ -166,88 +164,88 @@ class TransformerConfig:
     """Inner width of the feed-forward nets."""
 
     norm_placement: NormPlacement = "post"
-    """Norms behind each sub-layer (post, the paper's) or before it (pre). post: LayerNorm(x + Sublayer(x)); pre:
+    """Norms after each sub-layer (post, as in the paper) or before it (pre). post: LayerNorm(x + Sublayer(x)); pre:
     x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
-    """The function that normalises."""
+    """Kind of norm."""
     norm_bias: bool = True
     """Bias of layernorm; rmsnorm has none."""
     first_norm: bool = True
-    """The norm before the first layer's attention, with norms in front; ModernBERT has none there."""
+    """Norm before the first layer's attention, with norm_placement "pre"; ModernBERT has none there."""
     norm_epsilon: Epsilon = 1e-5
-    """Added to the variance (RMSNorm: the mean square) in it."""
+    """Added to the variance (rmsnorm: to the mean square) in each norm."""
     activation: Activation = "relu"
     """Activation of the feed-forward nets."""
     gated: bool = False
     """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
     attention_bias: bool = False
-    """Biases on the query, key, value and output projections; the paper's formula has none."""
+    """Biases of the query, key, value and output projections; the paper's formula has none."""
     query_key_norm: bool = False
-    """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
+    """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020), e.g. in Qwen3."""
     attention_scale: Scale | None = None
-    """The factor of the products of queries and keys; unset: 1 / sqrt(d_k). T5 has 1."""
+    """Factor of the dot products of queries and keys, e.g. 1 in T5; unset: 1 / sqrt(d_k)."""
     window: Length | None = None
-    """How many positions away the farthest key is that a position of an encoder alone sees; unset: all are seen."""
+    """Local attention, encoder-only: each position sees keys up to this many positions away; unset: all keys."""
     decoder_self_attention: DecoderSelfAttention = "attention"
-    """The decoder's look at its own tokens: attention, or in its place a simpler simple recurrent unit, whose memory
-    stays one vector a layer (ssru; Kim et al. 2019, as in Marian's students)."""
+    """Self-attention of the decoder, or in its place a simpler simple recurrent unit, which keeps one vector per layer
+    instead of keys and values (ssru; Kim et al. 2019, as in Marian's students)."""
     feed_forward_bias: bool = True
-    """Biases in the feed-forward nets."""
+    """Biases of the feed-forward nets."""
     output_bias: bool = False
     """Bias of the final classifier."""
     logit_scale: Scale | None = None
-    """The factor of the classifier's input; unset: none. T5 has 1 / sqrt(d_model)."""
+    """Factor of the classifier's input, e.g. 1 / sqrt(d_model) in T5; unset: none."""
     logit_cap: Scale | None = None
-    """The bound of logits, which become cap * tanh(logits / cap); unset: none. Gemma 2 has 30."""
+    """Bound of the logits, which become cap * tanh(logits / cap), e.g. 30 in Gemma 2; unset: none."""
 
     positions: Positions = "sinusoidal"
-    """How the model knows the order of tokens; sinusoidal_halves: the paper's, all sines, then all cosines, as in
-    published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines; relative: T5's, by a table
-    that all layers of a stack read; relative_layers: by a table in each layer, as umT5 has them."""
+    """Kind of position encoding; sinusoidal_halves: the paper's, all sines, then all cosines, as in published Marian
+    models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines; relative: T5's, by a table shared by all
+    layers of a stack; relative_layers: by a table in each layer, as in umT5."""
     max_positions: Length = 1024
-    """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
+    """Rows of a learned position table; longest sequence of the exported model. MLX computes sinusoids beyond it."""
     first_position: FirstPosition = 0
-    """Number of the first token's position, of sinusoids alone; M2M100 counts from pad_id + 1."""
+    """Position of the first token, sinusoids only, e.g. pad_id + 1 in M2M100."""
     rotary_base: Base = 10000.0
-    """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
+    """Base of rotary positions: pair i of a head turns by rotary_base^(-2 i / d_k) per position."""
     relative_buckets: Length = 32
-    """Rows of a table of relative positions: near distances have one each, farther ones share (T5)."""
+    """Rows of a table of relative positions: near distances have a row each, farther distances share rows (T5)."""
     relative_distance: Length = 128
-    """Distance from which on all share the last row."""
+    """Relative distances from this on share the last row."""
     tie_embeddings: TieEmbeddings = "all"
     """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three);
-    source-target: a classifier of its own, as in T5 1.1."""
+    source-target: the classifier has its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
     embedding_norm: bool = False
-    """One more norm at the start of each stack, over embedding + position, as BART has it (Lewis et al. 2020)."""
+    """Norm over embedding + position at the start of each stack, as in BART (Lewis et al. 2020)."""
     token_types: Types = 0
-    """Kinds of tokens that an encoder alone tells apart, each with a row that is added to the embedding, as BERT's
-    segments (Devlin et al. 2019); 0: none."""
+    """Number of token types, encoder-only, e.g. 2 for BERT's segments (Devlin et al. 2019): each type has a row added
+    to the embedding; 0: none."""
 
     head: Head = VOCABULARY
-    """The output that an encoder alone makes of its last layer: logits of the vocabulary, of classes, or vectors."""
+    """Output of an encoder-only model: logits over the vocabulary or over classes, or vectors."""
 
     dropout: Rate = 0.1
     """Dropout of every sub-layer's output and of embedding + position (section 5.4)."""
     attention_dropout: Rate = 0.0
-    """Dropout of the attention's weights."""
+    """Dropout of the attention weights."""
     activation_dropout: Rate = 0.0
     """Dropout of the inner activations of the feed-forward nets."""
 
     decoder: Table = SAME
-    """Fields of the decoder that differ from the encoder's, such as heads or d_ff; layer_pattern too."""
+    """Fields with another value in the decoder, such as heads, d_ff or layer_pattern."""
 
     layer_pattern: tuple[Table, ...] = ()
-    """Fields of single layers that differ, such as window or rotary_base: layer i has those of entry i, and the pattern
+    """Fields with another value in single layers, such as window or rotary_base. Layer i takes entry i, and the pattern
     repeats: [{}, {"window": 64}] gives every second layer a window."""
 
     pad_id: TokenId = 0
-    """Padding."""
+    """Id of the padding token."""
     bos_id: TokenId = 1
-    """Start token of the decoder."""
+    """Id of the decoder's start token."""
     eos_id: TokenId = 2
-    """End of a sequence."""
+    """Id of the token at the end of a sequence."""
 
     def __post_init__(self) -> None:
         problems = [*check_fields(self), *self._keep_head(), *self._keep_pattern()]
@@ -267,12 +265,12 @@ class TransformerConfig:
             raise UserError("TransformerConfig: {}", first_of(problems), problems=problems)
 
     def _following(self) -> dict[str, int]:
-        """Return what fields that are unset follow from."""
+        """{field: its value if unset}"""
         width = self.d_model // self.heads
         return dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
 
     def _keep_head(self) -> list[str]:
-        """Keep the head, given as one or as a table of its fields; returns what is wrong with it."""
+        """Convert a head given as a dict of its fields; returns the problems."""
         if isinstance(self.head, Head):
             return []
         if not isinstance(self.head, Mapping):
@@ -284,7 +282,7 @@ class TransformerConfig:
         return []
 
     def _keep_pattern(self) -> list[str]:
-        """Store the shortest equal pattern, without values that are the stack's anyway; returns the problems."""
+        """Store the shortest equivalent pattern, without values equal to the stack's; returns the problems."""
         pattern = self.layer_pattern
         if not isinstance(pattern, list | tuple) or not all(isinstance(layer, Mapping) for layer in pattern):
             return [f"layer_pattern={pattern!r:.60} must be a list of tables of fields"]
@@ -303,7 +301,7 @@ class TransformerConfig:
         return [f"layer_pattern: {name}={x!r:.60} {kinds[name].expectation}" for name, x in wrong]
 
     def _keep_decoder(self) -> list[str]:
-        """Store the decoder's table without values that change nothing; returns the problems."""
+        """Store `decoder` without values that change nothing; returns the problems."""
         table = self.decoder
         if not isinstance(table, Mapping):
             return [f"decoder={table!r:.60} must be a table of fields"]
@@ -327,7 +325,7 @@ class TransformerConfig:
         return []
 
     def _check_layers(self) -> list[str]:
-        """The problems of single layers."""
+        """Build the config of every entry of the patterns; returns the problems."""
         for stack in self.stacks:
             pattern = self.of(stack).layer_pattern
             for entry in range(len(pattern)):
@@ -354,29 +352,29 @@ class TransformerConfig:
 
     @property
     def recurrent(self) -> bool:
-        """Whether the decoder's layers remember one vector each, instead of keys and values."""
+        """Whether decoder layers keep one vector (SSRU) instead of keys and values."""
         return self.decoder_self_attention == "ssru"
 
     @property
     def one_embedding(self) -> bool:
-        """Whether source and target read the same table."""
+        """Whether source and target share one embedding matrix."""
         return self.tie_embeddings in ("source-target", "all")
 
     @property
     def own_classifier(self) -> bool:
-        """Whether there is a classifier with a matrix of its own."""
+        """Whether there is a classifier that isn't tied to an embedding."""
         own = self.tie_embeddings in ("none", "source-target") or self.head.kind != "vocabulary"
         return own and self.head.classifies
 
     @property
     def outputs(self) -> int:
-        """Width of what the classifier gives."""
+        """Width of the classifier's logits."""
         return {"vocabulary": self.vocab_size, "spans": 2}.get(self.head.kind, len(self.head.labels))
 
     def of(self, stack: Stack, layer: int | None = None) -> TransformerConfig:
-        """The config of one stack, or of one of its layers.
+        """The config of a stack or a layer, with the values of `decoder` and `layer_pattern` in place.
 
-        Fields that were derived (d_k = d_model / heads) are derived again from its own values.
+        Derived fields are derived again, e.g. d_k = d_model / heads if the layer has other heads.
         """
         config = _of(self, stack) if self.decoder else self
         if layer is None or not config.layer_pattern:
@@ -384,24 +382,27 @@ class TransformerConfig:
         return _of_layer(config, layer % len(config.layer_pattern))
 
     def at(self, name: str) -> TransformerConfig:
-        """The config that holds at a parameter, module or tap, e.g. `at("decoder.layers.3.feed_forward")`."""
+        """The config of the layer or stack that a parameter or module belongs to.
+
+        e.g. `at("decoder.layers.3.feed_forward")` is `of("decoder", 3)`.
+        """
         place = re.match(r"(encoder|decoder)\.(?:layers\.(\d+))?", name)
         if place is None:
             return self
         return self.of(cast(Stack, place[1]), None if place[2] is None else int(place[2]))
 
     def layers(self, stack: Stack) -> tuple[TransformerConfig, ...]:
-        """The config of each layer of a stack."""
+        """The configs of a stack's layers."""
         return _layers(self, stack)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field; of `YOUNGER` those that are not at their default."""
+        """{field: JSON value}, without fields of `YOUNGER` that have their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
         written = {name: value for name, value in vars(self).items() if name not in defaults or value != defaults[name]}
         return {name: _plain(value) for name, value in written.items()}
 
     def summary(self) -> dict[str, str]:
-        """Return the config in words for a table: the sizes, and what else isn't as it is by default."""
+        """{field: text} for a table: the sizes, and all other fields that differ from their default."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         implied = self._following()
         return {
@@ -411,7 +412,7 @@ class TransformerConfig:
         }
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks."""
+        """HTML for notebooks."""
         return table("TransformerConfig", self.summary().items())
 
     def to_json(self) -> str:
@@ -419,7 +420,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
-        """Strict: an unknown key is an error (with the nearest known name), never dropped."""
+        """Build a config from `to_dict`'s form. Raises `UserError` for unknown keys, with the nearest known name."""
         problems = unknown_keys(values, cls)
         if "vocab_size" not in values:
             problems.append(Text("{vocab_size} is missing"))
@@ -433,7 +434,10 @@ class TransformerConfig:
 
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> TransformerConfig:
-        """Return one of PRESETS for a vocabulary, with single fields changed by keyword."""
+        """A preset, with some fields changed.
+
+        >>> TransformerConfig.preset("base", vocab_size=32000, dropout=0.3)
+        """
         if name not in PRESETS:
             raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], "vocab_size": vocab_size, **changes})
@@ -457,7 +461,7 @@ def _layers(config: TransformerConfig, stack: Stack) -> tuple[TransformerConfig,
 
 
 def _plain(value: Any) -> Any:
-    """Dicts and lists in place of tables, tuples and heads, as JSON has them."""
+    """Convert tables, tuples and heads to dicts and lists, for JSON."""
     if isinstance(value, Head):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -466,7 +470,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerConfig:
-    """`config` with the values of a stack or layer; fields that were derived from replaced ones are derived again."""
+    """The config with the values of a stack or layer; fields derived from changed fields are derived again."""
     widths = () if config.d_model % config.heads else ("d_k", "d_v")
     follow = ("key_value_heads", *widths)
     followed = {n: None for n, value in config._following().items() if n in follow and getattr(config, n) == value}
@@ -474,7 +478,7 @@ def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerC
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; `UserError` if it isn't one."""
+    """Parse a JSON object; raises `UserError` for anything else."""
     values = parse_json(text, "TransformerConfig: not JSON", "restore it from a copy")
     if not isinstance(values, dict):
         raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")

@@ -1,6 +1,6 @@
-"""What a path is: a checkpoint, a run, an ONNX folder, a published model, ... `Place.of` is the one that decides it.
+"""`Place.of(path)` decides whether a path is a checkpoint, a run, an ONNX folder, a published model and so on.
 
-Kinds are told by names of files and by keys of config.json; no model is opened.
+It looks only at file names and keys of config.json; no model is opened.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ TORCH_WEIGHTS = "pytorch_model.bin"
 ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
 PEFT_CONFIG = "adapter_config.json"
 ONNX_CONFIG = "mlx_transformer.json"
-"""Our config in an ONNX folder."""
+"""The model's config in an ONNX folder."""
 MODULES = "modules.json"
-"""The file that lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
+"""Lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
 FORMS = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
-"""The files of a published model's weights that are read."""
+"""Weight files of published models that can be imported."""
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.onnx", "onnx/*.onnx")
 CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}
-"""At least one is in the config.json of a model; other programs call their settings config.json too."""
+"""A model's config.json has at least one of these. Other programs also name their settings config.json."""
 MARIAN_FILES = (".npz", ".bin")
 IMPORTED = (
     *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
     *("umt5", "xlm-roberta"),
 )
-"""Every model_type that `families/table.py` reads, for those who can't import it."""
+"""Every model_type that `families/table.py` imports; copied here, as core may not import families."""
 
 HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")
-"""The parts of a name that the Hub refuses that `HUB_NAME` fits."""
+"""Parts of names that fit `HUB_NAME` but that the Hub refuses."""
 
 Model = Literal["a checkpoint", "a run", "an adapter", "a PEFT adapter", "an ONNX model", "a published model"]
 Other = Literal["a Triton model", "a Marian model", "a file", "a special file", "a folder", "a name on the Hub"]
@@ -51,19 +51,23 @@ FOLDER_OF_CHECKPOINT = f"checkpoint folder ({CONFIG}, {WEIGHTS})"
 
 
 def may_be_called(name: str) -> bool:
-    """Return whether the Hugging Face Hub takes a repository of that name."""
+    """Whether the Hugging Face Hub allows this name for a repository, e.g. "google-t5/t5-small"."""
     return HUB_NAME.fullmatch(name) is not None and NO_HUB_NAME.search(name) is None
 
 
 class Place:
-    """What a path is. Its files are looked at once, when they are first asked for."""
+    """A path and its kind. Files are looked at once, on first use.
+
+    >>> Place.of("runs/en-de").what
+    'a run'
+    """
 
     def __init__(self, path: Path):
         self.path = path
 
     @classmethod
     def of(cls, path: str | Path) -> Place:
-        """`UserError` for what is no path at all, such as a name with a NUL."""
+        """Raises `UserError` if it can't be a path, e.g. with a NUL character."""
         check_name(path)
         return cls(Path(path))
 
@@ -72,12 +76,12 @@ class Place:
         return all((self.path / name).is_file() for name in names)
 
     def matches(self, *patterns: str) -> bool:
-        """Whether the folder has anything of such a name."""
+        """Whether the folder has anything that matches a glob pattern."""
         return any(any(self.path.glob(pattern)) for pattern in patterns)
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """The values in config.json; None if it is missing, damaged, or holds something else."""
+        """The contents of config.json; None if it is missing, damaged or no JSON object."""
         values = None
         with suppress(UserError):
             values = read_json(self.path / CONFIG) if self.holds(CONFIG) else None
@@ -89,29 +93,30 @@ class Place:
 
     @property
     def onnx(self) -> bool:
-        """Whether ONNX Runtime can run it. A published model with graphs beside its weights runs on MLX too."""
+        """Whether ONNX Runtime can run the model. A published model with graphs and weights runs on MLX too."""
         return self.what == "an ONNX model" or self.graphs
 
     @property
     def runs_onnx(self) -> bool:
-        """Whether ONNX Runtime runs the model unless something else is asked for; `UserError` if it is no model."""
+        """Whether the model runs on ONNX Runtime by default, not on MLX. Raises `UserError` if it is no model."""
         return self.check_model().what == "an ONNX model" or (self.graphs and not has_mlx())
 
     @cached_property
     def marian_models(self) -> list[Path]:
-        """The files of Marian's weights in the folder."""
+        """Files with weights in Marian's formats, e.g. model.npz."""
         models = (file for suffix in MARIAN_FILES for file in sorted(self.path.glob(f"*model*{suffix}")))
         return [file for file in models if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
 
     @cached_property
     def checkpoint(self) -> Path | None:
-        """The checkpoint that a path means: the folder itself, `model` in a run, or what a kill has left of either."""
+        """The checkpoint folder: the path itself, `model/` in a run, or the old folder that a killed write left of
+        either (`durable.previous`). None if there is none."""
         places = (self.path, self.path / "model", previous(self.path), previous(self.path / "model"))
         return next((place for place in places if Place(place).holds(CONFIG, WEIGHTS)), None)
 
     @cached_property
     def sure(self) -> What | None:
-        """The kind of model or run, if the files leave no doubt, else None. No command writes into such a folder."""
+        """The kind of model or run, if the files leave no doubt; else None. Commands never write into such a folder."""
         return next((what for what, fits in SURE if fits(self)), None)
 
     @cached_property
@@ -126,7 +131,7 @@ class Place:
         return "a name on the Hub" if may_be_called(str(path)) and path.suffix not in FILES else "nothing"
 
     def checkpoint_folder(self) -> Path:
-        """The folder with config.json and model.safetensors; `UserError` if the path means no checkpoint."""
+        """The folder with config.json and model.safetensors. Raises `UserError` if there is no checkpoint."""
         found = self.checkpoint
         place = self if found in (None, self.path) else Place(found)
         if found is None or place.what not in ("a checkpoint", "a run"):
@@ -134,7 +139,8 @@ class Place:
         return found
 
     def check_model(self) -> Place:
-        """Return itself; `UserError` unless it is a model that can be run: a checkpoint, ONNX, or a published one."""
+        """Raise `UserError` unless this is a model that can be run: a checkpoint, ONNX or published model. Returns
+        itself."""
         if self.what in ("a checkpoint", "a run"):
             self.checkpoint_folder()
         elif self.what != "an ONNX model" and not self.is_importable:
@@ -147,7 +153,10 @@ class Place:
         return self.what in ("a published model", "a PEFT adapter")
 
     def error(self, needed: str) -> UserError:
-        """The error of a command that needs something else: what is there, and how to make of it what is needed."""
+        """The error of a command that needs another kind of path: the kind found, and how to convert it.
+
+        needed: the kind that the command needs, e.g. `A_CHECKPOINT`.
+        """
         path, what, name = self.path, self.what, quote(str(self.path))
         missing = " and ".join(file for file in (CONFIG, WEIGHTS) if not self.holds(file))
         damaged = f"not a checkpoint folder ({missing} missing)"
@@ -182,7 +191,7 @@ class Place:
 
 
 def _is_of_model(place: Place) -> bool:
-    """Whether config.json beside weights is a model's, or damaged."""
+    """Whether there are weights and a config.json, which is a model's or damaged."""
     known = place.config is None or not CONFIG_KEYS.isdisjoint(place.config)
     return place.holds(CONFIG) and known and place.matches(*WEIGHT_FILES)
 
@@ -197,7 +206,7 @@ def _is_of_sentences(place: Place) -> bool:
 
 
 def _lists_weights(place: Place) -> bool:
-    """Whether a manifest names a checkpoint's weights, which may be missing."""
+    """Whether a manifest lists a checkpoint's weights, even if the file itself is missing."""
     try:
         return WEIGHTS in (read_manifest(place.path) or ())
     except UserError:
@@ -216,7 +225,7 @@ SURE: Table = (
     ("a Triton model", lambda place: place.holds("config.pbtxt") and (place.path / "1").is_dir()),
     ("a Marian model", lambda place: place.holds("model.npz") and place.matches("*.yml")),
 )
-"""Folders whose files leave no doubt. The first row that fits counts."""
+"""Folders whose files leave no doubt; the first matching row counts."""
 LIKELY: Table = (
     ("an ONNX model", lambda place: place.graphs),
     (
@@ -229,14 +238,14 @@ LIKELY: Table = (
     ("a Marian model", lambda place: bool(place.marian_models) and not place.holds(CONFIG)),
     ("a folder", lambda _: True),
 )
-"""Folders that lack files, or have none that name a kind."""
+"""Further rows for folders that lack files or have no telling file names."""
 FILES: dict[str, What] = {".onnx": "an ONNX model", **dict.fromkeys(MARIAN_FILES, "a Marian model")}
 SAVED = f"checkpoints/step-*/{MANIFEST}"
-"""The manifests of what a run has saved on its way."""
+"""Manifests of the checkpoints that a run saves during training."""
 
 
 def is_ours(config: Mapping[str, Any] | None) -> bool:
-    """Whether the values of a model's config.json are in our form, as far as it can be read."""
+    """Whether a model's config.json is in our format, not in Hugging Face's. None (unreadable) counts as ours."""
     return config is None or ("d_model" in config and config.keys().isdisjoint(("model_type", "architectures")))
 
 
@@ -248,9 +257,9 @@ def has_mlx() -> bool:
 
 
 def check_there(path: str | Path) -> None:
-    """Raise `UserError` if a model is neither on this machine nor may be on the Hugging Face Hub.
+    """Raise `UserError` if a path doesn't exist and can't be the name of a model on the Hugging Face Hub.
 
-    Takes no time: a command asks before it imports what runs models.
+    This is fast: commands check it before the slow imports.
     """
     place = Place.of(path)
     if place.what == "nothing":
@@ -258,9 +267,11 @@ def check_there(path: str | Path) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """Digest all files of a model, to see whether it is the one that it was: of a checkpoint, the run that holds it, an
-    ONNX folder, a published one, or one file and the data beside it. A card, which people change, is left out.
-    `UserError` if it is none of these."""
+    """Hash all files of a model, to notice changes. Raises `UserError` if the path is no model.
+
+    path: a checkpoint, a run (only its checkpoint counts), an ONNX folder, a published model, or an ONNX file with its
+    data file. The model card is left out, because people edit it.
+    """
     place = Place.of(path)
     if path.is_file():
         files = [path, *path.parent.glob(f"{path.name}_data")]

@@ -1,9 +1,9 @@
-"""The head of an encoder alone, on its last layer: one frozen, validated description.
+"""The head of an encoder-only model, and pooling: one vector (D,) for a text from its tokens' vectors (L, D).
 
-One vector of the vectors of a text's tokens. Sources: Devlin et al. 2019 (the first token's); Reimers and Gurevych
-2019, "Sentence-BERT", section 3 (mean, maximum); Muennighoff 2022, "SGPT" (the weighted mean, the last token's).
+Sources for pooling: Devlin et al. 2019 (first token); Reimers and Gurevych 2019, "Sentence-BERT", section 3 (mean,
+maximum); Muennighoff 2022, "SGPT" (weighted mean, last token).
 
-D model. No import of NumPy: the choices are shown by the command line's help.
+Doesn't import NumPy, as the command line's help reads the choices here.
 """
 
 from __future__ import annotations
@@ -22,38 +22,40 @@ if TYPE_CHECKING:
 HeadKind = Literal["vocabulary", "hidden", "pooled", "classes", "token-classes", "spans"]
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 SPANS = ("start", "end")
-"""The meaning of the two logits of spans."""
+"""Names of the two logits of a head of kind "spans"."""
 OUTSIDE, BEGINS, CONTINUES = "O", "B-", "I-"
-"""The label of what is in no entity, and how labels of a token begin that begins one, or continues it."""
+"""Labels of tokens: outside any entity ("O"), at its start (e.g. "B-PER") or within it ("I-PER")."""
 HeadPooling = Literal["first", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The way from an encoder's last layer to what it gives: one vector of each row, where it gives one (`pooling`);
-    norm(activation(dense(x))), where there is an `activation`; and a classifier, in the kinds that have one.
+    """The head on an encoder's last layer (B, L, D).
 
-    Raises `UserError` listing every problem at once.
+    Three steps, each optional: pooling to (B, D) for kinds with one output per row, norm(activation(dense(x))) if
+    `activation` is set, and a classifier. Raises `UserError` listing every problem at once.
+
+    >>> Head(kind="classes", labels=("negative", "positive"))
     """
 
     kind: HeadKind = "vocabulary"
-    """vocabulary: logits of each position over the vocabulary; hidden: the last layer as it is; pooled: a vector of
-    each row; classes: logits over `labels` of each row; token-classes: of each position; spans: two logits of each
-    position, that an answer begins and that it ends there."""
+    """vocabulary: logits over the vocabulary for each position; hidden: the last layer unchanged; pooled: a vector for
+    each row; classes: logits over `labels` for each row; token-classes: the same for each position; spans: two logits
+    for each position, for the start and the end of an answer."""
     activation: HeadActivation | None = None
-    """That of one more dense layer, which there is only if this is set."""
+    """Adds a dense layer with this activation; unset: no dense layer."""
     norm: bool = False
-    """A norm of the model's kind behind the activation."""
+    """Norm of the model's kind after the activation."""
     bias: bool = True
     """Bias of the dense layer."""
     pooling: HeadPooling = "first"
-    """Whence a row's vector: its first token, or the mean of its tokens."""
+    """A row's vector: the first token's, or the mean over its tokens."""
     labels: tuple[str, ...] = ()
-    """The names of the classes, in their order."""
+    """Names of the classes, in the order of the logits."""
     several: bool = False
-    """Whether a row may be of several classes, or of none: each has a probability of its own."""
+    """A row may have several classes or none: each class has its own probability (sigmoid)."""
     scores: bool = False
-    """Whether the logits of a row are what it was trained to say, as they are (regression), and no probabilities."""
+    """The logits of a row are scores (regression), not log-probabilities."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)
@@ -84,45 +86,47 @@ class Head:
 
     @property
     def classifies(self) -> bool:
-        """Whether the last step is a classifier."""
+        """Whether the head ends with a classifier."""
         return self.kind not in ("hidden", "pooled")
 
     @property
     def per_row(self) -> bool:
-        """Whether it gives one vector of each row, not of each position."""
+        """Whether the output is one vector per row, not one per position."""
         return self.kind in ("pooled", "classes")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field that isn't at its default."""
+        """{field: JSON value} of all fields that differ from their default."""
         values = {**asdict(self), "labels": list(self.labels)}
         plain = {**asdict(VOCABULARY), "labels": []}
         return {name: value for name, value in values.items() if value != plain[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Head:
-        """Strict: an unknown key is an error."""
+        """Build a head from `to_dict`'s form. Raises `UserError` for unknown keys."""
         if problems := unknown_keys(values, cls):
             raise UserError("head: " + "; ".join(problems))
         return cls(**values)
 
 
 VOCABULARY = Head()
-"""The paper's classifier and nothing else."""
+"""The default: only the paper's classifier."""
 
 
 EMBEDDING, DENSE = "embedding.json", "embedding.safetensors"
-"""The files of a folder that say how a text's vector is made (`text_embedding.py`), and hold the weights for it."""
+"""Files in a model's folder with the settings and weights of its text embedding (`text_embedding.py`)."""
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last"]
-"""The first token's row; the largest number of each column; the mean of all rows; their sum divided by the square root
-of how many there are; their mean with weights 1, 2, 3, ... by their places; the last token's row."""
+"""cls: the first token; max: the maximum of each column; mean: over all tokens; mean_sqrt_len: the sum divided by the
+square root of the token count; weighted_mean: weights 1, 2, 3, ... by position; last: the last token."""
 Kind = Literal["dense", "sparse", "multi"]
-"""The kind of vector that is made of a text: one vector; a weight of each of its tokens; a vector of each of its
-tokens."""
+"""dense: one vector for a text; sparse: a weight for each of its tokens; multi: a vector for each of its tokens."""
 
 
 def pooled(rows: NDArray[np.float64], places: NDArray[np.intp], way: Pooling) -> NDArray[np.float64]:
-    """Return a vector (D,) of the rows (tokens, D), which stand at `places` (tokens,); zeros of no rows."""
+    """Pool token vectors `rows` (L, D) to one vector (D,). places: their positions in the text (L,), for weighted_mean.
+
+    No rows give zeros.
+    """
     count = len(rows)
     if not count:
         return rows.sum(axis=0)
