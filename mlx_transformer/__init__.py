@@ -1,4 +1,4 @@
-"""Train a Transformer with MLX. The names below are resolved on first use: importing the package loads no MLX.
+"""Train, run and export Transformers. Names are imported on first use: `import mlx_transformer` doesn't load MLX.
 
 import mlx_transformer as mt
 model, tokenizer = mt.load("quickstart/model")
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from .system.lazy import lazy
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
+TYPE_CHECKING = False  # importing typing takes longer than this whole module
 if TYPE_CHECKING:
     from export import OnnxTransformer as OnnxTransformer
     from export import SearchModel as SearchModel

@@ -1,10 +1,10 @@
-"""The program `mlx-transformer`, and `python -m mlx_transformer` where it is not on the path."""
+"""The program `mlx-transformer`, also started by `python -m mlx_transformer`."""
 
 from mlx_transformer.system.early import stop_quietly
 
 stop_quietly("mlx-transformer")
 
-from mlx_transformer.cli import main  # noqa: E402 - Ctrl-C first
+from mlx_transformer.cli import main  # noqa: E402 - Ctrl-C is handled before slow imports
 
 if __name__ == "__main__":
     main()

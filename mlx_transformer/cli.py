@@ -1,4 +1,4 @@
-"""The entry point. All that takes time to import comes after Ctrl-C has a handler."""
+"""The entry point of `mlx-transformer`. Slow imports come after the handler for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; raises `SystemExit` with the statuses that `system/process.py` describes, but for 0."""
+    """Run a command, from `sys.argv` by default. Raises `SystemExit` with a status of `system/process.py` unless it is
+    0."""
 
     def command() -> int:
         from .system.lazy import check_export

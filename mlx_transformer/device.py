@@ -1,18 +1,15 @@
-"""Fast matrix products for MLX on Linux CPUs; does nothing on macOS, with CUDA, or where the parts are missing.
+"""MLX's devices: their differences in one place (`tuning`), and fast matrix products on Linux CPUs (`use_fast_blas`).
 
-MLX's Linux wheel is linked to the reference BLAS, 15 to 60 times slower than OpenBLAS at float32 matmul. OpenBLAS
-comes from PyPI as `scipy-openblas32`, built for the same 32-bit integer interface but with prefixed names
-(`scipy_cblas_sgemm`), so preloading it changes nothing. Instead the three `cblas_*gemm` slots of libmlx.so's own jump
-table (the ELF relocations of type JUMP_SLOT, in which the dynamic linker keeps the addresses of imported functions)
-are pointed at OpenBLAS. Nothing on disk is touched and no other library in the process is affected.
-MLX_TRANSFORMER_BLAS=wheel leaves MLX as it is.
+`tuning()` says how to use MLX's default device, e.g. whether to compile the training step; inside `mx.stream(mx.cpu)`
+it is the CPU's. To try a GPU's choices on a machine without one, set MLX_TRANSFORMER_DEVICE_CHOICES=gpu, or use
+`deciding_as("gpu")` for a block. MLX_TRANSFORMER_DEVICE=cpu uses the CPU even if there is a GPU.
 
-The differences between MLX's devices, decided in one place: what is compiled, how batches are cut, when the host
-asks.
-
-`tuning()` follows MLX's default device, and with it `mx.stream(mx.cpu)`. Where there is no GPU its choices can be
-rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_CHOICES=gpu, for a block by `deciding_as("gpu")`.
-MLX_TRANSFORMER_DEVICE=cpu takes the CPU of a machine that has a GPU.
+MLX's Linux wheel is linked to the reference BLAS, which is 15 to 60 times slower than OpenBLAS for float32 matrix
+products. PyPI has OpenBLAS as `scipy-openblas32`, with the same 32-bit integer interface but prefixed names
+(`scipy_cblas_sgemm`), so preloading it wouldn't replace anything. Instead, `use_fast_blas` overwrites three entries of
+libmlx.so's jump table, where the dynamic linker keeps the addresses of imported functions (ELF relocations of type
+JUMP_SLOT). The `cblas_*gemm` entries then point to OpenBLAS. Files and other libraries in the process are unaffected.
+MLX_TRANSFORMER_BLAS=wheel turns this off.
 """
 
 from __future__ import annotations
@@ -36,16 +33,17 @@ from mlx_transformer.system.machine import fast_cores
 
 _GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 _JUMP_SLOT = {"x86_64": 7, "aarch64": 1026}
-"""R_X86_64_JUMP_SLOT and R_AARCH64_JUMP_SLOT: the type of relocation by the machine's name."""
+"""{machine: relocation type}: R_X86_64_JUMP_SLOT and R_AARCH64_JUMP_SLOT."""
 # Tags of the ELF dynamic section.
 _PLTRELSZ, _STRTAB, _SYMTAB, _JMPREL = 2, 5, 6, 23
 
 
 @cache
 def use_fast_blas() -> str:
-    """Point MLX's matrix products at OpenBLAS, once a process; returns what is in use, for the run's record.
+    """Make MLX use OpenBLAS for matrix products on Linux CPUs, once per process.
 
-    "openblas <config>" after a change, otherwise "mlx" with the reason. Never raises: without it MLX is only slower.
+    Returns a text for the run's record: "openblas <config>", or "mlx (<reason>)" if nothing was changed. Never raises:
+    without OpenBLAS, MLX is only slower.
     """
     if sys.platform != "linux" or platform.machine() not in _JUMP_SLOT:
         return f"mlx ({sys.platform} {platform.machine()})"
@@ -63,14 +61,14 @@ def use_fast_blas() -> str:
     if not patched:
         return "mlx (libmlx.so imports no cblas_*gemm)"
     if "OPENBLAS_NUM_THREADS" not in os.environ:
-        # Two threads would wait for each other by spinning: beside other work, decoding took six times as long.
+        # Several threads wait for each other by spinning: next to other work, decoding took six times as long.
         openblas.scipy_openblas_set_num_threads(1)
     openblas.scipy_openblas_get_config.restype = ctypes.c_char_p
     return "openblas " + openblas.scipy_openblas_get_config().decode().removeprefix("OpenBLAS").strip()
 
 
 def set_blas_threads(threads: int) -> None:
-    """Threads of one matrix product; 1, the default, is right for decoding and for streams side by side."""
+    """Set OpenBLAS's threads per matrix product. The default of 1 is best for decoding and for parallel streams."""
     openblas = _openblas() if use_fast_blas().startswith("openblas") else None
     if openblas is not None:
         openblas.scipy_openblas_set_num_threads(threads)
@@ -78,7 +76,7 @@ def set_blas_threads(threads: int) -> None:
 
 @cache
 def _openblas() -> ctypes.CDLL | None:
-    # The package is found, not imported: it looks up its own version, which takes as long as to open a small model.
+    # Found, not imported: the package looks up its own version, which takes as long as opening a small model.
     package = find_spec("scipy_openblas32")
     folders = (package.submodule_search_locations or ()) if package else ()
     files = [file for folder in folders for file in Path(folder, "lib").glob("libscipy_openblas*")]
@@ -89,13 +87,12 @@ def _openblas() -> ctypes.CDLL | None:
 
 
 def _loaded(library: str) -> tuple[int, int] | None:
-    """Return (base address, address of the dynamic section) of a library of this process, from the linker's own
-    list."""
+    """(base address, address of the dynamic section) of a loaded library, from the dynamic linker; None if unknown."""
     address = ctypes.c_void_p()
     try:
         handle = ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)._handle
         failed = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), 2, ctypes.byref(address))  # RTLD_DI_LINKMAP
-    except (OSError, AttributeError):  # it isn't loaded, or another C library
+    except (OSError, AttributeError):  # not loaded, or a C library other than glibc
         return None
     if failed or address.value is None:
         return None
@@ -105,14 +102,14 @@ def _loaded(library: str) -> tuple[int, int] | None:
 
 
 def _jump_slots(base: int, dynamic: int) -> dict[str, int]:
-    """Return {function name: address of its slot} for the gemms that the library imports."""
+    """{function: address of its jump table entry} for the gemm functions that the library imports."""
     tags: dict[int, int] = {}
     while (tag := ctypes.c_int64.from_address(dynamic).value) != 0:
         tags[tag] = ctypes.c_uint64.from_address(dynamic + 8).value
         dynamic += 16
     if not {_PLTRELSZ, _STRTAB, _SYMTAB, _JMPREL} <= tags.keys():
         return {}
-    # glibc stores absolute addresses in these entries after loading, other linkers offsets.
+    # After loading, glibc stores absolute addresses in these entries; other linkers store offsets.
     strings, symbols, relocations = (tags[t] if tags[t] > base else base + tags[t] for t in (_STRTAB, _SYMTAB, _JMPREL))
     slots = {}
     for entry in range(relocations, relocations + tags[_PLTRELSZ], 24):
@@ -142,27 +139,28 @@ VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"
 
 
 class Tuning(NamedTuple):
-    """How to use one kind of device."""
+    """How to use a kind of device, CPU or GPU."""
 
     compiles: bool
-    """The training step and the activations are compiled functions. On Linux CPUs `mx.compile` would start a C++
-    compiler at run time and gain nothing; there the step is split over streams, one a core."""
+    """Compile the training step and activations. On Linux CPUs `mx.compile` starts a C++ compiler at run time and gains
+    nothing; there the step is split over streams, one for each core."""
     few_shapes: bool
-    """Training batches come in few shapes, for a compiled function is built again for each. Otherwise each is tight."""
+    """Make training batches of few shapes, as a compiled function is compiled again for each shape. Otherwise batches
+    have as little padding as possible."""
     shortest: int
-    """Positions that a training batch has at least. On GPUs the fused attention for 8 queries or fewer has no gradient
-    (it may throw), so that those take 16."""
+    """Least length of a training batch. On GPUs, MLX's fused attention has no gradient for 8 queries or fewer (it may
+    throw), so the value is 16 there."""
     exp_as_power: bool
-    """e^x is computed as a power of two, which MLX's CPU backend takes from the C library, 2.5 times faster."""
+    """Compute e^x as a power of two. MLX's CPU backend takes that from the C library, 2.5 times faster."""
     check_every: int
-    """A search asks "all finished?" after so many steps: on a GPU each question waits for the work in its queue."""
+    """Steps between a search's checks whether all rows have finished. On a GPU each check waits for all queued work."""
     drop_below: float
-    """A search drops finished rows when at most this share still runs. On a GPU a smaller batch costs nearly the same,
-    so that few shapes occur."""
+    """A search drops finished rows once at most this share is unfinished. On a GPU a smaller batch costs nearly the
+    same, so rows are dropped late, which also gives fewer shapes."""
     unpack_from: float
-    """Rows of activations from which an adapter's base is multiplied as the numbers that its integers stand for. MLX's
-    CPU backend multiplies integers one by one (4 bits, 256 x 256, 512 rows: 29 ms, unpacked 0.8), its GPUs' kernels as
-    fast as numbers."""
+    """Rows of activations from which a quantised base of an adapter is dequantised before the product. MLX's CPU backend
+    multiplies packed integers one by one (4 bits, 256 x 256, 512 rows: 29 ms, dequantised 0.8 ms); GPU kernels are as
+    fast with packed integers."""
 
 
 CPU = Tuning(
@@ -178,7 +176,7 @@ _tf32: list[bool] = []
 
 
 def _use_device() -> None:
-    """Use the device that the variable names, before anything is computed."""
+    """Apply MLX_TRANSFORMER_DEVICE, before anything is computed."""
     named = os.environ.get(DEVICE, "")
     if named not in ("", *_TUNINGS):
         raise UserError(f"{DEVICE}={named}: choose cpu or gpu, or unset it")
@@ -190,9 +188,12 @@ def _use_device() -> None:
 
 
 def _fill_cpu_streams() -> None:
-    """Let MLX order its work across the streams of a CPU. Beyond a width (20 arrays, if nobody says otherwise) it goes
-    down one branch after another, so that streams wait for each other: a step of `base` used 1.4 cores of 2, now 1.9,
-    with the same memory. MLX reads its setting once a process, before the first array."""
+    """Raise MLX's limit for breadth-first scheduling, so that all CPU streams have work.
+
+    If the graph is wider than the limit (default 20 arrays), MLX schedules one branch after another and streams wait for
+    each other. With 4000, a training step of `base` uses 1.9 of 2 cores instead of 1.4, in the same memory. MLX reads
+    the variable once per process, before the first array.
+    """
     if mx.default_device().type == mx.DeviceType.cpu:
         os.environ.setdefault("MLX_BFS_MAX_WIDTH", "4000")
 
@@ -202,7 +203,10 @@ _fill_cpu_streams()
 
 
 def tuning() -> Tuning:
-    """Return the choices of MLX's default device, unless overridden. `UserError` if the variable names no device."""
+    """The tuning for MLX's default device, unless overridden (see the module's docstring).
+
+    Raises `UserError` if MLX_TRANSFORMER_DEVICE_CHOICES is neither cpu nor gpu.
+    """
     kind = _overrides[-1] if _overrides else os.environ.get(VARIABLE, "")
     if kind and kind not in _TUNINGS:
         raise UserError(f"{VARIABLE}={kind}: choose cpu or gpu, or unset it")
@@ -213,7 +217,7 @@ def tuning() -> Tuning:
 
 @contextmanager
 def deciding_as(kind: str) -> Iterator[None]:
-    """Decide as for a "cpu" or a "gpu" in this block, in every thread, whatever MLX's default device is."""
+    """Use the tuning of a "cpu" or "gpu" within the block, in all threads; MLX's device stays the same."""
     _overrides.append(kind)
     rehearsed = kind == "gpu" and not _on_gpu()
     if rehearsed:
@@ -227,27 +231,29 @@ def deciding_as(kind: str) -> Iterator[None]:
 
 
 def device_kind() -> str:
-    """Return MLX's default device: cpu, metal or cuda."""
+    """MLX's default device: "cpu", "metal" or "cuda"."""
     if not _on_gpu():
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def device_record() -> str:
-    """Return the device as a run's record has it: with another one's choices it is another one."""
+    """The device for a run's record, e.g. "metal", or "cpu, deciding as a gpu" if the tuning is overridden."""
     device_tuning = GPU if _on_gpu() else CPU
     kind = next(kind for kind, one in _TUNINGS.items() if one == tuning())
     return device_kind() if tuning() == device_tuning else f"{device_kind()}, deciding as a {kind}"
 
 
 def gradient_device(queries: int) -> mx.Device:
-    """Return where attention over sequences of this length has a gradient: MLX's default device, or else the CPU."""
+    """A device on which attention with this many queries has a gradient: MLX's default device, else the CPU."""
     return mx.default_device() if queries >= tuning().shortest else mx.Device(mx.cpu)
 
 
 def cpu_streams() -> list[mx.Stream]:
-    """Return one new stream for each fast core that this process may use (a container or `taskset` may allow fewer than
-    there are): one MLX stream runs on one core. On a GPU its own."""
+    """A new CPU stream for each fast core this process may use, as an MLX stream runs on one core.
+
+    On a GPU only its default stream.
+    """
     if _on_gpu():
         return [mx.default_stream(mx.default_device())]
     return [mx.new_stream(mx.cpu) for _ in range(fast_cores())]
@@ -255,10 +261,14 @@ def cpu_streams() -> list[mx.Stream]:
 
 @contextmanager
 def training_memory(cache: float | None, most: float | None = None) -> Iterator[None]:
-    """Set memory for a run that trains on a GPU: freed arrays are kept for reuse up to `cache` bytes (None: as MLX
-    does). On Metal arrays stay resident up to what the system recommends (macOS 15; earlier ones ignore it), and beyond
-    it, or beyond `most` bytes if that is less, MLX waits for running work before it takes more; left alone it goes on
-    to half as much again, where a Mac swaps."""
+    """Set MLX's memory limits for training on a GPU; does nothing on a CPU.
+
+    cache: bytes of freed arrays that are kept for reuse; None: MLX's default. most: further limit in bytes on Metal.
+
+    On Metal, arrays up to the size that macOS recommends stay resident (from macOS 15 on). Beyond that, or beyond
+    `most`, MLX waits for running work before it allocates more. By default it would allocate half as much again, at
+    which a Mac swaps.
+    """
     if not _on_gpu():
         yield
         return
@@ -278,8 +288,11 @@ def training_memory(cache: float | None, most: float | None = None) -> Iterator[
 
 
 def set_tf32(on: bool) -> None:
-    """Set whether a GPU's float32 products may round to TF32, as they do by default on some. Before the first product:
-    MLX reads its setting once a process. `UserError` where it is too late, or was set otherwise before."""
+    """Allow or forbid TF32 rounding in a GPU's float32 products, which some GPUs use by default.
+
+    Call it before the first product, as MLX reads the setting once per process. Raises `UserError` if it was set to the
+    other value before.
+    """
     if _tf32 not in ([], [on]):
         raise UserError("mlx:gpu: float32 and tf32 can't be compared in one run: MLX takes one setting a process")
     _tf32[:] = [on]
@@ -287,7 +300,7 @@ def set_tf32(on: bool) -> None:
 
 
 def check_float32(device: mx.Device) -> None:
-    """Raise `UserError` where a product of this device isn't float32's. In TF32's 10 bits 1 + 2^-12 is 1."""
+    """Raise `UserError` if the device multiplies in TF32, whose 10 bits round 1 + 2^-12 to 1."""
     with mx.stream(device):
         ones = mx.ones((256, 256))
         product = ((1 + 2.0**-12) * ones @ ones)[0, 0].item()
@@ -302,10 +315,10 @@ def _on_gpu() -> bool:
 
 
 def _set_fusing(on: bool) -> None:
-    """Set whether compiled functions are fused into kernels as well. Traced and simplified they are either way, which
-    is what a rehearsal needs, but on a CPU fusing starts a C++ compiler (minutes for a training step).
+    """Turn the fusing of compiled functions into kernels on or off. They are traced and simplified in both cases.
 
-    MLX's CompileMode {disabled, no_simplify, no_fuse, enabled} is known to its C++ interface alone.
+    Trying a GPU's tuning on a CPU needs only the tracing. Fusing would start a C++ compiler, for minutes with a training
+    step. MLX offers CompileMode {disabled, no_simplify, no_fuse, enabled} only in C++.
     """
     library = next(Path(mx.__file__).parent.glob("lib/libmlx.*"), None)
     set_mode = None if library is None else getattr(ctypes.CDLL(str(library)), _SET_MODE, None)
@@ -314,7 +327,7 @@ def _set_fusing(on: bool) -> None:
     elif set_mode is not None:
         set_mode(ctypes.c_int(2))
     else:
-        mx.disable_compile()  # another build: run as written, never traced
+        mx.disable_compile()  # another build of MLX: run uncompiled, without tracing
 
 
 _SET_MODE = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"

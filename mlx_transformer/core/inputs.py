@@ -1,6 +1,6 @@
-"""The inputs of a model, for every runtime: rows of any lengths, checked once, taken apart and padded.
+"""Inputs of a model, for every runtime: check rows of any lengths once, select rows, and pad them to arrays.
 
-`INPUTS` lists all that a first stack can read of one row. Shapes: B rows, S their padded length, D model.
+`INPUTS` lists the inputs that a model's first stack can read. Shapes: B rows, S padded length, D model width.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from .config import TransformerConfig
 
 Ids = Sequence[Sequence[int]]
 Vectors = Sequence[Any]
-"""For each input an array (S, D), or lists of its numbers."""
+"""For each row an array (S, D), or nested lists of its numbers."""
 Rows = TypeVar("Rows", bound=Sequence[Any])
 
 
 class Input(NamedTuple):
-    """One input of a model's first stack. `name`: the argument of `Transformer.encode`, and the value of a graph's port
-    (`export/interface.py`); `argument`: as a search takes it; `published`: what graphs and published models call it;
-    `size`: how many ids there are, or the width of vectors; 0 in a model that doesn't read it.
+    """An input of a model's first stack.
+
+    name: the argument of `Transformer.encode`, also used for ports of graphs (`export/interface.py`).
+    argument: the argument of a search. published: the name in graphs and published models, e.g. "input_ids".
+    size: number of ids, or width of vectors; 0 if the model doesn't have the input.
     """
 
     name: str
@@ -33,10 +35,13 @@ class Input(NamedTuple):
     size: Callable[[TransformerConfig], int]
     vectors: bool = False
     fill: Callable[[TransformerConfig], int] = lambda config: 0
-    """The value on padding."""
+    """The value of padding."""
 
     def check(self, rows: Any, config: TransformerConfig, what: str) -> list[NDArray]:
-        """Return the rows as arrays. `UserError` for what doesn't fit the model; what: the ids' name in its message."""
+        """Check rows and convert them to arrays, (S,) or (S, D) each. Raises `UserError` if they don't fit the model.
+
+        what: the name of ids in its message, e.g. "source".
+        """
         if not self.size(config):
             raise UserError(f"{self.argument}: the model reads none; leave them out")
         if self.vectors:
@@ -54,31 +59,37 @@ SOURCE_IDS = Input(
 VECTORS = Input("inputs_embeds", "inputs_embeds", "inputs_embeds", lambda c: c.d_model, vectors=True)
 TOKEN_TYPES = Input("token_types", "token_types", "token_type_ids", lambda c: c.token_types)
 INPUTS = {entry.name: entry for entry in (SOURCE_IDS, VECTORS, TOKEN_TYPES)}
-"""By name: ids, vectors in their place, and what goes with either."""
+"""{name: input}: ids, vectors in place of ids, and token types, which go with either."""
 MASK = "attention_mask"
-"""The name that graphs and published models have for the mask of their input."""
+"""Name of the input's mask in graphs and published models."""
 
 
 def companions(config: TransformerConfig) -> list[Input]:
-    """Return what such a model reads besides ids, or vectors, and their mask."""
+    """The inputs that this model reads in addition to ids (or vectors) and their mask, e.g. token types."""
     return [entry for entry in INPUTS.values() if entry not in (SOURCE_IDS, VECTORS) and entry.size(config)]
 
 
 class Sources:
-    """Rows of any lengths, checked. `rows`: by input, an array for each row, (S,) or (S, D). `start`: the token that a
-    decoder begins with."""
+    """Checked rows of any lengths. rows: {input: list of arrays (S,) or (S, D)}; start: the decoder's first token.
+
+    >>> arrays, mask = Sources.of(config, ids=[[5, 17, 2], [8, 2]]).padded()
+    >>> mask
+    array([[1, 1, 1],
+           [1, 1, 0]])
+    """
 
     def __init__(self, config: TransformerConfig, rows: Mapping[str, list[NDArray]], start: int | None = None):
-        """start: in place of the model's own."""
+        """start: default `config.bos_id`."""
         self.config, self.rows = config, dict(rows)
         self.start = config.bos_id if start is None else start
         self.lengths = np.array([len(row) for row in self._first], np.int64)
 
     @classmethod
     def of(cls, config: TransformerConfig, what: str = "source", **arrays: Any) -> Sources:
-        """Check what a caller gives, by argument: ids=rows, or inputs_embeds=rows in their place.
+        """Check the rows of each input, given by `Input.argument`: ids=rows, or inputs_embeds=rows in place of ids.
 
-        `UserError` names the row and the position of what doesn't fit the model. what: the ids' name in its messages.
+        Raises `UserError` with the row and position of the first value that doesn't fit the model. what: the name of
+        ids in its message.
         """
         entries = {name: entry for name, entry in INPUTS.items() if arrays.get(entry.argument) is not None}
         if SOURCE_IDS.name in entries and VECTORS.name in entries:
@@ -103,21 +114,21 @@ class Sources:
         return len(self._first)
 
     def __iter__(self) -> Iterator[NDArray]:
-        """Return the rows of ids, or of vectors."""
+        """Iterate over the rows of ids, or of vectors."""
         return iter(self._first)
 
     def __getitem__(self, index: slice | NDArray) -> Sources:
-        """These rows, in this order."""
+        """Select rows, in the order of the index."""
         numbers = np.arange(len(self))[index]
         return Sources(self.config, {name: [rows[i] for i in numbers] for name, rows in self.rows.items()}, self.start)
 
     def padded(
         self, multiple: int = 1, most: int | None = None, left: bool = False
     ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-        """Return each input as one array (B, S) or (B, S, D), by name, and the mask (B, S), 1 on tokens.
+        """Pad the rows; returns {input: array (B, S) or (B, S, D)} and the mask (B, S), 1 on tokens, 0 on padding.
 
-        S: the longest row, rounded up to a multiple, but to no more than `most` if that is enough. left: the padding
-        stands before the rows.
+        S is the longest row, rounded up to a multiple of `multiple`. Rounding stops at `most`, e.g. the model's longest
+        sequence. left: put the padding before the tokens.
         """
         longest = int(self.lengths.max(initial=0))
         rounded = -(-longest // multiple) * multiple
@@ -137,13 +148,16 @@ class Sources:
         return array
 
     def stacked(self) -> dict[str, NDArray]:
-        """Return each input as one array. `UserError` for rows of several lengths, and of more than the model takes."""
+        """Stack rows of equal length: {input: array (B, S) or (B, S, D)}.
+
+        Raises `UserError` if lengths differ or exceed the model's `max_positions`.
+        """
         check_equally_long(list(self), self.config, "ids")
         return {name: np.stack(rows) for name, rows in self.rows.items()}
 
 
 def check_equally_long(rows: Sequence[NDArray], config: TransformerConfig, what: str) -> None:
-    """Raise `UserError` unless the rows are of one length that the model takes."""
+    """Raise `UserError` unless all rows have the same length, at most `max_positions`."""
     if len({len(row) for row in rows}) != 1:
         raise UserError(f"{what}: rows have different lengths; pad them and pass a mask")
     if len(rows[0]) > config.max_positions:
@@ -151,12 +165,12 @@ def check_equally_long(rows: Sequence[NDArray], config: TransformerConfig, what:
 
 
 def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> list[NDArray]:
-    """Return the rows as float32 arrays (S, `width`); `UserError` names the first row that is none."""
+    """Convert rows to float32 arrays (S, width). Raises `UserError` for the first row of another shape or type."""
     rows = []
     for i, row in enumerate(listed(vectors, what, "vectors")):
         try:
             array = np.asarray(row)
-        except ValueError:  # vectors of unequal length within it
+        except ValueError:  # vectors of unequal length
             array = np.zeros((0, 0))
         if array.ndim != 2 or array.shape[1] != width or not len(array):
             raise UserError(
@@ -170,13 +184,13 @@ def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> 
 
 
 def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[NDArray]:
-    """Return the rows as int64 arrays; `UserError` names the row and position of the first id outside
-    0..vocab_size-1."""
+    """Convert rows to int64 arrays (S,). Raises `UserError` with row and position of the first id outside 0 to
+    vocab_size - 1. empty: allow empty rows."""
     rows = []
     for i, row in enumerate(listed(ids, what)):
         try:
             array = np.asarray(row)
-        except ValueError:  # lists of unequal length within it
+        except ValueError:  # nested lists of unequal length
             array = np.zeros((0, 0))
         if array.ndim != 1:
             raise UserError(f"{what} row {i}: expected a list of ids, found an array of shape {array.shape}")
@@ -184,7 +198,7 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
             if not empty:
                 raise UserError(f"{what} row {i} is empty: it must hold at least one id (eos)")
             array = array.astype(np.int64)
-        if array.dtype.kind not in "iu" and all(type(id) is int for id in row):  # beyond 64 bits
+        if array.dtype.kind not in "iu" and all(type(id) is int for id in row):  # more than 64 bits
             array = np.array([min(max(id, -1), vocab_size) for id in row])
         if array.dtype.kind not in "iu":
             raise UserError(f"{what} row {i}: ids must be whole numbers, found {array.dtype}")
@@ -199,7 +213,7 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
 
 
 def listed(rows: Rows, what: str, kind: str = "ids") -> Rows:
-    """Return the rows. `UserError` for what is no list of rows."""
+    """Return the rows unchanged. Raises `UserError` if they are no list or array."""
     if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
         raise UserError(f"{what}: expected a list of lists of {kind}, found {type(rows).__name__}")
     return rows

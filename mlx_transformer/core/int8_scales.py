@@ -1,4 +1,4 @@
-"""int8_scales.json in a checkpoint's folder: the scales with which its products are computed in int8.
+"""int8_scales.json in a checkpoint's folder: scales for computing its matrix products in int8.
 
     {"format": 1,
      "origin": {"text": "valid.en", "sha256": "...", "sentences": 300, "rule": "largest"},
@@ -6,20 +6,20 @@
                   "decoder.layers.0.feed_forward.up_proj.weight": {"activation": 12.5},
                   "decoder.layers.0.feed_forward.down_proj.weight": {"activation": 40.25, "steps": 255}, ...}}
 
-An entry for each matrix of a linear map or an embedding, by the name of its parameter. `activation` a and `steps` say
-how what is multiplied with it becomes integers, `weight` m how it does itself, a row of it at a time where m is absent:
+There is an entry for each matrix W of a linear map or an embedding, by parameter name. The activations x that W is
+multiplied with are quantised with `activation` (a) and `steps`, and W with `weight` (m):
 
     x   steps 127   round_half_even(clip(x a, -127, 127))
-              128   round_half_even(clip(x a, -128, 127)): all that a byte holds, which saves a graph the clipping
-              255   round_half_even(clip(x a, 0, 255)), of what is never negative
+              128   round_half_even(clip(x a, -128, 127)): the whole range of int8, so a graph needs no clipping
+              255   round_half_even(clip(x a, 0, 255)), for x that is never negative, e.g. after a ReLU
     W               round_half_even(W m)
 
-Without `activation` each token has a scale of its own, from its largest magnitude: nobody has seen what comes there. An
-embedding that is only looked up has none. Numbers are float32, and come back bit for bit.
+Without `activation`, each token's scale is computed from its largest magnitude at run time. Without `weight`, each row
+of W has its own scale. Embeddings that are only looked up have no `activation`. Numbers are float32 and are read back
+bit for bit.
 
-{"float32": true}, of an encoder alone, says that a matrix is no integers at all: it, and what is multiplied with it,
-stay float32. Its layer, in options and reports, is what bears its name up to the projection: embedding,
-encoder.layers.0.self_attention, encoder.layers.0.feed_forward.
+{"float32": true}, in encoder-only models, leaves a matrix and its activations in float32. Options and reports name such
+a layer without the projection, e.g. embedding, encoder.layers.0.self_attention or encoder.layers.0.feed_forward.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from .parameters import embedding_names, output_weight_name, quantizable_shapes
 INT8_SCALES = "int8_scales.json"
 FORMAT = 1
 SYMMETRIC, SIGNED, UNSIGNED = 127, 128, 255
-"""Steps on either side of zero, of which the last two have one more below it; and from zero up, as behind a ReLU."""
+"""Values of `steps`: -127 to 127, -128 to 127, and 0 to 255 (e.g. after a ReLU)."""
 STEPS = (SYMMETRIC, SIGNED, UNSIGNED)
 
 
 @dataclass(frozen=True)
 class ProductScales:
-    """The multipliers of one matrix and of what is multiplied with it, float32; None: not fixed."""
+    """Scales of one matrix and its activations; None: computed from the numbers themselves (see above)."""
 
     activation: np.float32 | None = None
     steps: int = SYMMETRIC
     weight: np.float32 | None = None
     float32: bool = False
-    """Nothing of it is an integer."""
+    """The matrix and its activations stay float32."""
 
 
 FLOAT32 = ProductScales(float32=True)
@@ -62,31 +62,33 @@ FLOAT32 = ProductScales(float32=True)
 
 @dataclass(frozen=True)
 class Int8Scales:
-    """The scales of all products. `origin`: where they come from, numbers and text by name."""
+    """Scales of all matrices. origin: their source, e.g. the calibration text and its SHA-256."""
 
     products: Mapping[str, ProductScales]
     origin: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def of(self, name: str) -> ProductScales:
-        """Return a matrix's; without an entry nothing is fixed."""
+        """The scales of a matrix; the default if it has no entry."""
         return self.products.get(name, ProductScales())
 
     @property
     def is_fixed(self) -> bool:
-        """Whether there are any scales."""
+        """Whether any scale is fixed in advance."""
         return any(entry.activation is not None or entry.weight is not None for entry in self.products.values())
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a sum of two products may need more than 16 bits, which x86 processors without VNNI give it: a
-        calibration of this project takes no such multipliers, those of a file are as they are."""
+        """Whether a sum of two products may exceed the 16 bits that x86 processors without VNNI have for it.
+
+        Scales from this project's calibration avoid that; scales from other sources may not.
+        """
         multiplied = any(entry.weight is not None for entry in self.products.values())
         ours = "percentile" in self.origin and any(entry.steps != SYMMETRIC for entry in self.products.values())
         return multiplied and not ours
 
     @property
     def float32(self) -> list[str]:
-        """The layers that stay float32, in the order of the network; single matrices where not all of a layer do."""
+        """The layers that stay float32, in network order; single matrices if only part of a layer does."""
         matrices = []
         for layer, names in layers_of(self.products).items():
             whole = [name for name in names if self.of(name).float32]
@@ -94,8 +96,11 @@ class Int8Scales:
         return matrices
 
     def leaving(self, layers: Iterable[str], config: TransformerConfig) -> Int8Scales:
-        """Return the same but for these layers, or parts of them, which stay float32: encoder.layers.0 is all of a
-        layer, encoder.layers.0.feed_forward.down_proj one matrix. `UserError` for one that the model hasn't."""
+        """The same scales with these layers left in float32. Raises `UserError` for a layer that the model lacks.
+
+        layers: prefixes of parameter names, e.g. "encoder.layers.0" for a whole layer, or
+        "encoder.layers.0.feed_forward.down_proj" for one matrix.
+        """
         matrices, unquantised = quantizable_shapes(config), set[str]()
         for layer in layers:
             names = [name for name in matrices if f"{name}.".startswith(f"{layer}.")]
@@ -109,13 +114,13 @@ class Int8Scales:
         return Int8Scales({name: FLOAT32 if name in unquantised else self.of(name) for name in matrices}, self.origin)
 
     def json(self) -> str:
-        """Write the text of the file."""
+        """The text of int8_scales.json."""
         products = {name: dict(_written(entry)) for name, entry in self.products.items()}
         return json.dumps({"format": FORMAT, "origin": {**self.origin}, "products": products}, indent=2) + "\n"
 
     @classmethod
     def parse(cls, values: Any, config: TransformerConfig, where: str) -> Int8Scales:
-        """Read what `json` writes, for a model of this config. `UserError` lists all that is wrong with it."""
+        """Build from the file's JSON values. Raises `UserError`, starting with `where`, with all problems."""
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             form = values.get("format") if isinstance(values, dict) else type(values).__name__
             raise UserError(f"{where}: format {form!r} is not known to this version (it reads format {FORMAT})")
@@ -134,19 +139,19 @@ class Int8Scales:
 
 
 def read_int8_scales(folder: Path, config: TransformerConfig) -> Int8Scales | None:
-    """Read the file in a folder; None if there is none. `UserError` if it is damaged or doesn't fit the model."""
+    """Read a folder's int8_scales.json; None if there is none. Raises `UserError` if it is damaged or doesn't fit."""
     file = folder / INT8_SCALES
     return Int8Scales.parse(read_json(file), config, str(file)) if file.is_file() else None
 
 
 def multiplied_names(config: TransformerConfig) -> set[str]:
-    """Matrices that activations are multiplied with: all but the tables that are only looked up."""
+    """Matrices that activations are multiplied with, i.e. all except embeddings that are only looked up."""
     classifier = {output_weight_name(config)} if config.head.classifies else set()
     return set(quantizable_shapes(config)) - (embedding_names(config) - classifier)
 
 
 def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the layers of an encoder, and the matrices of each."""
+    """{layer: its matrices} of an encoder, e.g. "encoder.layers.0.self_attention": its four projections."""
     layers: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")
@@ -180,7 +185,7 @@ def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterato
 
 
 def _is_multiplier(value: Any) -> bool:
-    """Return whether a number and its reciprocal are normal float32 numbers."""
+    """Whether a number and its reciprocal are positive normal float32 numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     least, most = (float(limit) for limit in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))

@@ -1,13 +1,13 @@
-"""Whether a command may write a file or a folder: the one place that decides it, from the command line and from Python.
+"""`claim` decides whether a file or folder may be written, for the command line and for Python.
 
-An output is refused, before any work and with nothing changed on disk, if
+It refuses an output, before any work and without touching the disk, if
 
-- it is something that the command reads, holds it, or lies in a folder that it reads;
-- it would lie inside a model or a run, read or not: their folders hold what their commands wrote and nothing else;
+- the output is an input of the command, contains one, or lies in a folder that is an input;
+- it would lie inside a model's or a run's folder;
 - something is there already, unless `force` is given and it is an earlier output of the same kind.
 
-`claim` returns what stood there (`durable.Output`), and the last rename compares: what another process has put there
-meanwhile is not replaced either.
+`claim` records the state of the path in a `durable.Output`. The final rename compares it, so another process's file
+written in between isn't replaced either.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from mlx_transformer.system.files import check_name, read_json
 from .folders import ONNX_CONFIG, Place
 
 BEGINNING = 1 << 16
-"""Bytes of a file by which its kind is told."""
+"""Bytes read from a file to recognise its kind."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of output."""
+    """A kind of output, e.g. a checkpoint."""
 
     name: str
-    """What it is called in errors: checkpoint, ONNX folder, page of explain."""
+    """The name in errors, e.g. "checkpoint", "ONNX folder" or "page of explain"."""
     ours: Callable[[Path], bool]
-    """Whether what stands there is an earlier output of this kind, which `force` replaces."""
+    """Whether a path holds an earlier output of this kind, which `force` may replace."""
     folder: bool = False
 
 
@@ -47,11 +47,13 @@ ONNX_FOLDER = Kind("ONNX folder", lambda folder: Place(folder).holds(ONNX_CONFIG
 
 
 def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own: bool = False) -> Output:
-    """Return the right to write `out`; raises `UserError` where something would be lost by it.
+    """Check that `out` may be written; raises `UserError` if something would be lost.
 
-    read: the files and folders that the command reads; None and those that don't exist are passed over. own: `out` is a
-    part of a folder that the command keeps itself, such as OUT/onnx of quickstart: it may lie inside a run. An `Output`
-    has been decided already and comes back as it is. Devices and pipes are written to as they are.
+    read: the command's input files and folders; None and missing paths are ignored. own: `out` belongs to a folder that
+    the command manages itself, e.g. OUT/onnx of quickstart, so it may lie inside a run. An `Output` is returned
+    unchanged. Devices and pipes are always allowed.
+
+    >>> output = claim("en-de-onnx", ONNX_FOLDER, force, checkpoint_folder)
     """
     if isinstance(out, Output):
         return out
@@ -81,7 +83,7 @@ def claim(out: Target, kind: Kind, force: bool = False, *read: Path | None, own:
 
 
 def check_outside(out: Path) -> None:
-    """Raise `UserError` if `out` would lie inside a model's or a run's folder, or where no file can be made."""
+    """Raise `UserError` if `out` would lie inside a model's or a run's folder, or if no file can be created there."""
     _check_parent(out)
     for folder in Path(os.path.realpath(out)).parents:
         if what := Place(folder).sure:
@@ -89,7 +91,7 @@ def check_outside(out: Path) -> None:
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Return whether `path` is `folder` or in it, by whichever names and links."""
+    """Whether `path` is `folder` or inside it, with links resolved."""
     if not folder.exists():
         return False
     path = Path(os.path.realpath(path))
@@ -97,7 +99,7 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 def _check_unread(out: Path, source: Path, kind: Kind) -> None:
-    """Raise `UserError` if `source` is read and writing `out` would change it."""
+    """Raise `UserError` if writing `out` would change the input `source`."""
     if kind.folder:
         if is_within(source, out) or is_within(source, previous(out)):
             inside = "is" if out.exists() and source.samefile(out) else "holds"
@@ -111,7 +113,7 @@ def _check_unread(out: Path, source: Path, kind: Kind) -> None:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """Yield the files of what is read, with the data beside a graph."""
+    """The files of an input folder, or an input file with the data file beside a graph."""
     if source.is_dir():
         yield from (file for file in source.rglob("*") if file.is_file())
         return
@@ -121,7 +123,7 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _check_parent(out: Path) -> None:
-    """Raise `UserError` where no file can be made."""
+    """Raise `UserError` if no file can be created there."""
     parent = next(folder for folder in Path(os.path.realpath(out)).parents if folder.exists())
     if not parent.is_dir():
         raise UserError(f"{out}: could not be written ({parent} is a file); choose another name")
@@ -130,7 +132,7 @@ def _check_parent(out: Path) -> None:
 
 
 def _is_free(out: Path) -> bool:
-    """Return whether nothing is lost there: no file, an empty one, no folder, or an empty one."""
+    """Whether nothing is at the path, or only an empty file or folder."""
     if not out.exists():
         return True
     return not any(out.iterdir()) if out.is_dir() else out.stat().st_size == 0
@@ -144,7 +146,7 @@ def _recognised(out: Path, kind: Kind) -> bool:
 
 
 def beginning(path: Path, size: int = BEGINNING) -> bytes:
-    """Return the first bytes of a regular file; b"" for anything else."""
+    """The first bytes of a regular file; b"" for anything else."""
     with suppress(OSError):
         if stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as file:
@@ -152,19 +154,18 @@ def beginning(path: Path, size: int = BEGINNING) -> bytes:
     return b""
 
 
-# Other people's text: it begins as a document of a format of its own, not as sentences.
+# The start of JSON, HTML, XML, scripts, PDF or PostScript, which `translate` never writes.
 _DOCUMENT = re.compile(rb"\s*(\{|\[\s*[\[{\"]|<[!?a-zA-Z]|#!|%PDF|%!PS)")
 
 
 def holds_lines(path: Path) -> bool:
-    """Return whether a file is plain text, as `translate` writes it: UTF-8 without control bytes, and no JSON, HTML,
-    XML or program."""
+    """Whether a file could be an output of `translate`: UTF-8 text without control characters, and not JSON, HTML, XML
+    or a script."""
     return _is_text(data := beginning(path)) and _DOCUMENT.match(data) is None
 
 
 def holds_json_lines(*keys: str) -> Callable[[Path], bool]:
-    """Return what recognises a file of JSON lines: objects that begin with the first of these keys and have them
-    all."""
+    """Make a `Kind.ours` for JSON Lines: the first object begins with the first key and has all keys."""
 
     def ours(path: Path) -> bool:
         line = beginning(path).partition(b"\n")[0]
@@ -176,7 +177,7 @@ def holds_json_lines(*keys: str) -> Callable[[Path], bool]:
 
 
 def holds_object(*keys: str) -> Callable[[Path], bool]:
-    """Return what recognises a JSON file: an object that has at least these keys."""
+    """Make a `Kind.ours` for JSON files: an object with at least these keys."""
 
     def ours(path: Path) -> bool:
         values = read_json(path)
@@ -186,7 +187,7 @@ def holds_object(*keys: str) -> Callable[[Path], bool]:
 
 
 def page_kind(command: str) -> Kind:
-    """The kind of a page that a command writes: the page names the command (`page.page`)."""
+    """The kind of HTML pages that a command writes; they are recognised by the command's name in them (`page.page`)."""
     mark = generator(command).encode()
     return Kind(f"page of {command}", lambda path: mark in beginning(path, 1000))
 
@@ -197,5 +198,5 @@ def _is_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        return len(data) == BEGINNING and error.start >= len(data) - 3  # a character cut in two
+        return len(data) == BEGINNING and error.start >= len(data) - 3  # the last character may be cut off
     return True

@@ -1,12 +1,12 @@
-"""THE table of parameters: config -> {name: shape}. Both sides are built and checked against it.
+"""The table of parameters: config -> {name: shape}. MLX and ONNX models are built and checked against it.
 
-Linear weights are (out, in), as in `mlx.nn.Linear` and PyTorch: y = x W^T + b. Query heads lie one after another in the
-rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value heads likewise.
+Linear weights are (out, in), as in `mlx.nn.Linear` and PyTorch: y = x W^T + b. Query head h has the rows h*d_k to
+(h+1)*d_k of `query_proj.weight`; key and value heads likewise. E.g.
 
     encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
     encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
     decoder.layers.0.self_attention.forget_proj.weight (SSRU)
-    head_proj.weight, head_norm.weight (of an encoder's head)
+    head_proj.weight, head_norm.weight (head of an encoder-only model)
     embedding.weight (one table) or source_embedding.weight, target_embedding.weight; output_proj.weight (not tied)
 """
 
@@ -27,59 +27,59 @@ Shape = tuple[int, ...]
 
 
 def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
-    """Name and shape of every stored parameter, in the order of the data's way through the network."""
+    """{name: shape} of every stored parameter, in the order in which data flows through the network."""
     return dict(_parameters(config))
 
 
 def parameter_count(config: TransformerConfig) -> int:
-    """Number of trained scalars (tied matrices counted once)."""
+    """Number of trained scalars; tied matrices count once."""
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 BARRED = -1e4
-"""The bias of an output that is never chosen."""
+"""The output bias of a token that must never be generated."""
 TOKEN_TYPES = "token_type_embedding.weight"
-"""The table of the kinds of tokens."""
 
 
 def source_embedding_name(config: TransformerConfig) -> str:
-    """Return the parameter that the encoder's embedding reads."""
+    """The name of the encoder's embedding."""
     return "embedding.weight" if config.one_embedding else "source_embedding.weight"
 
 
 def target_embedding_name(config: TransformerConfig) -> str:
-    """Return the parameter that the decoder's embedding reads."""
+    """The name of the decoder's embedding."""
     return "embedding.weight" if config.one_embedding else "target_embedding.weight"
 
 
 def output_weight_name(config: TransformerConfig) -> str:
-    """Return the parameter that the classifier multiplies by, if there is one: an embedding when tied."""
+    """The name of the classifier's matrix, which is an embedding if tied. For models with a classifier only."""
     if config.own_classifier:
         return "output_proj.weight"
     return target_embedding_name(config)
 
 
 def embedding_names(config: TransformerConfig) -> set[str]:
-    """Return tables that are read by token; a classifier that is tied to one multiplies by it too."""
+    """Names of the embeddings. A tied classifier multiplies by one of them too."""
     source = {source_embedding_name(config)} if config.has_encoder else set()
     return source | ({target_embedding_name(config)} if config.has_decoder else set())
 
 
 def added_table_names(config: TransformerConfig) -> set[str]:
-    """Return tables whose rows are only added, learned positions, T5's buckets and the kinds of tokens: nothing is
-    multiplied by them."""
+    """Names of tables that are only added: learned positions, T5's relative buckets and token types."""
     positions = {name for stack in config.stacks for name, _ in _position_tables(config, stack)}
     return positions | ({TOKEN_TYPES} if config.token_types else set())
 
 
 def is_unbounded(name: str, config: TransformerConfig) -> bool:
-    """Return whether results of this matrix may be beyond float16's range: those of T5's feed-forward nets are. It and
-    the sums over it stay float32 where a model computes in float16, as in transformers."""
+    """Whether products with this matrix may overflow float16, as in T5's feed-forward nets.
+
+    Such a matrix and its sums stay float32 in a float16 model, as in transformers.
+    """
     return config.positions in RELATIVE and name.endswith("feed_forward.down_proj.weight")
 
 
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
-    """Return the matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
+    """{name: shape} of the matrices that MLX can quantise: those of linear maps and embeddings."""
     others = added_table_names(config)
     return {name: s for name, s in parameter_shapes(config).items() if len(s) == 2 and name not in others}
 
@@ -87,13 +87,14 @@ def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
 def check_parameters(
     config: TransformerConfig, shapes: Mapping[str, Shape], where: str, quantization: Quantization | None = None
 ) -> None:
-    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter of `shapes` against the table.
+    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter.
 
-    With `quantization` the tensors stored of its matrices (`stored_shapes`) are expected in their place.
+    With `quantization`, its matrices must be given as the tensors of `stored_shapes`. where: the file or folder, for
+    the message.
     """
     expected = parameter_shapes(config)
     if quantization:
-        from .quantization import stored_shapes  # of few models
+        from .quantization import stored_shapes  # few models need it
 
         expected = stored_shapes(expected, quantization)
     problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in shapes]

@@ -1,12 +1,12 @@
-"""Matrices that MLX has quantised (`mlx.nn.quantize`, mode affine): w = scale * q + bias, q an integer of 2 to 8 bits.
+"""Matrices quantised by MLX (`mlx.nn.quantize`, mode affine): w = scale * q + bias, q an integer of 2 to 8 bits.
 
-A quantised NAME.weight (O, D) is stored as three tensors, O rows, D columns, G = D / group_size groups a row:
+A quantised NAME.weight (O, D) is stored as three tensors, with G = D / group_size groups in each row:
 
-    NAME.weight (O, D * bits / 32) uint32    q, value i of a row in its bits i * bits to (i + 1) * bits, lowest first
+    NAME.weight (O, D * bits / 32) uint32    q: value i of a row is in bits i * bits to (i + 1) * bits, lowest first
     NAME.scales (O, G), NAME.biases (O, G)   one number for each group of neighbours in a row
 
-config.json tells group_size and bits under the key "quantization", as mlx-lm does. A matrix means the float32 values of
-that formula; scales and biases of a lower precision are widened before anything is computed with them.
+config.json has group_size and bits under the key "quantization", as in mlx-lm. The matrix's values are those of the
+formula in float32: scales and biases of lower precision are converted first.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from mlx_transformer.system.errors import UserError
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 KEY = "quantization"
-"""The key in config.json."""
+"""Key in config.json."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one matrix is quantised: `group_size` neighbours in a row share scale and bias. Raises `UserError`."""
+    """Quantisation of a matrix: groups of `group_size` neighbours in a row share a scale and a bias.
+
+    Raises `UserError` for sizes that MLX doesn't have.
+    """
 
     group_size: int = 64
     bits: int = 4
@@ -43,22 +46,22 @@ class Scheme:
                 raise UserError(f"quantization: {name}={value!r}: choose one of {', '.join(map(str, known))}")
 
     def divides(self, shape: Shape) -> bool:
-        """Return whether a matrix (O, D) can be quantised so."""
+        """Whether a matrix (O, D) can be split into groups of this size."""
         return len(shape) == 2 and shape[1] % self.group_size == 0
 
 
 Quantization = Mapping[str, Scheme]
-"""{parameter: its scheme} of a checkpoint's quantised matrices; every other parameter is stored as it is."""
+"""{parameter: its scheme} of a checkpoint's quantised matrices."""
 
 
 def tensors_of(name: str) -> tuple[str, str, str]:
-    """Return names of the stored integers, scales and biases of the parameter NAME.weight."""
+    """Names of the tensors that store a quantised NAME.weight: NAME.weight, NAME.scales and NAME.biases."""
     path = name.removesuffix(".weight")
     return name, f"{path}.scales", f"{path}.biases"
 
 
 def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> dict[str, Shape]:
-    """Return a parameter table, its quantised matrices replaced by what is stored of them."""
+    """A parameter table with each quantised matrix replaced by its three stored tensors."""
     stored: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if name in quantization:
@@ -71,17 +74,17 @@ def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> di
 
 
 def to_config(quantization: Quantization) -> dict[str, Any]:
-    """Return what config.json says: the commonest scheme, and by their paths the layers that have another one."""
+    """The entry for config.json: the most frequent scheme, and the other layers' schemes by path."""
     [(common, _)] = Counter(quantization.values()).most_common(1)
     others = {name.removesuffix(".weight"): asdict(s) for name, s in quantization.items() if s != common}
     return {**asdict(common), "mode": "affine", **others}
 
 
 def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]) -> dict[str, Scheme]:
-    """Return {parameter: scheme} of config.json's entry for the tensors stored in a file (`names`).
+    """Read config.json's entry; returns {parameter: scheme}.
 
-    As in mlx-lm a matrix is quantised if its scales are there. `matrices`: those that can be quantised
-    (`parameters.quantizable_shapes`). Raises `UserError` listing every problem.
+    names: the tensors in the weights file; as in mlx-lm, a matrix is quantised if its scales are in the file.
+    matrices: those that can be quantised (`parameters.quantizable_shapes`). Raises `UserError` for wrong entries.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{KEY}: expected an object with group_size and bits, found {type(values).__name__}")
@@ -110,7 +113,7 @@ def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]
 
 
 def described(quantization: Quantization, matrices: Mapping[str, Shape]) -> str:
-    """Say in words which schemes there are, and how many of the `matrices` and of their parameters have each."""
+    """Describe the schemes, e.g. "4 bits in groups of 64: 48 matrices, 40,000,000 parameters; not quantised: ..."."""
     sizes = {name: shape[0] * shape[1] for name, shape in matrices.items()}
     parts = []
     for scheme, count in Counter(quantization.values()).most_common():
@@ -130,7 +133,7 @@ def _scheme(values: Any) -> Scheme:
 
 
 class Packed(NamedTuple):
-    """One quantised matrix (O, D) as it is stored: words (O, D * bits / 32) uint32, scales and biases (O, G)."""
+    """A quantised matrix (O, D) as stored: words (O, D * bits / 32) uint32, scales and biases (O, G)."""
 
     words: NDArray[np.uint32]
     scales: NDArray[Any]
@@ -138,19 +141,19 @@ class Packed(NamedTuple):
     scheme: Scheme
 
     def integers(self) -> NDArray[np.uint8]:
-        """q (O, D)."""
+        """Unpack q (O, D)."""
         bits = self.scheme.bits
-        begin = np.arange(8) * bits  # of 8 values in `bits` bytes; a value lies in two of them at most
+        begin = np.arange(8) * bits  # 8 values take `bits` bytes, and each value at most two of them
         first, last, shift = begin // 8, (begin + bits - 1) // 8, (begin % 8).astype(np.uint16)
         octets = np.ascontiguousarray(self.words, "<u4").view(np.uint8).reshape(len(self.words), -1, bits)
         pairs = octets[..., first] | octets[..., last].astype(np.uint16) << 8
         return (pairs >> shift & (2**bits - 1)).astype(np.uint8).reshape(len(octets), -1)
 
     def dequantised(self) -> NDArray[Any]:
-        """Return (O, D) in the type of the scales: product, then sum, each rounded to it: bit for bit `mx.dequantize`
-        on x86 CPUs.
+        """The matrix (O, D), in the dtype of the scales; equal to `mx.dequantize` on x86 CPUs bit for bit.
 
-        A fused multiply-add, which is `mx.dequantize` on GPUs, makes another last bit of about every second weight.
+        Product and sum are each rounded. On GPUs `mx.dequantize` uses a fused multiply-add, which changes the last bit
+        of about every second weight.
         """
         grouped = self.integers().reshape(*self.scales.shape, self.scheme.group_size)
         weights = grouped.astype(self.scales.dtype)

@@ -1,4 +1,4 @@
-"""The rules between fields of a config that are right by themselves."""
+"""Rules between the fields of a `TransformerConfig`, e.g. heads must be a multiple of key_value_heads."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from mlx_transformer.system.errors import Text
 from .heads import VOCABULARY
 
 SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
-"""Positions that are added to the embeddings and not learned."""
+"""Positions added to the embeddings, not learned."""
 RELATIVE = ("relative", "relative_layers")
-"""Positions that add a number to each score: of one table a stack, or of one a layer."""
+"""Positions that add a learned bias to each attention score, from one table per stack or per layer."""
 
 
 def relations(c: Any) -> list[str]:
-    """Return everything that is wrong with a `TransformerConfig` whose fields are sound.
+    """Check the rules of a `TransformerConfig` whose fields are valid one by one; returns the problems.
 
-    A message names fields as `{heads}`, which has its value.
+    Messages are templates: `{heads}` becomes `heads=8` (`errors.Text`).
     """
     problems: list[str] = []
 
@@ -29,7 +29,7 @@ def relations(c: Any) -> list[str]:
     for id_name in ("pad_id", "bos_id", "eos_id"):
         smallest = min(c.vocab_size, c.source_vocab_size) if c.architecture == "encoder-decoder" else c.vocab_size
         check(getattr(c, id_name) < smallest, f"{{{id_name}}} is outside the vocabulary of {smallest}")
-    # Marian starts its decoder with the padding token, BART with the end.
+    # bos_id may equal either: Marian's decoder starts with the padding token, BART's with the end token.
     check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
     check(c.positions != "rotary" or c.d_k % 2 == 0, "{positions!r} turns pairs: {d_k} must be even")
     if c.positions in RELATIVE:

@@ -1,8 +1,8 @@
-"""Marian's shortlists (`lex.*.bin`): which target pieces a source piece may become. Little-endian:
+"""Marian's lexical shortlists (`lex.*.bin`): for each source piece, the target pieces that may translate it.
+
+A search limited to a sentence's candidates computes fewer logits (`decoding/candidates.py`). The file, little-endian:
 
     6 x u64 {magic, checksum, first, best, V + 1 offsets, entries} · u64 offsets · u32 ids, ascending in each list
-
-A search that chooses among a sentence's candidates alone has fewer logits to compute (`decoding/candidates.py`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ MAGIC = 0xF11A48D5013417F5
 HEADER = struct.Struct("<6Q")
 MAX_SHORTLIST_BYTES = 1 << 30
 MULTIPLE = 8
-"""The candidates of a sentence are so many, or a multiple."""
+"""The number of a sentence's candidates is a multiple of this."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """`ids[offsets[s]:offsets[s + 1]]` are the target pieces of source piece s."""
+    """Target pieces by source piece: `ids[offsets[s]:offsets[s + 1]]` belong to source piece s."""
 
     first: int
-    """The pieces below it are candidates of every sentence."""
+    """Target ids below this are candidates for every sentence."""
     best: int
-    """Most pieces of one list, as it was built."""
+    """Length limit of the lists when the file was built."""
     offsets: NDArray[np.uint64]
     ids: NDArray[np.uint32]
 
     def candidates(self, source: Sequence[int], vocab_size: int, shared: bool) -> NDArray[np.int64]:
-        """Return the ids that a sentence's translation is made of, ascending: frequent ones, what its pieces may
-        become, and its own pieces, where source and target have one vocabulary (`shared`); then the next free ones."""
+        """The target ids that a sentence's translation may contain, ascending, (C,) with C a multiple of `MULTIPLE`.
+
+        These are the ids below `first`, the lists of the source pieces, and the source ids themselves if both languages
+        share a vocabulary (`shared`). The lowest unused ids fill up to the multiple.
+        """
         chosen = np.zeros(vocab_size, bool)
         chosen[: self.first] = True
         if shared:
@@ -51,24 +54,25 @@ class Shortlist:
         ids = np.flatnonzero(chosen)
         if (missing := -len(ids) % MULTIPLE) == 0:
             return ids
-        near = chosen[self.first : len(ids) + missing]  # where so many free ones are, if anywhere
+        near = chosen[self.first : len(ids) + missing]  # has `missing` unused ids, if there are so many
         chosen[self.first + np.flatnonzero(~near)[:missing]] = True
         return np.flatnonzero(chosen)
 
 
 def shares_ids(config: TransformerConfig, separate: bool) -> bool:
-    """Return whether a source token of a model is a target token too, so that a sentence may write its own.
+    """Whether source ids are valid target ids, so that tokens can be copied to the translation.
 
-    separate: the tokenizer has a vocabulary for each side (`Tokenizer.separate`)."""
+    separate: the tokenizer has a vocabulary for each side (`Tokenizer.separate`).
+    """
     return (config.one_embedding or not separate) and config.source_vocab_size == config.vocab_size
 
 
 def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:
-    """Read a file for a model. `UserError` also where it is of other vocabularies."""
+    """Read a shortlist for a model. Raises `UserError` as `read_shortlist` does, and if its vocabularies differ."""
     if config.architecture != "encoder-decoder":
         raise UserError(f"{path}: a shortlist is for an encoder-decoder, not architecture={config.architecture!r}")
     shortlist, sizes = read_shortlist(path), (config.source_vocab_size, config.vocab_size)
-    # An imported model has rows behind the pieces: padding, and in the smaller of two vocabularies more.
+    # Embeddings of imported models have more rows than pieces: one for padding, and more in the smaller vocabulary.
     lists, largest = len(shortlist.offsets) - 1, int(shortlist.ids.max(initial=0))
     few = config.one_embedding and lists < sizes[0] - 1
     if few or lists > sizes[0] or max(largest, shortlist.first - 1) >= sizes[1]:
@@ -80,7 +84,7 @@ def open_shortlist(path: str | Path, config: TransformerConfig) -> Shortlist:
 
 
 def read_shortlist(path: str | Path) -> Shortlist:
-    """Read a file. `UserError` with everything that is wrong with it, its checksum among that."""
+    """Read a shortlist file. Raises `UserError` with all problems if it is damaged, e.g. "its checksum differs"."""
     data = read_bytes(path, MAX_SHORTLIST_BYTES)
     if len(data) < HEADER.size or HEADER.unpack_from(data)[0] != MAGIC:
         raise UserError(f"{path}: no shortlist of Marian's binary kind")
@@ -106,7 +110,7 @@ def read_shortlist(path: str | Path) -> Shortlist:
 
 
 def shortlist_bytes(shortlist: Shortlist) -> bytes:
-    """Return the file of a shortlist."""
+    """The bytes of a shortlist file."""
     offsets, ids = (np.ascontiguousarray(shortlist.offsets, "<u8"), np.ascontiguousarray(shortlist.ids, "<u4"))
     sizes = (shortlist.first, shortlist.best, len(offsets), len(ids))
     body = struct.pack("<4Q", *sizes) + offsets.tobytes() + ids.tobytes()
@@ -114,7 +118,7 @@ def shortlist_bytes(shortlist: Shortlist) -> bytes:
 
 
 def checksum_of(body: bytes) -> int:
-    """Return the checksum of all that follows it, of whole words of eight bytes."""
+    """Marian's checksum of the bytes after the checksum field, in words of 8 bytes; a shorter rest is ignored."""
     seed, mask = 0, (1 << 64) - 1
     for word in np.frombuffer(body, "<u8", len(body) // 8).tolist():
         seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & mask

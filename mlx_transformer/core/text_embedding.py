@@ -1,19 +1,19 @@
-"""How a text becomes one vector: what embedding.json in a model's folder says, and the arithmetic that it means.
+"""Text embeddings: how the encoder's output becomes a text's vector. Settings are in embedding.json.
 
-    the encoder's output (L, D) -> pooled, one part a way (P D) -> dense layers -> unit length -> its first numbers
+    encoder output (L, D) -> P kinds of pooling, concatenated (P D,) -> dense layers -> normalised -> cut (W,)
 
     {"format": 1, "pooling": ["mean"], "normalize": true, "max_length": 256,
      "prompts": {"query": "query: "}, "dense": [{"width": 768, "activation": "tanh", "bias": true}]}
 
-Besides, a text may have a weight of each token, and a vector of each token but the first (BGE-M3: Chen et al. 2024,
+A text can also have a weight for each token, and a vector for each token but the first (BGE-M3: Chen et al. 2024,
 section 3.2):
 
-    a token's row h (D,) -> max(0, w h + b)             "sparse": true
-                         -> W h + b, of unit length     "multi": how many numbers
+    hidden state h (D,) of a token -> max(0, w h + b)                "sparse": true
+                                   -> W h + b (M,), unit length      "multi": M
 
-Fields that have their default are left out. The matrices are in embedding.safetensors beside it.
-Numbers are computed in float64, a text at a time, and rounded once: neither padding nor other texts can change them.
-Folders of sentence-transformers hold the same facts (`families/sentence_folder.py`).
+Optional fields with their default aren't written. Matrices are in embedding.safetensors. Vectors are computed in
+float64, text by text, and rounded once, so padding and other texts of the batch can't change them. Folders of
+sentence-transformers hold the same settings (`families/sentence_folder.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .heads import DENSE, EMBEDDING, Kind, Pooling, pooled
 
 FORMAT = 1
 SMALLEST_NORM = 1e-12
-"""A vector is divided by its length, or by this, whichever is larger."""
+"""Smallest divisor when a vector is divided by its length."""
 
 Activation = Literal["identity", "tanh", "relu", "gelu"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
@@ -48,44 +48,48 @@ Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """A layer behind the pooling: activation(x W^T + b)."""
+    """A layer after the pooling: activation(x W^T + b)."""
 
     width: Width
-    """Numbers that it gives."""
+    """Width of its output."""
     activation: Activation = "tanh"
     bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEmbedding:
-    """The arithmetic that makes a text's vector of the encoder's output. `UserError` lists all that is wrong with
-    it."""
+    """Settings and weights of a text embedding. Raises `UserError` with all problems.
+
+    >>> embedding = TextEmbedding(pooling=["mean"], normalize=True)
+    >>> embedding.vectors(memory, mask).shape  # (B, L, D), (B, L) -> (B, D)
+    (2, 384)
+    """
 
     pooling: Sequence[Pooling] = ("mean",)
-    """The way in which the tokens' rows become one; of several ways the vectors stand side by side, in this order."""
+    """How token vectors become one vector; the results of several ways are concatenated."""
     dense: Sequence[Dense] = ()
-    """Layers that follow, in this order."""
+    """Dense layers after the pooling."""
     normalize: bool = False
     """Divide the vector by its length."""
     max_length: Length | None = None
-    """Tokens of a text that are read, special ones included; unset: as many as the model has positions."""
+    """Texts are cut to this many tokens, including special tokens; unset: as many as the model has positions."""
     lower_case: bool = False
-    """Text is lower-cased before it reaches the tokenizer."""
+    """Lower-case texts before the tokenizer."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """The prompts that stand before texts of one kind, by the kind's name."""
+    """Texts put before an input, by name, e.g. {"query": "query: "}."""
     default_prompt: str | None = None
-    """The name of the prompt that texts have unless another is asked for."""
+    """Name of the prompt used if none is asked for."""
     prompt_counts: bool = True
-    """Whether a prompt's tokens are pooled with the text's."""
+    """Include the prompt's tokens in the pooling."""
     similarity: Similarity | None = None
-    """The similarity that its vectors are compared by; nothing here depends on it."""
+    """Recommended similarity for comparing vectors; not used here."""
     sparse: bool = False
-    """Tokens have weights."""
+    """Compute token weights."""
     multi: Width | None = None
-    """Numbers of a token's vector; unset: tokens have none."""
+    """Width of token vectors; unset: none are computed."""
     weights: Mapping[str, NDArray] = field(default_factory=dict, repr=False, compare=False)
-    """The dense layers' dense.N.weight (width, width before) and dense.N.bias (width,), sparse.weight (1, D),
-    sparse.bias (1,), multi.weight (multi, D) and multi.bias (multi,), float32."""
+    """dense.N.weight (width, width before) and dense.N.bias (width,) of dense layers, sparse.weight (1, D),
+    sparse.bias (1,), multi.weight (multi, D) and multi.bias (multi,), all float32."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)
@@ -107,30 +111,32 @@ class TextEmbedding:
             raise UserError("; ".join(problems))
 
     def width(self, d_model: int) -> int:
-        """Return how many numbers a vector has."""
+        """The width W of a text's vector."""
         return self.dense[-1].width if self.dense else len(self.pooling) * d_model
 
     def read(self) -> TextEmbedding:
-        """Return the same with the numbers of all weights; those of a published folder are still in their files."""
+        """Read all weights into memory; those of a published folder may still be in their files (`tensors.Stored`)."""
         return replace(self, weights={name: np.asarray(array) for name, array in self.weights.items()})
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of vectors that it makes of a text."""
+        """The kinds of vectors that are computed for a text."""
         return ("dense", *(["sparse"] if self.sparse else []), *(["multi"] if self.multi else []))
 
     @cached_property
     def arithmetic(self) -> TextEmbedding:
-        """The part of it behind the encoder, without the treatment of a text before: two of them are equal if they make
-        the same of the same output."""
+        """Only the settings and weights applied after the encoder, without tokenizing and prompts.
+
+        Equality ignores the weights.
+        """
         own = {"normalize": self.normalize, "sparse": self.sparse, "multi": self.multi, "weights": self.weights}
         return TextEmbedding(pooling=tuple(self.pooling), dense=tuple(self.dense), **own)
 
     def cut(self, dimensions: int | None, d_model: int) -> TextEmbedding:
-        """Return what gives the first numbers alone, of unit length where vectors are; None: as it is.
+        """An embedding that keeps only the first `dimensions` numbers of a vector. None: unchanged.
 
-        They are chosen by one more dense layer, a row of zeros and a one for each, which every reader of the folder
-        knows. `UserError` for more numbers than there are.
+        It adds a dense layer with an identity matrix (dimensions, W), which any reader of the folder understands.
+        Raises `UserError` if the vector has fewer numbers.
         """
         if dimensions is None or dimensions == (width := self.width(d_model)):
             return self
@@ -141,7 +147,7 @@ class TextEmbedding:
         return replace(self, dense=(*self.dense, layer), weights={**self.weights, **chosen})
 
     def shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each of `weights`."""
+        """{name: shape} that `weights` must have."""
         shapes: dict[str, tuple[int, ...]] = {}
         width = len(self.pooling) * d_model
         for i, layer in enumerate(self.dense):
@@ -154,7 +160,7 @@ class TextEmbedding:
         return shapes
 
     def check_fits(self, d_model: int, where: str) -> None:
-        """Raise `UserError`, which begins with `where`, unless its matrices are those that it needs."""
+        """Raise `UserError` if a matrix is missing, unknown or has the wrong shape. where: the file named in it."""
         shapes, stored = self.shapes(d_model), {name: array.shape for name, array in self.weights.items()}
         wrong = [f"{name} is {stored.get(name, 'missing')}, expected {shape}" for name, shape in shapes.items()]
         wrong = [text for text, name in zip(wrong, shapes, strict=True) if stored.get(name) != shapes[name]]
@@ -163,7 +169,8 @@ class TextEmbedding:
             raise UserError(f"{where}: {first_of(wrong)}")
 
     def prompt(self, name: str | None = None) -> str:
-        """Return a prompt's text, that of the default one without a name. `UserError` for a name that isn't there."""
+        """The text of a prompt; None: the default prompt, or "" if there is none. Raises `UserError` for an unknown
+        name."""
         chosen = self.default_prompt if name is None else name
         if chosen is None:
             return ""
@@ -175,11 +182,11 @@ class TextEmbedding:
     def vectors(
         self, memory: NDArray, mask: NDArray, skipped: int = 0, dimensions: int | None = None
     ) -> NDArray[np.float32]:
-        """Return the vectors (B, W) of an encoder's output (B, L, D) and its mask (B, L), 1 on tokens.
+        """Vectors (B, W) from the encoder's output (B, L, D) and its mask (B, L), 1 on tokens.
 
-        skipped: so many first tokens of each row, a prompt's, are pooled where `prompt_counts` says so. dimensions: the
-        first numbers alone, which a model that was trained for it still compares well by (Kusupati et al. 2022); of a
-        unit vector again one of unit length.
+        skipped: number of prompt tokens at the start of each row, which are pooled only if `prompt_counts`. dimensions:
+        keep only the first numbers, normalised again if `normalize`; for models trained for it (Matryoshka, Kusupati et
+        al. 2022).
         """
         places = [np.flatnonzero(row) for row in np.asarray(mask)]
         pooled_places = [row if self.prompt_counts else row[skipped:] for row in places]
@@ -188,15 +195,15 @@ class TextEmbedding:
         )
 
     def shortened(self, vectors: Sequence[NDArray], dimensions: int | None) -> NDArray[np.float32]:
-        """Return the first numbers of vectors (B, W) of any length, of unit length where vectors are."""
+        """Cut vectors (B, W), not yet normalised, to their first `dimensions` numbers, and normalise if `normalize`."""
         return np.stack([self._cut(row.astype(np.float64), dimensions) for row in vectors]).astype(np.float32)
 
     def token_weights(self, memory: NDArray) -> NDArray[np.float32]:
-        """Return the weight (L,) of each token of a text's rows (L, D), 0 or more."""
+        """Token weights (L,), at least 0, from a text's encoder output (L, D)."""
         return np.maximum(self._of_tokens("sparse", memory)[:, 0], 0).astype(np.float32)
 
     def token_vectors(self, memory: NDArray) -> NDArray[np.float32]:
-        """Return the vectors (L - 1, `multi`) of all tokens but the first of a text's rows (L, D), of unit length."""
+        """Unit vectors (L - 1, multi) of all tokens but the first, from a text's encoder output (L, D)."""
         vectors = self._of_tokens("multi", memory[1:])
         return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), SMALLEST_NORM)).astype(np.float32)
 
@@ -205,7 +212,7 @@ class TextEmbedding:
         return rows.astype(np.float64) @ weight.T + bias
 
     def _vector(self, memory: NDArray, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return (L, D) and the places of its tokens -> (W,), of whatever length."""
+        """One text's vector (W,), not yet normalised. memory: (L, D); places: positions of the tokens to pool."""
         rows = memory[places].astype(np.float64)
         x = np.concatenate([pooled(rows, places, way) for way in self.pooling])
         for i, layer in enumerate(self.dense):
@@ -219,7 +226,7 @@ class TextEmbedding:
         return x / max(float(np.sqrt(x @ x)), SMALLEST_NORM) if self.normalize else x
 
     def json(self) -> str:
-        """Return the text of the file."""
+        """The text of embedding.json."""
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "weights"}
         values |= {"pooling": list(self.pooling), "dense": [dataclasses.asdict(layer) for layer in self.dense]}
         usual = dict(max_length=None, dense=[], prompts={}, default_prompt=None, similarity=None)
@@ -228,17 +235,19 @@ class TextEmbedding:
         return json.dumps({"format": FORMAT, **written}, indent=2, ensure_ascii=False) + "\n"
 
     def texts(self) -> dict[str, str]:
-        """Return {name: contents} of its file."""
+        """{"embedding.json": its text}, for `save_checkpoint`."""
         return {EMBEDDING: self.json()}
 
     def tensors(self) -> dict[str, Mapping[str, NDArray]]:
-        """Return {name: arrays} of the file beside it, {} where it needs none."""
+        """{"embedding.safetensors": arrays}, for `save_checkpoint`; {} without weights."""
         return {DENSE: self.weights} if self.weights else {}
 
 
 def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
-    """Read what a folder says of its vectors; None if it says nothing. `UserError` for files that are damaged, or not
-    of a model of this width."""
+    """Read a folder's text embedding; None if it has no embedding.json.
+
+    Raises `UserError` if a file is damaged or doesn't fit the width d_model.
+    """
     path = folder / EMBEDDING
     if not path.is_file():
         return None
@@ -248,7 +257,10 @@ def read_embedding(folder: Path, d_model: int) -> TextEmbedding | None:
 
 
 def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, NDArray]] = dict) -> TextEmbedding:
-    """Make it of what the file says. `UserError` for what is no such thing; weights: called if it needs some."""
+    """Build a text embedding from JSON values. weights: reads the weights; called only if they are needed.
+
+    Raises `UserError` naming `path` for invalid values.
+    """
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         form = values.get("format") if isinstance(values, dict) else type(values).__name__
         raise UserError(f"{path}: format {form!r} is not known to this version (it reads format {FORMAT})")
@@ -270,13 +282,13 @@ def parse_embedding(values: Any, path: Path, weights: Callable[[], Mapping[str, 
 
 
 def _weights(folder: Path) -> Mapping[str, NDArray]:
-    from mlx_transformer.system.tensors import read_tensors  # few have any, and need what reads them
+    from mlx_transformer.system.tensors import read_tensors  # few embeddings have weights
 
     return read_tensors(folder / DENSE)
 
 
 def embedding_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Return (name, path) of those of its files that a folder has, for who copies them as they are."""
+    """(name, path) of the embedding files that a folder has, to copy them."""
     return ((name, folder / name) for name in (EMBEDDING, DENSE) if (folder / name).is_file())
 
 

@@ -1,10 +1,9 @@
-"""The files of a vocabulary in a model's folder: tokenizer.json, or of two languages with one each
+"""Tokenizer files in a model's folder: tokenizer.json, or two files for models with a vocabulary per language:
 
     source_tokenizer.json, target_tokenizer.json
 
-each a plain tokenizer.json by itself. In memory both are one text, {"source": ..., "target": ...}: who only passes a
-vocabulary on need not know which kind it is. Neither has the name by which other programs would take it for the
-whole.
+Each has the format of tokenizer.json. It has another name so that no program takes one side for the whole tokenizer. In
+memory both are a single text, {"source": ..., "target": ...}, so that code can copy tokenizers of either kind.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ NAMES = (JOINT, *SIDES.values())
 DAMAGED = "the file is damaged or no tokenizer.json"
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
-"""The first tokens of a vocabulary that this program learns; after them it has one for each byte."""
+"""The first tokens of vocabularies trained here; one token for each of the 256 byte values follows."""
 MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 
 def tokenizer_path(folder: Path) -> Path | None:
-    """Return what `Tokenizer.load` takes: the file of a joint vocabulary, or the folder with two; None if there is
-    neither.
+    """The argument for `Tokenizer.load`: tokenizer.json, or the folder if it has two vocabularies. None if it has none.
 
-    `UserError` for one of two, or for all three.
+    Raises `UserError` if only one of the two files is there, or either beside tokenizer.json.
     """
     joint, sides = (folder / JOINT).is_file(), [(folder / name).is_file() for name in SIDES.values()]
     if any(sides) and (joint or not all(sides)):
@@ -39,7 +37,7 @@ def tokenizer_path(folder: Path) -> Path | None:
 
 
 def read_tokenizer(path: Path) -> str:
-    """Return the text of what `tokenizer_path` returned, or of a single file."""
+    """Read the tokenizer at a path of `tokenizer_path` as one text."""
     if not path.is_dir():
         return read_text(path)
     sides = {
@@ -49,13 +47,13 @@ def read_tokenizer(path: Path) -> str:
 
 
 def join_texts(source: str, target: str) -> str:
-    """Return two vocabularies as one text."""
+    """Combine two tokenizer.json texts into one text."""
     return json.dumps({"source": json.loads(source), "target": json.loads(target)}, ensure_ascii=False)
 
 
 def side_texts(text: str, origin: str = JOINT) -> dict[str, str] | None:
-    """Return the texts of the two vocabularies; None for a joint one."""
-    if not text.startswith('{"source"'):  # as `join_texts` begins: a joint one is parsed once
+    """Split a text of `join_texts` into {"source": ..., "target": ...}; None for a joint vocabulary."""
+    if not text.startswith('{"source"'):  # a joint vocabulary; skip parsing it
         return None
     values = parse_json(text, f"{origin}: not JSON", DAMAGED)
     if not isinstance(values, dict) or values.keys() != SIDES.keys():
@@ -64,6 +62,6 @@ def side_texts(text: str, origin: str = JOINT) -> dict[str, str] | None:
 
 
 def tokenizer_files(text: str) -> dict[str, str]:
-    """Return {name: contents} of the files that hold a vocabulary."""
+    """{file name: contents} of the files to write for a tokenizer's text."""
     sides = side_texts(text)
     return {JOINT: text} if sides is None else {SIDES[side]: each for side, each in sides.items()}

@@ -1,19 +1,24 @@
-"""The parts of pages: the shell of one that needs no network, its tables, and the small ones that objects show
-themselves as in Jupyter. One style for all, light and dark: page.css."""
+"""Self-contained HTML pages and their parts: tables, cards, legends, and small tables for Jupyter.
+
+All pages share one style with light and dark colours (page.css) and need no network.
+"""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # a model imports this, and most never show a page
+TYPE_CHECKING = False  # models import this module, so it must load fast
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-LEFT = ' style="text-align:left;vertical-align:top"'  # Jupyter sets cells to the right
+LEFT = ' style="text-align:left;vertical-align:top"'  # Jupyter aligns cells to the right
 
 
 def page(command: str, title: str, body: str, css: str = "", script: str = "", head: str = "") -> str:
-    """Return a self-contained HTML page: `body` is HTML, and so is what else goes into the `head`; `css` is the page's
-    own, behind page.css; `script` runs at the end. It names the command that writes it, which replaces only its own
-    pages (`core.outputs.page_kind`)."""
+    """Make a self-contained HTML page.
+
+    command: the name of the command that writes the page, e.g. "explain". It is stored in the page, as commands only
+    overwrite their own pages (`core.outputs.page_kind`). body, head: HTML. css: added after page.css. script: runs at
+    the end of the body.
+    """
     from html import escape
 
     run = f"<script>{script}</script>" if script else ""
@@ -26,7 +31,7 @@ def page(command: str, title: str, body: str, css: str = "", script: str = "", h
 
 
 def generator(command: str) -> str:
-    """Return the line of a page's head that names the command that wrote it."""
+    """The meta tag with the command that wrote a page."""
     return f'<meta name="generator" content="mlx-transformer {command}">'
 
 
@@ -37,7 +42,7 @@ def _base() -> str:
 
 
 def neighbour_texts(file: str, *names: str) -> str:
-    """Return the text of the style sheets or scripts that lie beside a module, `file`, one after the other."""
+    """The joined text of style sheets or scripts in a module's folder. file: the module's `__file__`."""
     from pathlib import Path
 
     return "".join(Path(file).parent.joinpath(name).read_text(encoding="utf-8") for name in names)
@@ -50,8 +55,11 @@ def data_table(
     marked: Collection[int] = (),
     named: bool = False,
 ) -> str:
-    """Return a table. All cells are HTML already, those of the head too; no head: no row of names. `numbers`: the
-    columns set to the right. `marked`: the rows that stand out. named: the first cell of a row is its name."""
+    """Make an HTML table. Cells of head and rows are HTML already, so escape text before.
+
+    head: names of the columns, or empty. numbers: indices of right-aligned columns. marked: indices of highlighted rows.
+    named: the first cell of each row is its heading.
+    """
     css = dict.fromkeys(numbers, ' class="n"')
 
     def cell(tag: str, scope: str, place: int, text: str) -> str:
@@ -70,12 +78,12 @@ def data_table(
 
 
 def card(html: str) -> str:
-    """Return HTML in a frame of its own, which scrolls sideways where it is too wide."""
+    """Put HTML into a frame, which scrolls sideways if its content is too wide."""
     return f'<div class="card">{html}</div>'
 
 
 def key(names: Iterable[tuple[str, str]]) -> str:
-    """Return the legend of coloured lines: (colour, name) of each."""
+    """Make the legend of a chart. names: (colour, name) of each line."""
     from html import escape
 
     dots = " ".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in names)
@@ -83,8 +91,10 @@ def key(names: Iterable[tuple[str, str]]) -> str:
 
 
 def table(title: str, rows: Iterable[Sequence[str]], head: bool = False) -> str:
-    """Return what a notebook shows: a title above rows, whose first cells name them, in the colours of the page around
-    it. head: the first row names the columns. All text is escaped."""
+    """Make a small table for notebooks: a title, and rows whose first cell is their heading. All text is escaped.
+
+    head: the first row has the names of the columns.
+    """
     from html import escape
 
     lines = []

@@ -1,9 +1,9 @@
-// What pages show numbers with: text, strips of a vector, maps of weights, sums worked out, and the key beside them.
+// Numbers on pages: as text, vectors as strips of cells, attention weights as maps, sums with their terms; and keys.
 
 const ESCAPES = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' };
 export const escaped = (text) => String(text).replace(/[&<>"]/g, (letter) => ESCAPES[letter]);
 
-/** A number for people: three digits or so, a true minus. */
+/** Format a number with about three digits and a typographic minus. */
 export function short(value, digits = 3) {
   if (value === -Infinity) return '−∞';
   const size = Math.abs(value);
@@ -13,25 +13,26 @@ export function short(value, digits = 3) {
   return text.replaceAll('-', '−');
 }
 
-/** As it stands in an attribute: ten digits, more than any comparison asks for. */
+/** Format a number for an attribute: ten digits, more than any test compares. */
 const exact = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(10))) : String(value));
 
 const placed = (point, index) => (point ? ` data-point="${point}" data-index="${index}"` : '');
 
-/** A number of the model: the value of a named point at an index. */
+/** Show a number of the model: the value of a named point at an index. */
 export const number = (value, point, index) => (
   `<b class="n" data-value="${exact(value)}"${placed(point, index)}>${short(value)}</b>`);
 
-/** A number that follows from others on the page. */
+/** Show a number computed from others on the page. */
 export const derived = (value, name = '', digits = 3) => `<b class="n"${stated(value, name)}>${short(value, digits)}</b>`;
 
-/** Its attributes: what it is called in its station, and the number. */
+/** The attributes of such a number: its name within its section, and its value. */
 export const stated = (value, name = '') => `${name ? ` data-name="${name}"` : ''} data-derived="${exact(value)}"`;
 
-const ROW = 64; // cells side by side
+const ROW = 64; // cells in a row
 
-/** A row of cells as one element: colours and marks are two gradients with hard edges, so that a page of thousands of
- * numbers stays small. of: each number as [share of the largest, below 0]; values: the numbers; lit: the chosen cell. */
+/** Draw a row of cells as one element: colours and marks are two gradients with hard edges, so that a page of thousands
+ * of numbers stays small. of: [share of the largest, is below 0] for each number; values: the numbers; lit: the chosen
+ * cell. */
 function cells(of, values, { lit = -1, attributes = '' } = {}) {
   const edge = (n) => `${((100 * n) / of.length).toFixed(2)}%`;
   const [colours, marks] = [[], []];
@@ -46,8 +47,8 @@ function cells(of, values, { lit = -1, attributes = '' } = {}) {
     + ` style="--k:${of.length};--at:${lit};--c:${gradient(colours)}${notched}"></i>`;
 }
 
-/** A vector as cells: blue above 0, orange and notched below, white 0. point and index: whose last axis it is, from
- * column `from` on; without them it follows from others. lit: the chosen column. fade: how much of it counts. */
+/** Draw a vector as cells: blue above 0, orange with a notch below, white at 0. point, index: the model's point whose
+ * last axis this is, from column `from` on; empty if computed from others. lit: the chosen column. fade: the opacity. */
 export function strip(label, values, { point = '', index = '', from = 0, most = largest(values), lit = -1, fade = 1, kind = '' } = {}) {
   const rows = [];
   for (let at = 0; at < values.length; at += ROW) {
@@ -64,12 +65,12 @@ export function strip(label, values, { point = '', index = '', from = 0, most = 
 export const largest = (values) => values.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
 const plain = (html) => html.replace(/<[^>]*>/g, '');
 
-/** The key of all strips. */
+/** The key for strips. */
 export const key = () => '<p class="key" aria-hidden="true"><i class="m" style="--a:1"></i><i class="m" style="--a:.5"></i>'
   + '<i style="--a:0"></i><i style="--a:.5"></i><i style="--a:1"></i> below 0 (notched at the foot) · 0 · above 0;'
   + ' ± is the largest of the strip. Click a cell to work that column out.</p>';
 
-/** Weights (rows x columns), a row lit. places: which rows of the point these are, unless they are all. */
+/** Draw weights (rows x columns). lit: the chosen row. options.rows: indices of these rows in the point; null: all. */
 export function map(label, rows, columns, weight, { point, index, lit = -1, rows: places = null, said }) {
   const lines = rows.map((row, r) => {
     const weights = columns.map((_, c) => weight(r, c));
@@ -80,25 +81,26 @@ export function map(label, rows, columns, weight, { point, index, lit = -1, rows
     + ` data-columns="${escaped(JSON.stringify(columns))}">${lines.join('')}</div>`;
 }
 
-/** The key of all maps. */
+/** The key for maps. */
 export const mapKey = () => '<p class="key" aria-hidden="true">0 <i style="--a:0"></i><i style="--a:.35"></i><i style="--a:.6"></i><i style="--a:.8"></i><i style="--a:1"></i> 1'
   + ' · a row is a word that looks, a column one that is looked at; a row adds up to 1.</p>';
 
-/** What is shown when it is opened, and until then is no part of the page. */
+/** A block that can be opened; its content isn't part of the page until then. */
 export const fold = (title, html, open = false) => (
   `<details${open ? ' open' : ''}><summary>${title}</summary>${open ? html : `<template>${html}</template>`}</details>`);
 
-/** A sum written out: terms [[text, value]], and what they add up to, which is HTML with its number. */
+/** Write out a sum. terms: [[text, value]]; total: HTML of the result. */
 export function sum(terms, total, { open = terms.length <= 24 } = {}) {
   const written = terms.map(([text, value]) => (
     `<span class="term" data-term="${exact(value)}">${text}${text ? ' = ' : ''}<b class="n">${short(value)}</b></span>`)).join('');
   return `<div class="sum">${fold(`${terms.length} terms`, `<div class="terms">${written}</div>`, open)}<p class="total">their sum: ${total}</p></div>`;
 }
 
-/** A product of two vectors as the terms of `sum`. */
+/** The dot product of two vectors as terms of `sum`. */
 export const products = (a, b) => Array.from(a, (x, k) => [`${short(x)}·${short(b[k])}`, x * b[k]]);
 
-/** A table; cells are HTML. lit: the row that is chosen. pick: what a row's first cell chooses when it is clicked. */
+/** Make a table; cells are HTML. lit: the chosen row. pick: name of the data attribute with the row's index, which makes
+ * the first cell a button. */
 export function table(head, rows, { lit = -1, pick = '', label } = {}) {
   const line = (row, i) => {
     const attributes = i === lit ? ' class="on"' : '';
@@ -110,23 +112,23 @@ export function table(head, rows, { lit = -1, pick = '', label } = {}) {
     + `${rows.map(line).join('')}</tbody></table></div>`;
 }
 
-/** A bar of a share between 0 and 1. */
+/** A bar for a share from 0 to 1. */
 export const bar = (share) => `<span class="share" aria-hidden="true"><i style="width:${(100 * share).toFixed(1)}%"></i></span>`;
 
 const valuesOf = (row) => row.dataset.values.split(' ').map(Number);
 
-/** Which cell of a row of cells is pointed at. */
+/** The index of the cell under the pointer. */
 function cellAt(row, x) {
   const { left, width } = row.getBoundingClientRect();
   const count = valuesOf(row).length;
   return Math.max(0, Math.min(count - 1, Math.floor(((x - left) * count) / width)));
 }
 
-/** The column that is pointed at in a row of a strip. */
+/** The vector's column under the pointer, for a row of a strip. */
 export const columnOf = (row, x) => Number(row.dataset.from) + cellAt(row, x);
 
-/** What is pointed at in a strip or a map, in words; what a fold holds, when it is opened; and the numbers of a station
- * as a table. */
+/** Listen for events: show the value under the pointer in `readout`, fill blocks when they are opened, and list a
+ * section's numbers as a table. */
 export function listen(root, readout) {
   const pointed = ({ target, clientX: x }) => {
     const row = target.closest?.('.strip i, .map i');

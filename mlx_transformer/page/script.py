@@ -1,4 +1,4 @@
-"""Scripts of a page: ES modules as one script that needs no others, without what only readers of the source need."""
+"""Bundle a page's ES modules into one script, and shorten scripts and style sheets."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 EXPORTED = re.compile(r"^export (?:async )?(?:function\*?|const|class) ([\w$]+)", re.M)
 IMPORTED = re.compile(r"^import \{([^}]*)\} from '([^']*)';$", re.M)
 BEFORE_A_REGEX = "(,=:[!&|?{};>"
-"""Behind these a slash begins a regular expression; behind others it divides."""
+"""After these characters a slash begins a regular expression; after others it divides."""
 ENDLESS, GOES_ON = "\n;{,([&|?:=", ".)]},;?:&|"
-"""A line that ends with the first, or is followed by the second, needs no end."""
+"""A line break isn't needed after a character of the first string, or before a character of the second."""
 STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 REGEX = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\]|\\.)*\])+/")
 COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
 SPACE = re.compile(r"\s+")
 PLAIN = re.compile(r"[^\s'\"/`{};]+")
-"""Text that stays as it is, whatever stands before it."""
+"""Text that is copied unchanged in any context."""
 
 
 def joined(entry: Path) -> str:
-    """Return an ES module and all that it imports as one script: each module is a function, which returns its exports.
+    """Bundle an ES module and its imports into one script. Each module becomes a function that returns its exports.
 
-    Imports stand at the top, by relative names in braces.
+    Imports must have the form `import { a, b as c } from './file.js';`, on one line.
     """
     written: dict[Path, str] = {}
 
@@ -44,9 +44,9 @@ def joined(entry: Path) -> str:
 
 
 def compact(text: str) -> str:
-    """Return a script without its comments and the spaces and line ends that nothing depends on."""
+    """Remove comments and unneeded spaces and line breaks from a script."""
     out: list[str] = []
-    braces: list[int] = []  # of each template that is open, those in its hole
+    braces: list[int] = []  # for each open template literal, the number of open braces within its ${...}
     at = 0
     while at < len(text):
         letter, last = text[at], out[-1][-1] if out else ";"
@@ -79,7 +79,7 @@ def compact(text: str) -> str:
         else:
             if braces and letter in "{}":
                 braces[-1] += 1 if letter == "{" else -1
-            if letter == "}" and last == ";":  # the last of a block needs none
+            if letter == "}" and last == ";":  # the last statement of a block needs no semicolon
                 out.pop()
             out.append(letter)
             at += 1
@@ -87,7 +87,7 @@ def compact(text: str) -> str:
 
 
 def _template_end(text: str, at: int) -> int:
-    """Return where the text of a template ends, from `at` on: behind its last quote, or behind the ${ of a hole."""
+    """The index after a template literal's text starting at `at`: after its closing backquote, or after a `${`."""
     while text[at] != "`":
         if text.startswith("${", at):
             return at + 2
@@ -96,7 +96,7 @@ def _template_end(text: str, at: int) -> int:
 
 
 def compact_style(text: str) -> str:
-    """Return a style sheet without its line ends, the spaces around braces and commas and behind colons, and the last
-    semicolon of each block."""
+    """Remove a style sheet's line breaks, spaces around braces, commas and after colons, and each block's last
+    semicolon."""
     close = re.sub(r" *([{};,]) *", r"\1", re.sub(r"\s*\n\s*", "", text))
     return close.replace(": ", ":").replace(";}", "}")
