@@ -158,7 +158,7 @@ class Tuning(NamedTuple):
     """A search drops finished rows once at most this share is unfinished. On a GPU a smaller batch costs nearly the
     same, so rows are dropped late, which also gives fewer shapes."""
     unpack_from: float
-    """Rows of activations from which a quantised base of an adapter is dequantised before the product. MLX's CPU backend
+    """Rows of activations from which an adapter's quantised base is dequantised before the product. MLX's CPU backend
     multiplies packed integers one by one (4 bits, 256 x 256, 512 rows: 29 ms, dequantised 0.8 ms); GPU kernels are as
     fast with packed integers."""
 
@@ -190,9 +190,9 @@ def _use_device() -> None:
 def _fill_cpu_streams() -> None:
     """Raise MLX's limit for breadth-first scheduling, so that all CPU streams have work.
 
-    If the graph is wider than the limit (default 20 arrays), MLX schedules one branch after another and streams wait for
-    each other. With 4000, a training step of `base` uses 1.9 of 2 cores instead of 1.4, in the same memory. MLX reads
-    the variable once per process, before the first array.
+    If the graph is wider than the limit (default 20 arrays), MLX schedules one branch after another, and streams wait
+    for each other. With 4000, a training step of `base` uses 1.9 of 2 cores instead of 1.4, in the same memory. MLX
+    reads the variable once per process, before the first array.
     """
     if mx.default_device().type == mx.DeviceType.cpu:
         os.environ.setdefault("MLX_BFS_MAX_WIDTH", "4000")
@@ -317,8 +317,8 @@ def _on_gpu() -> bool:
 def _set_fusing(on: bool) -> None:
     """Turn the fusing of compiled functions into kernels on or off. They are traced and simplified in both cases.
 
-    Trying a GPU's tuning on a CPU needs only the tracing. Fusing would start a C++ compiler, for minutes with a training
-    step. MLX offers CompileMode {disabled, no_simplify, no_fuse, enabled} only in C++.
+    Trying a GPU's tuning on a CPU needs only the tracing. Fusing would start a C++ compiler, which takes minutes for a
+    training step. MLX offers CompileMode {disabled, no_simplify, no_fuse, enabled} only in C++.
     """
     library = next(Path(mx.__file__).parent.glob("lib/libmlx.*"), None)
     set_mode = None if library is None else getattr(ctypes.CDLL(str(library)), _SET_MODE, None)

@@ -57,8 +57,8 @@ def data_table(
 ) -> str:
     """Make an HTML table. Cells of head and rows are HTML already, so escape text before.
 
-    head: names of the columns, or empty. numbers: indices of right-aligned columns. marked: indices of highlighted rows.
-    named: the first cell of each row is its heading.
+    head: names of the columns, or empty. numbers: indices of right-aligned columns. marked: indices of rows to
+    highlight. named: the first cell of each row is its heading.
     """
     css = dict.fromkeys(numbers, ' class="n"')
 

@@ -48,7 +48,7 @@ function cells(of, values, { lit = -1, attributes = '' } = {}) {
 }
 
 /** Draw a vector as cells: blue above 0, orange with a notch below, white at 0. point, index: the model's point whose
- * last axis this is, from column `from` on; empty if computed from others. lit: the chosen column. fade: the opacity. */
+ * last axis this is, from column `from` on; empty if computed from others. lit: the chosen column. fade: opacity. */
 export function strip(label, values, { point = '', index = '', from = 0, most = largest(values), lit = -1, fade = 1, kind = '' } = {}) {
   const rows = [];
   for (let at = 0; at < values.length; at += ROW) {
@@ -99,8 +99,8 @@ export function sum(terms, total, { open = terms.length <= 24 } = {}) {
 /** The dot product of two vectors as terms of `sum`. */
 export const products = (a, b) => Array.from(a, (x, k) => [`${short(x)}·${short(b[k])}`, x * b[k]]);
 
-/** Make a table; cells are HTML. lit: the chosen row. pick: name of the data attribute with the row's index, which makes
- * the first cell a button. */
+/** Make a table; cells are HTML. lit: the chosen row. pick: makes the first cells buttons, with the row's index in a
+ * data attribute of this name. */
 export function table(head, rows, { lit = -1, pick = '', label } = {}) {
   const line = (row, i) => {
     const attributes = i === lit ? ' class="on"' : '';
