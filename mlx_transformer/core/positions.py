@@ -25,10 +25,10 @@ def sinusoids(
     `sinusoidal_concat`: all sines, then all cosines, with tensor2tensor's frequencies 10000^(-j / (d/2 - 1)). These
     differ from the paper's, so it is no permutation of the other two. A row depends only on its position.
     """
-    position = np.arange(first, first + length, dtype=np.float64)[:, None]
-    half = np.arange(d_model // 2, dtype=np.float64)[None, :]
+    position = np.arange(first, first + length, dtype=np.float64)[:, None]  # (length, 1)
+    half = np.arange(d_model // 2, dtype=np.float64)[None, :]  # (1, d_model / 2)
     exponent = -half / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * half / d_model
-    angle = position * 10000.0**exponent
+    angle = position * 10000.0**exponent  # (length, d_model / 2)
     if layout == "sinusoidal":
         table = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(length, d_model)
     else:
@@ -43,7 +43,7 @@ def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.fl
     """
     position = np.arange(length, dtype=np.float64)[:, None]
     pair = np.arange(config.d_k // 2, dtype=np.float64)[None, :]
-    angle = position * config.rotary_base ** (-2 * pair / config.d_k)
+    angle = position * config.rotary_base ** (-2 * pair / config.d_k)  # (length, d_k / 2)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 

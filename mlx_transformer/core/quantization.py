@@ -146,7 +146,7 @@ class Packed(NamedTuple):
         begin = np.arange(8) * bits  # 8 values take `bits` bytes, and each value at most two of them
         first, last, shift = begin // 8, (begin + bits - 1) // 8, (begin % 8).astype(np.uint16)
         octets = np.ascontiguousarray(self.words, "<u4").view(np.uint8).reshape(len(self.words), -1, bits)
-        pairs = octets[..., first] | octets[..., last].astype(np.uint16) << 8
+        pairs = octets[..., first] | octets[..., last].astype(np.uint16) << 8  # (O, D / 8, 8)
         return (pairs >> shift & (2**bits - 1)).astype(np.uint8).reshape(len(octets), -1)
 
     def dequantised(self) -> NDArray[Any]:
@@ -155,7 +155,7 @@ class Packed(NamedTuple):
         Product and sum are each rounded. On GPUs `mx.dequantize` uses a fused multiply-add, which changes the last bit
         of about every second weight.
         """
-        grouped = self.integers().reshape(*self.scales.shape, self.scheme.group_size)
+        grouped = self.integers().reshape(*self.scales.shape, self.scheme.group_size)  # (O, G, group_size)
         weights = grouped.astype(self.scales.dtype)
         weights *= self.scales[..., None]
         weights += self.biases[..., None]

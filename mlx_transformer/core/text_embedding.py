@@ -209,14 +209,14 @@ class TextEmbedding:
 
     def _of_tokens(self, head: str, rows: NDArray) -> NDArray[np.float64]:
         weight, bias = (self.weights[f"{head}.{name}"].astype(np.float64) for name in ("weight", "bias"))
-        return rows.astype(np.float64) @ weight.T + bias
+        return rows.astype(np.float64) @ weight.T + bias  # (L, width)
 
     def _vector(self, memory: NDArray, places: NDArray[np.intp]) -> NDArray[np.float64]:
         """One text's vector (W,), not yet normalised. memory: (L, D); places: positions of the tokens to pool."""
-        rows = memory[places].astype(np.float64)
-        x = np.concatenate([pooled(rows, places, way) for way in self.pooling])
+        rows = memory[places].astype(np.float64)  # (tokens, D)
+        x = np.concatenate([pooled(rows, places, way) for way in self.pooling])  # (P D,)
         for i, layer in enumerate(self.dense):
-            x = self.weights[f"dense.{i}.weight"].astype(np.float64) @ x
+            x = self.weights[f"dense.{i}.weight"].astype(np.float64) @ x  # (width,)
             x = x + self.weights[f"dense.{i}.bias"] if layer.bias else x
             x = _ACTIVATIONS[layer.activation](x)
         return x
