@@ -27,7 +27,7 @@ FENCE = "---"
 KEY = re.compile(r"([A-Za-z][\w-]*):(?:\s|$)")
 PLAIN = re.compile(r"[a-z][a-z0-9-]*")
 NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that YAML 1.1 reads as booleans or null, e.g. "no", the code of Norwegian."""
+"""Words read by YAML 1.1 as booleans or null, e.g. "no", the code of Norwegian."""
 
 
 def keys_of(text: str) -> dict[str, str]:
@@ -128,7 +128,7 @@ SIGNED = "\n<!-- mlx-transformer wrote this; what you change stays as you have i
 
 
 class Form(NamedTuple):
-    """Parts of a card that depend on the folder's format, e.g. checkpoint or ONNX."""
+    """The parts of a card for a folder's format, e.g. checkpoint or ONNX."""
 
     library: str
     """The Hub's library_name."""
@@ -148,7 +148,7 @@ def begin_card(**values: object) -> str:
 
 
 def carried(folder: Path, results: bool = False) -> str:
-    """Front matter that a model made from the one in `folder` takes over: license, languages, origin and so on.
+    """Front matter to keep in a model made from the one in `folder`: license, languages, origin and so on.
 
     results: also the scores, for the same weights in another format.
     """
@@ -162,7 +162,7 @@ def write_card(
 ) -> None:
     """Write a folder's card, after all its other files, whose sizes it lists.
 
-    begin: front matter that overrides the generated keys. replaced: see `put_card`.
+    begin: front matter, which overrides generated keys. replaced: see `put_card`.
     """
     put_card(folder, _card(folder, config, form, keys_of(begin)), replaced)
 

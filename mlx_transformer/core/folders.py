@@ -28,7 +28,7 @@ ONNX_CONFIG = "mlx_transformer.json"
 MODULES = "modules.json"
 """Lists the parts of a sentence-transformers folder (`families/sentence_folder.py`)."""
 FORMS = (WEIGHTS, f"{WEIGHTS}.index.json", TORCH_WEIGHTS, f"{TORCH_WEIGHTS}.index.json")
-"""Weight files of published models that can be imported."""
+"""Weight files of published models, for import."""
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.onnx", "onnx/*.onnx")
 CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}
 """A model's config.json has at least one of these. Other programs also name their settings config.json."""
@@ -76,7 +76,7 @@ class Place:
         return all((self.path / name).is_file() for name in names)
 
     def matches(self, *patterns: str) -> bool:
-        """Whether the folder has anything that matches a glob pattern."""
+        """Whether anything in the folder matches a glob pattern."""
         return any(any(self.path.glob(pattern)) for pattern in patterns)
 
     @cached_property
@@ -155,7 +155,7 @@ class Place:
     def error(self, needed: str) -> UserError:
         """The error of a command that needs another kind of path: the kind found, and how to convert it.
 
-        needed: the kind that the command needs, e.g. `A_CHECKPOINT`.
+        needed: the required kind, e.g. `A_CHECKPOINT`.
         """
         path, what, name = self.path, self.what, quote(str(self.path))
         missing = " and ".join(file for file in (CONFIG, WEIGHTS) if not self.holds(file))
@@ -241,7 +241,7 @@ LIKELY: Table = (
 """Further rows for folders that lack files or have no telling file names."""
 FILES: dict[str, What] = {".onnx": "an ONNX model", **dict.fromkeys(MARIAN_FILES, "a Marian model")}
 SAVED = f"checkpoints/step-*/{MANIFEST}"
-"""Manifests of the checkpoints that a run saves during training."""
+"""Manifests of the checkpoints saved during a run."""
 
 
 def is_ours(config: Mapping[str, Any] | None) -> bool:

@@ -88,7 +88,7 @@ class Int8Scales:
 
     @property
     def float32(self) -> list[str]:
-        """The layers that stay float32, in network order; single matrices if only part of a layer does."""
+        """The layers left in float32, in network order; single matrices if only part of a layer does."""
         matrices = []
         for layer, names in layers_of(self.products).items():
             whole = [name for name in names if self.of(name).float32]
@@ -96,7 +96,7 @@ class Int8Scales:
         return matrices
 
     def leaving(self, layers: Iterable[str], config: TransformerConfig) -> Int8Scales:
-        """The same scales with these layers left in float32. Raises `UserError` for a layer that the model lacks.
+        """The same scales with these layers left in float32. Raises `UserError` for layers missing from the model.
 
         layers: prefixes of parameter names, e.g. "encoder.layers.0" for a whole layer, or
         "encoder.layers.0.feed_forward.down_proj" for one matrix.
@@ -145,7 +145,7 @@ def read_int8_scales(folder: Path, config: TransformerConfig) -> Int8Scales | No
 
 
 def multiplied_names(config: TransformerConfig) -> set[str]:
-    """Matrices that activations are multiplied with, i.e. all except embeddings that are only looked up."""
+    """Matrices used in products with activations, i.e. all except embeddings that are only looked up."""
     classifier = {output_weight_name(config)} if config.head.classifies else set()
     return set(quantizable_shapes(config)) - (embedding_names(config) - classifier)
 

@@ -37,7 +37,7 @@ def tokenizer_path(folder: Path) -> Path | None:
 
 
 def read_tokenizer(path: Path) -> str:
-    """Read the tokenizer at a path of `tokenizer_path` as one text."""
+    """Read the tokenizer at a path from `tokenizer_path` as text."""
     if not path.is_dir():
         return read_text(path)
     sides = {
@@ -47,7 +47,7 @@ def read_tokenizer(path: Path) -> str:
 
 
 def join_texts(source: str, target: str) -> str:
-    """Combine two tokenizer.json texts into one text."""
+    """Combine two tokenizer.json texts."""
     return json.dumps({"source": json.loads(source), "target": json.loads(target)}, ensure_ascii=False)
 
 

@@ -15,7 +15,7 @@ LEFT = ' style="text-align:left;vertical-align:top"'  # Jupyter aligns cells to 
 def page(command: str, title: str, body: str, css: str = "", script: str = "", head: str = "") -> str:
     """Make a self-contained HTML page.
 
-    command: the name of the command that writes the page, e.g. "explain". It is stored in the page, as commands only
+    command: name of the command writing the page, e.g. "explain". It is stored in the page, as commands only
     overwrite their own pages (`core.outputs.page_kind`). body, head: HTML. css: added after page.css. script: runs at
     the end of the body.
     """

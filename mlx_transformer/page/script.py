@@ -16,7 +16,7 @@ REGEX = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\]|\\.)*\])+/")
 COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
 SPACE = re.compile(r"\s+")
 PLAIN = re.compile(r"[^\s'\"/`{};]+")
-"""Text that is copied unchanged in any context."""
+"""Text copied unchanged in any context."""
 
 
 def joined(entry: Path) -> str:

@@ -132,7 +132,7 @@ class Output:
 
     @property
     def place(self) -> Path:
-        """The path with links resolved, so that a link stays a link and its target is replaced."""
+        """The path with links resolved, so a link stays a link and its target is replaced."""
         return Path(os.path.realpath(self.path))
 
     def __fspath__(self) -> str:
@@ -203,12 +203,12 @@ def replace_files(output: Output, *beside: Output) -> Iterator[Path]:
 
 
 def write_text(path: Path | Output, text: str) -> None:
-    """Write one UTF-8 file, as `write_bytes` does."""
+    """Write a UTF-8 file, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path | Output, data: bytes) -> None:
-    """Write one file durably, creating folders as needed.
+    """Write a file durably, creating folders as needed.
 
     A plain path is replaced without a check; a device or pipe is written to directly. Raises `UserError` if the disk
     refuses, or if another process has written to an `Output` since it was claimed; the old file is then untouched.
@@ -282,7 +282,7 @@ def _replacing(place: Path, named: Path, what: str = "") -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder. It is renamed first, so that a kill never leaves part of it under its name."""
+    """Remove a folder. It is renamed first, so a kill never leaves part of it under its name."""
     hidden = _temporary(folder)
     try:
         os.rename(folder, hidden)
@@ -316,7 +316,7 @@ def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 def clear_leftovers(parent: Path, name: str) -> None:
-    """Remove temporary files and folders that killed processes left in `parent`. name: a glob pattern of the names that
+    """Remove temporary files and folders of killed processes from `parent`. name: a glob pattern of the names that
     were to be written."""
     for path in parent.glob(f".{name}.*.tmp"):
         process = path.name.split(".")[-2]
@@ -368,7 +368,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step, so that both always exist; False if the system can't."""
+    """Swap two names in one step, so both always exist; False if the system can't."""
     return _rename(first, second, SWAPPING)
 
 

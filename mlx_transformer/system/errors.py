@@ -107,13 +107,13 @@ LONGEST_NAME = 400  # characters
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """Shorten a long name to its two ends, and escape lone surrogates, so that it can be printed."""
+    """Shorten a long name to its two ends, and escape lone surrogates, for printing."""
     half, text = longest // 2, text.encode(errors="backslashreplace").decode()
     return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def one_line(message: str) -> str:
-    """Put a message on one line, shorten long words and replace control characters, which a file could have brought."""
+    """Put a message on one line, shorten long words and replace control characters, which may come from a file."""
     line = " ".join(map(shortened, " ".join(message.splitlines()).split(" ")))
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 

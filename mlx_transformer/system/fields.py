@@ -27,7 +27,7 @@ from .errors import Name, Text, UserError, joined
 Settings = TypeVar("Settings")
 
 ADVANCED = {"advanced": True}
-"""Metadata of a field that few people set: its option is shown by `--help-all`, not by `--help`."""
+"""Metadata of a rarely used field: its option is shown by `--help-all`, not by `--help`."""
 
 
 class Bounds(NamedTuple):
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
 
 class FieldType(NamedTuple):
-    """The values that a field accepts. choices: all of them, for a Literal or a bool; else empty."""
+    """The values of a field. choices: all of them, for a Literal or a bool; else empty."""
 
     type: type
     choices: tuple[Any, ...] = ()
@@ -134,7 +134,7 @@ class Checked:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Raise `UserError` if a value that isn't a dataclass field doesn't fit an annotation.
+    """Check a value that isn't a dataclass field; raises `UserError` if it doesn't fit the annotation.
 
     >>> check_value("port", 0, Annotated[int, Bounds(at_least=1)])
     UserError: port=0 must be a whole number of at least 1

@@ -29,7 +29,7 @@ LARGEST_HOLE = 64 << 20
 """Bytes. A part of a file up to this size isn't checked for holes (`check_written`)."""
 
 DEEPEST = 64
-"""Greatest nesting of a JSON file, so that a recursive function can walk it."""
+"""Greatest nesting of a JSON file, so a recursive function can walk it."""
 
 UTF8_MARK = codecs.BOM_UTF8
 WIDE_MARKS = {

@@ -27,13 +27,13 @@ ANSWER_SECONDS = 10
 
 @functools.cache
 def performance_cores() -> int | None:
-    """The number of a Mac's performance cores; None on other systems and on Macs with only one kind of core."""
+    """The number of a Mac's performance cores; None on other systems and on Macs with a single kind of core."""
     output = _output_of(SYSCTL, "-n", "hw.perflevel0.physicalcpu") if sys.platform == "darwin" else ""
     return int(output) if output.strip().isdecimal() and int(output) > 0 else None
 
 
 def battery_line() -> str | None:
-    """A warning for training on battery; None unless macOS reports that the battery is in use."""
+    """A warning for training on battery; None unless macOS reports the battery in use."""
     output = _output_of(PMSET, "-g", "batt") if sys.platform == "darwin" else ""
     if "'Battery Power'" not in output:
         return None
@@ -134,7 +134,7 @@ def _wait_for(others: list[tuple[threading.Thread, threading.Event]]) -> None:
 
 try:
     __version__ = version("mlx-transformer")
-except PackageNotFoundError:  # a source tree that was not installed
+except PackageNotFoundError:  # not installed, e.g. a plain source tree
     __version__ = "0+unknown"
 
 
@@ -148,7 +148,7 @@ PACKAGES = (
 
 
 def memory() -> int:
-    """Bytes of memory that this process may use: the smallest of the machine's, container's and user's limits."""
+    """Bytes of memory available to this process: the smallest of the machine's, container's and user's limits."""
     bounds = [1 << 62]
     with suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
         bounds.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,4 +1,4 @@
-"""manifest.json: size and SHA-256 of each file in a model's folder, so that damage is found when the model is opened.
+"""manifest.json: size and SHA-256 of each file in a model's folder, to find damage when the model is opened.
 
 A subfolder with a manifest of its own is listed by that file only, e.g. onnx/manifest.json; its hash keeps the files of
 two models from being mixed. Files of other subfolders are listed one by one, e.g. 1_Pooling/config.json.
@@ -31,13 +31,13 @@ LARGE = 1 << 20
 
 Entries = dict[str, tuple[str, int]]  # name: (SHA-256, bytes)
 
-_verified: set[tuple[object, ...]] = set()  # files that this process has verified
+_verified: set[tuple[object, ...]] = set()  # files verified by this process
 
 
 def write_manifest(folder: Path) -> None:
     """Write manifest.json: size and SHA-256 of every file in `folder` except the model card.
 
-    If the parent folder has a manifest that lists this one, it is updated too.
+    If the parent folder's manifest lists this manifest, it is updated too.
     """
     files = {path.relative_to(folder).as_posix(): _entry(path) for path in _listed(folder)}
     (folder / MANIFEST).write_text(_text({"format": FORMAT, "files": files}), encoding="utf-8")

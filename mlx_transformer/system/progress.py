@@ -34,7 +34,7 @@ Progress = Callable[[float, str], None]
 
 
 def no_progress(share: float, status: str) -> None:
-    """A `Progress` that shows nothing."""
+    """A silent `Progress`."""
 
 
 LOG_SECONDS = 10.0

@@ -1,7 +1,7 @@
-"""Read and write safetensors files, one array at a time; damage is a `UserError` that names the file.
+"""Read and write safetensors files, one array at a time; damage is a `UserError` with the file's name.
 
 A `Stored` array stays in its file until NumPy needs its numbers, so a model never has to fit into memory as a whole.
-Files aren't memory-mapped, as pages that were read would stay in memory.
+Files aren't memory-mapped, as pages already read would stay in memory.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ PART = 1 << 20
 
 
 def open_tensors(path: Path):
-    """Open a safetensors file, to read its arrays one by one. Raises `UserError` if it isn't one."""
-    with open_file(path):  # checks that it is a regular file
+    """Open a safetensors file, to read its arrays one by one. Raises `UserError` for other files."""
+    with open_file(path):  # checks for a regular file
         pass
     try:
         return safe_open(path, framework="numpy")

@@ -36,7 +36,7 @@ LARGEST_DIRECTORY = 16 << 20
 MOST_EXPANSION = 16
 """Largest ratio of unpacked to packed bytes of an archive. Trained weights hardly compress to a half."""
 FREE_EXPANSION = 16 << 20
-"""Unpacked bytes that are allowed beyond this ratio."""
+"""Unpacked bytes allowed beyond this ratio."""
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OverflowError, TypeError)
 DAMAGE += (NotImplementedError, RuntimeError)
 """Exceptions that `zipfile` and the code reading its entries raise for a damaged archive."""
