@@ -81,9 +81,6 @@ def alone(file: Path, named: Path, refusal: Callable[[Path], UserError] = writte
             place.unlink(missing_ok=True)
 
 
-if sys.platform != "win32":
-    import fcntl
-
 WITHOUT_REPLACING, SWAPPING = (1, 4), (2, 2)
 """RENAME_NOREPLACE and RENAME_EXCHANGE of Linux; RENAME_EXCL and RENAME_SWAP of macOS."""
 
