@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from export.runtime.transformer import passes_of
 
-from .metadata import VECTOR, OneFile
+from .metadata import VECTOR
+from .opening import OneFile
 from .runtime import SearchModel
 
 if TYPE_CHECKING:

@@ -1,12 +1,9 @@
-"""The metadata of a file with a search (or an encoder of texts), and how to open it. Imports no onnx: files also run
-where it isn't installed."""
+"""The metadata of a file with a search, or of an encoder of texts. Imports neither onnx nor ONNX Runtime: files are
+also written, and also run, where one of them isn't installed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.interface import SETTINGS
-from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
 from mlx_transformer.decoding.options import PENALTY_OFFSETS, aligned_right
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
-from mlx_transformer.system.lazy import needs
-from mlx_transformer.system.manifest import verify_file
 
 CONFIG = "mlx_transformer.config"
 """Metadata key: the model's TransformerConfig as JSON."""
@@ -85,46 +79,3 @@ def int8_scales_of(metadata: Mapping[str, str], config: TransformerConfig, path:
         return None
     where, hint = f"{path}: {INT8_SCALES}", "write it again with export --search"
     return Int8Scales.parse(parse_json(metadata[SCALES], f"{where}: not JSON", hint), config, where)
-
-
-EXTENSIONS = "onnxruntime_extensions"
-
-
-@dataclass(frozen=True)
-class OneFile:
-    """An open file of `export_search`."""
-
-    path: Path
-    session: Session
-    metadata: dict[str, str]
-    config: TransformerConfig
-
-    @classmethod
-    def open(cls, path: str | Path, threads: int | None, providers: Sequence[str] | None, verify: bool) -> OneFile:
-        """Open the file. Raises UserError if it is damaged, or if `export_search` didn't write it."""
-        path = Path(path)
-        if verify:
-            verify_file(path)
-        session = opened(path, threads, providers)
-        metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
-        if CONFIG not in metadata:
-            raise UserError(f"{path}: isn't a search graph of this project: write one with export --search")
-        try:
-            return cls(path, session, metadata, TransformerConfig.from_json(metadata[CONFIG]))
-        except UserError as error:
-            raise UserError(f"{path}: {error}; write it again with export --search") from error
-
-
-def opened(path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None) -> Session:
-    """Open a session of the file. Raises UserError if ONNX Runtime can't."""
-    options = session_options(threads or None, activations=activations)
-    if find_spec(EXTENSIONS):
-        options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-    arguments: dict[str, Any] = {"providers": providers or [CPU], "disabled_optimizers": SLOW_FUSIONS}
-    try:
-        return Session(path, options, **arguments)
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        reason = str(error).splitlines()[0]
-        if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
-            reason = f"its text operators need: {needs('text')}"
-        raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None

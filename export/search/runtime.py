@@ -38,17 +38,8 @@ from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
 
-from .metadata import (
-    ACTIVATIONS,
-    ATTENTION,
-    GENERATION,
-    PRECISION,
-    TOKENIZER,
-    VECTOR,
-    OneFile,
-    inputs_of,
-    opened,
-)
+from .metadata import ACTIVATIONS, ATTENTION, GENERATION, PRECISION, TOKENIZER, VECTOR, inputs_of
+from .opening import OneFile, opened
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator

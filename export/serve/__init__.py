@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from export.settings import ServeSettings
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 from mlx_transformer.system.lazy import needs
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def serve_site(folder: str | Path, **settings: Any) -> None:
     for field in fields(chosen):
         value = getattr(chosen, field.name)
         if field.name not in SITE_SETTINGS and (value or None) != (field.default or None):
-            raise UserError(f"{field.name}={value} is a setting of models; a site runs in the browser: leave it out")
+            setting = Name(field.name, str(value))
+            raise UserError("{} is a setting of models; a site runs in the browser: leave it out", setting)
     with _naming_extra():
         from . import server, site
 

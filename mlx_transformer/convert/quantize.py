@@ -17,6 +17,7 @@ from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Progress, no_progress
+from mlx_transformer.text.tokenizer import checked_tokenizer
 
 READ, ROUNDED = 0.3, 0.7
 """Progress shown when the checkpoint has been read, and when it has been quantised; roughly the shares of the time."""
@@ -51,7 +52,7 @@ def quantize_checkpoint(
     checkpoint = open_checkpoint(folder)
     if checkpoint.quantization:
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
-    text = checkpoint.tokenizer_json()
+    text = checked_tokenizer(checkpoint)
     model = Transformer.load(checkpoint.folder)
     model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, but fast kernels need zero points
     quantize(model, scheme)

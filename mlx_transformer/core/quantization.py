@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -43,7 +43,8 @@ class Scheme:
         for name, known in (("group_size", GROUP_SIZES), ("bits", BITS)):
             value = getattr(self, name)
             if type(value) is not int or value not in known:
-                raise UserError(f"quantization: {name}={value!r}: choose one of {', '.join(map(str, known))}")
+                choices = ", ".join(map(str, known))
+                raise UserError("quantization: {}: choose one of {}", Name(name, repr(value)), choices)
 
     def divides(self, shape: Shape) -> bool:
         """Whether a matrix (O, D) can be split into groups of this size."""

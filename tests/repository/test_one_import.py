@@ -181,7 +181,7 @@ def test_one_file(place):
     assert model.generate([[5, 2]], [[5]]) == folder.generate([[5, 2]], [[5]])
     with pytest.raises(UserError, match="takes ids, no vectors"):
         model.generate(inputs_embeds=[[[0.5] * 8]])
-    with pytest.raises(UserError, match="gives whole lines only: leave out stream=True"):
+    with pytest.raises(UserError, match="gives only whole lines: leave out stream=True"):
         model.stream("one")
     with pytest.raises(UserError, match="no log-probabilities"):
         model.log_probabilities([[5, 2]], [[5, 2]])

@@ -160,7 +160,7 @@ def test_a_key_at_the_edge_is_seen_and_one_beyond_is_not(window: int) -> None:
         (dict(layer_pattern=[dict(rotary_base=5.0)]), "rotary_base needs positions='rotary'"),
         (dict(positions="relative", window=2), "positions='relative' has no window"),
         (dict(norm="rmsnorm", norm_bias=False), "norm_bias=False needs layernorm"),
-        (dict(first_norm=False), "first_norm: norms behind the sub-layers are in every layer"),
+        (dict(first_norm=False), "first_norm=False: norms behind the sub-layers are in every layer"),
         (dict(architecture="encoder-decoder", decoder_layers=1, window=2), "need architecture='encoder'"),
     ],
 )

@@ -238,9 +238,9 @@ def test_logit_scale_multiplies_what_the_classifier_reads() -> None:
 
 def test_logit_cap_bounds_what_the_classifier_gives() -> None:
     ids = RNG(6).integers(3, 17, (2, 5))
-    plain, capped = make(output_bias=True, logit_scale=0.25), make(output_bias=True, logit_scale=0.25, logit_cap=0.5)
-    np.testing.assert_allclose(capped(ids, ids), 0.5 * np.tanh(plain(ids, ids) / 0.5), rtol=1e-9)
-    assert np.abs(capped(ids, ids)).max() < 0.5 < np.abs(plain(ids, ids)).max()
+    plain, capped = make(output_bias=True, logit_scale=0.25), make(output_bias=True, logit_scale=0.25, logit_cap=0.25)
+    np.testing.assert_allclose(capped(ids, ids), 0.25 * np.tanh(plain(ids, ids) / 0.25), rtol=1e-9)
+    assert np.abs(capped(ids, ids)).max() < 0.25 < np.abs(plain(ids, ids)).max()
 
 
 def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:

@@ -19,7 +19,7 @@ class More(TransformerConfig):
     head_norm: bool = False
     residual: Literal["plain", "scaled", "gated"] = "plain"
     reach: Annotated[int, Bounds(at_least=1, at_most=4096)] | None = None
-    logit_cap: Annotated[float, Bounds(above=0)] | None = None
+    capping: Annotated[float, Bounds(above=0)] | None = None
 
 
 def test_options_are_the_fields_with_few_values() -> None:
@@ -33,14 +33,14 @@ def test_options_are_the_fields_with_few_values() -> None:
 
 
 def test_new_options_are_checked_by_their_annotations() -> None:
-    assert More(vocab_size=9, reach=4, logit_cap=30).logit_cap == 30.0
+    assert More(vocab_size=9, reach=4, capping=30).capping == 30.0
     with pytest.raises(UserError) as caught:
-        More.from_dict({"vocab_size": 9, "head_norm": 1, "residual": "none", "reach": 5000, "logit_cap": 0})
+        More.from_dict({"vocab_size": 9, "head_norm": 1, "residual": "none", "reach": 5000, "capping": 0})
     assert str(caught.value) == (
         "TransformerConfig: head_norm=1 must be true or false; "
         "residual='none' is not one of plain, scaled, gated; "
         "reach=5000 must be a whole number of at least 1 and at most 4,096; "
-        "logit_cap=0 must be a finite number above 0"
+        "capping=0 must be a finite number above 0"
     )
 
 

@@ -128,7 +128,7 @@ def test_a_file_cut_short_while_it_is_read_is_one_line(corpus, cache, tokenizer)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlx_transformer.data import token_cache
+from mlx_transformer.data import stored_text as token_cache
 from mlx_transformer.data.corpus import PairFiles
 from mlx_transformer.text.tokenizer import Tokenizer
 

@@ -56,7 +56,7 @@ def test_every_product_goes_to_openblas():
     """The slots through which libmlx.so calls its BLAS hold OpenBLAS's functions; before, they held others."""
     code = (
         "import ctypes, mlx.core\n"
-        "from mlx_transformer import blas\n"
+        "from mlx_transformer import device as blas\n"
         "print(blas.use_fast_blas())\n"
         "slots = blas._jump_slots(*blas._loaded('libmlx.so'))\n"
         "address = lambda f: ctypes.cast(f, ctypes.c_void_p).value\n"
@@ -95,7 +95,9 @@ def test_threads_can_be_set():
 )
 def test_without_a_part_of_it_mlx_is_left_alone(code, said):
     rest = "import mlx.core as mx; a = mx.ones((4, 4)); assert (a @ a).sum().item() == 64; blas.set_blas_threads(2)"
-    assert in_a_process(f"from mlx_transformer import blas; {code}; print(blas.use_fast_blas()); {rest}") == said
+    assert (
+        in_a_process(f"from mlx_transformer import device as blas; {code}; print(blas.use_fast_blas()); {rest}") == said
+    )
 
 
 @linux
