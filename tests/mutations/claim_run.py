@@ -34,9 +34,10 @@ def named_by(number: int) -> list[str]:
     """The tests of a row: those that it names, that of its numbers, and that of its figure."""
     row = ROWS[number]
     table = "tests/claims/test_table.py::"
-    shown = [f"{table}test_a_figure_shows_the_numbers_of_its_rows[{row.picture}]"] if row.shown else []
+    shown = [f"{table}test_every_figure[{row.picture}]"] if row.shown else []
     numbers = [] if row.trained else [f"{table}test_the_numbers_hold[{number}]"]
-    return [*numbers, *shown, *(f"tests/{test}" for test in row.tests)]
+    here = [f"{table}test_bytes_and_times_stand_at_their_names"] if number in (29, 31) else []
+    return [*numbers, *shown, *here, *(f"tests/{test}" for test in row.tests)]
 
 
 def copy_project(folder: Path) -> Path:

@@ -122,12 +122,6 @@ def test_one_change_is_one_line(name: str, base: Path, tmp_path: Path) -> None:
     assert said in line
 
 
-def test_a_new_file_is_a_difference(base: Path, tmp_path: Path) -> None:
-    shutil.copytree(base / "search", tmp_path / "search")
-    (tmp_path / "search" / "more").touch()
-    assert differences(base / "search", tmp_path / "search") == ["more: is new"]
-
-
 @pytest.mark.slow
 def test_every_choice_is_exported_in_several_models() -> None:
     chosen = factors(KNOWN)

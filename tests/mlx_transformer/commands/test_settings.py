@@ -218,37 +218,6 @@ def test_settings_out_of_bounds(of, name, wrong):
         of(**{name: int(wrong)})
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_help_shows_the_common_options_and_how_many_more_there_are(name, capsys):
-    from mlx_transformer.commands.app import invoke
-
-    command = command_of("mlx-transformer").commands[name]
-    visible = [each for each in command.params if each.opts[0].startswith("--") and not getattr(each, "hidden", False)]
-    advanced = {each.opts[0] for each in visible if each.advanced}
-    assert invoke("mlx-transformer", [name, "--help"]) == 0
-    short = capsys.readouterr().out
-    shown = {word.strip(",") for line in short.splitlines() if line.startswith("  -") for word in line.split()}
-    assert not advanced & shown
-    assert {each.opts[0] for each in visible} - advanced <= shown
-    if not advanced:
-        assert "--help-all" not in short
-        return
-    assert short.splitlines()[-1] == f"{len(advanced)} more options: mlx-transformer {name} --help-all"
-    assert invoke("mlx-transformer", [name, "--help-all"]) == 0
-    whole = capsys.readouterr().out
-    assert advanced <= {
-        word.strip(",") for line in whole.splitlines() if line.startswith("  -") for word in line.split()
-    }
-    assert "more options" not in whole
-
-
-def test_the_common_options_of_train_fit_on_a_large_screen(capsys):
-    from mlx_transformer.commands.app import invoke
-
-    assert invoke("mlx-transformer", ["train", "--help"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 70
-
-
 def test_every_key_of_a_recipe_is_an_option_of_train():
     params = params_of("train")
     tables = {"data": DataOptions, "model": TransformerConfig, "training": TrainingOptions}
