@@ -112,6 +112,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_one_change_is_one_line(name: str, base: Path, tmp_path: Path) -> None:
     file, change, said = CHANGES[name]

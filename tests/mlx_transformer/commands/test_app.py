@@ -63,10 +63,7 @@ MODULES = {f"mlx_transformer.commands.{home.partition(':')[0]}" for home, _ in A
 @pytest.mark.parametrize(
     ("arguments", "imported"),
     [
-        ("--help", set()),
-        ("--version", set()),
         ("trian", set()),
-        ("export --help", {"mlx_transformer.commands.exporting"}),
         ("average nowhere nowhere -o x", {"mlx_transformer.commands.training"}),
     ],
 )

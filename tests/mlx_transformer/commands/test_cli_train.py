@@ -234,7 +234,7 @@ def test_the_time_that_is_left_follows_the_machine():
     assert len(left._noted) < 250
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80])
 def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
     code = (
         "import time\n"
