@@ -1,6 +1,8 @@
 """The table of claims: every number is what the code computes, every figure is drawn, every name leads somewhere."""
 
 import ast
+import base64
+import io
 import re
 import sys
 from collections.abc import Callable
@@ -85,6 +87,8 @@ def test_every_figure(name: str, made) -> None:
 
 TOLERANCE = 1.0
 """Points of 1/72 inch: what other machines' last digits move."""
+COLOUR = 0.01
+"""Of a picture's mean, where black is 0 and white 1."""
 
 
 def moved(committed: str, fresh: str) -> float:
@@ -94,10 +98,23 @@ def moved(committed: str, fresh: str) -> float:
     assert words[0] == words[1]
     boxes = [[_box(path.get("d", "")) for path in root.iter(f"{SVG}path")] for root in (old, new)]
     assert [len(box) for box in boxes[0]] == [len(box) for box in boxes[1]]
+    for one, other in zip(*(_images(root) for root in (old, new)), strict=True):
+        assert one.shape == other.shape
+        assert np.abs(one - other).mean() < COLOUR
     return max((abs(a - b) for old, new in zip(*boxes, strict=True) for a, b in zip(old, new, strict=True)), default=0)
 
 
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _images(root: ElementTree.Element) -> list[np.ndarray]:
+    """The pixels of what is drawn as such: maps of weights, strips of numbers."""
+    from matplotlib.image import imread
+
+    links = (
+        node.get("href") or node.get("{http://www.w3.org/1999/xlink}href") or "" for node in root.iter(f"{SVG}image")
+    )
+    return [imread(io.BytesIO(base64.b64decode(link.partition(",")[2]))) for link in links]
 
 
 def _box(d: str) -> list[float]:

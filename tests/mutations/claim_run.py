@@ -16,7 +16,7 @@ from imports import ROOT
 from rich.console import Console
 from rich.table import Table
 
-COPIED = ("mlx_transformer", "export", "docs/claims", "tests", "pyproject.toml", "README.md")
+COPIED = ("mlx_transformer", "export", "docs", "tests", "pyproject.toml", "README.md")
 FAILED = "FAILED "
 SECONDS = 600
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from drawn_configs import SMALL, configs
-from hypothesis import given, settings
+from hypothesis import given
 from mlx.utils import tree_flatten, tree_map
 from options import OPTIONS
 
@@ -28,7 +28,6 @@ def inputs(config: TransformerConfig) -> list[mx.array]:
     return [source, target] if config.architecture == "encoder-decoder" else [source]
 
 
-@settings(max_examples=60)
 @given(configs())
 def test_parameters_are_the_table_and_all_receive_gradient(config: TransformerConfig) -> None:
     mx.random.seed(1)
