@@ -35,7 +35,6 @@ SUM = "return x + table[position_ids.index].astype(x.dtype)"
 EMBEDS = 'x = self[name.removesuffix(".weight")](ids)'
 NORMED = 'return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon)'
 INNER = "inner = self.activation(self.up_proj(x))\n"
-TEST_KERNEL = "y = self.kernel(q, k, v, mask, past)"
 
 CHANGES: dict[str, Change] = {
     # Embeddings and positions.
