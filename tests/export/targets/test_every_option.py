@@ -19,7 +19,7 @@ ELSEWHERE = {"portable", "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), combined(CHOICES, [name for name in TARGETS if name not in ELSEWHERE], step=4)
+    ("name", "target"), combined(CHOICES, [name for name in TARGETS if name not in ELSEWHERE], step=8)
 )
 def test_every_option(name: str, target: str, tmp_path: Path) -> None:
     models = write_model(encoder_decoder(name), tmp_path, 3, target=target)

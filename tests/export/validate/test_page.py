@@ -96,6 +96,7 @@ def test_no_figure_is_cut_on_the_terminal_and_mismatches_come_first(mismatch, wi
     assert marks == sorted(marks, reverse=True)
 
 
+@pytest.mark.slow  # test_all_configs.py has every option in each run
 def test_random_models_are_found_equal() -> None:
     for config, choices, report in runs(1, seed=5):
         assert report.equal, (config, choices, report.seed, report.failures())
