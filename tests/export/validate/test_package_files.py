@@ -123,7 +123,9 @@ def test_another_value_of_any_file_is_named(name: str, made: Callable[[str], tup
             found = list(differences(file, before))  # it was equal to what the checkpoint gives
             assert found, (place, path)
             assert all(key in found[0] for key in keys), (place, path, found)
-            if place == RECORD or (path in (paths[0], paths[-1]) and not f"{place}: {key_of(path)}".startswith(SHOWN)):
+            if (place == RECORD and tried % 3 == 0) or (
+                path in (paths[0], paths[-1]) and not f"{place}: {key_of(path)}".startswith(SHOWN)
+            ):
                 problems = check_opened(opened, folder).problems
                 shown = f"{place}: {key_of(path)}".startswith(SHOWN)
                 named = (place, RECORD, "shortlist.bin")
