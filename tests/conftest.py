@@ -50,6 +50,7 @@ from mlx_transformer.system import progress  # noqa: E402
 # In CI the examples are the same on every run, so that a red build can be repeated; elsewhere each run tries new ones.
 settings.register_profile(
     "project",
+    max_examples=30,
     deadline=None,
     print_blob=True,
     derandomize="CI" in os.environ,

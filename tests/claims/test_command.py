@@ -7,14 +7,11 @@ import pytest
 from claims.command import claims
 from claims.formula import as_html
 from claims.index import written
-from claims.printing import as_text
-from claims.row import RECORDED, Row, equal
 from claims.table import ROWS
 
 from mlx_transformer.system.errors import UserError
 
 README = Path(__file__).parents[2] / "docs" / "claims" / "README.md"
-ROW = Row(1, "A claim.", "a_i^(2)", {"one": equal(1), "two": RECORDED}, dict, (as_html,), ("test",), slip="A slip.")
 
 
 def test_the_index_is_made_of_the_rows() -> None:
@@ -23,16 +20,6 @@ def test_the_index_is_made_of_the_rows() -> None:
     assert [
         int(n) for n in re.findall(r"^\| <a id=.row-\d+.></a>(\d+) \| .* \| .* \| .* \| .* \|$", text, re.MULTILINE)
     ] == list(ROWS)
-
-
-def test_the_page_says_which_numbers_are_recorded() -> None:
-    """And which of these rows claim something as well."""
-    text = README.read_text(encoding="utf-8")
-    table = text.partition("| rows | recorded | and compared |\n|-|-|-|\n")[2].partition("\n\n")[0]
-    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()]
-    listed = {int(row): bool(compared) for rows, _, compared in cells for row in rows.split(", ")}
-    recorded = {n: row for n, row in ROWS.items() if RECORDED in row.numbers.values()}
-    assert listed == {n: set(row.numbers.values()) != {RECORDED} for n, row in recorded.items()}
 
 
 def test_text_of_rows(capsys) -> None:
@@ -47,15 +34,6 @@ def test_text_of_rows(capsys) -> None:
     assert "= CAT at 5" in printed  # the table of row 43
     assert "tests/claims/test_positions.py::test_rejected_a_single_sine" in printed
     assert "DOES NOT HOLD" not in printed
-
-
-def test_text_of_a_number_that_does_not_hold() -> None:
-    printed = as_text(ROW, {"one": (2.0,), "two": (3.0,)})
-    assert "one  2   DOES NOT HOLD: claimed 1" in printed
-    assert "two  3\n" in printed
-    assert "A slip." in printed
-    assert "code   claims.formula.as_html\n" in printed
-    assert "no model" in as_text(ROW, None, reason="no model")
 
 
 def test_rows_of_a_trained_model_say_that_there_is_none(capsys, tmp_path: Path, monkeypatch) -> None:

@@ -37,17 +37,3 @@ def test_the_imports_are_those_of_the_code() -> None:
     assert not any(name.startswith("export/") for name in found["mlx_transformer/training"])
     words = words_of(import_picture.draw(ROOT))
     assert all(folder.partition("/")[2] in words for folder in found)
-
-
-def test_groups_layers_and_short_ways() -> None:
-    graph = import_picture.grouped({"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": {"c"}, "e": set()})
-    assert graph == {("a",): {("b",), ("c", "d")}, ("b",): {("c", "d")}, ("c", "d"): set(), ("e",): set()}
-    short = import_picture.reduced(graph)
-    assert short["a",] == {("b",)}
-    assert [sorted(row) for row in import_picture.layers(short)] == [[("c", "d"), ("e",)], [("b",)], [("a",)]]
-
-
-def test_arrows_are_untangled() -> None:
-    rows = [[("a",), ("b",)], [("c",), ("d",)]]
-    import_picture.untangle(rows, [[("a",), ("d",)], [("b",), ("c",)]])
-    assert rows in ([[("a",), ("b",)], [("d",), ("c",)]], [[("b",), ("a",)], [("c",), ("d",)]])

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from assemble import figures
 from assemble.build import Build
 from assemble.built import OWN_SHIM, SHIM, finish, problems
 from assemble.directives import expand
 from assemble.markdown import parts, slug
 from assemble.pages import Site
 from assemble.problem import Problem
-from assemble.symbols import definition
 from imports import ROOT
 
 PAGE_LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(?:#([^)\s]+))?\)")
@@ -64,17 +60,6 @@ def test_the_walk_is_a_page_whose_links_lead_within_the_site(pages: Path) -> Non
     assert 'href="../walk.html"' in (pages / "guide/through-the-paper.md").read_text(encoding="utf-8")
 
 
-def test_pictures_are_copied_to_where_pages_show_them(pages: Path) -> None:
-    shown = {
-        (page.parent / path).resolve(): ROOT / "docs/pictures" / Path(path).name
-        for page in pages.rglob("*.md")
-        if "source" not in page.parts
-        for path in re.findall(r'<img src="([^"]+)"', outside_code(page.read_text(encoding="utf-8")))
-    }
-    assert sorted(original.name for original in shown.values()) == ["explain.png", "validate.png"]
-    assert [copy.read_bytes() for copy in shown] == [original.read_bytes() for original in shown.values()]
-
-
 def test_every_document_has_a_page(pages: Path) -> None:
     """And none is copied: what the site shows are the files themselves."""
     shown = {source.partition("#")[0] for page in Site(ROOT).pages for source in page.sources}
@@ -110,14 +95,6 @@ def test_each_part_of_a_file_is_on_one_page(pages: Path) -> None:
     assert "\n# Browser" in browser
 
 
-def test_twins_are_taken_from_the_sources(pages: Path) -> None:
-    text = (pages / "guide/attention.md").read_text(encoding="utf-8")
-    for side in ("mlx_transformer", "export"):
-        code = definition(ROOT / side / "nn/attention.py", "attention_weights").code
-        assert code.startswith("def attention_weights(")
-        assert code in text
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -131,50 +108,6 @@ def test_twins_are_taken_from_the_sources(pages: Path) -> None:
 def test_a_comment_that_stands_for_nothing_is_an_error(line: str, said: str) -> None:
     with pytest.raises(Problem, match=said):
         expand(line, ROOT, {}, lambda file, symbol, label: label)
-
-
-def test_a_comment_of_another_document_is_left_alone() -> None:
-    line = "<!-- end of rows -->"
-    assert expand(line, ROOT, {}, lambda *words: "", strict=False) == line
-
-
-def test_figures_are_those_that_pages_ask_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked, model = [], str(tmp_path / "model")
-    present = {"matplotlib": False}
-    monkeypatch.setattr(figures, "find_spec", lambda name: present[name] or None)
-    monkeypatch.setattr(
-        figures,
-        "import_module",
-        lambda name: SimpleNamespace(QUICKSTART=model, claims=lambda *words: asked.append((name, *words))),
-    )
-    assert figures.draw(ROOT, tmp_path) is None
-    assert "matplotlib isn't installed" in capsys.readouterr().out
-    present["matplotlib"] = True
-    assert figures.draw(ROOT, tmp_path) is None
-    assert "make quickstart trains one" in capsys.readouterr().out
-    Path(model).mkdir()
-    assert figures.draw(ROOT, tmp_path) == tmp_path
-    [(name, rows, page, folder, force)] = asked
-    assert (name, page, folder, force) == ("claims.command", None, str(tmp_path), True)
-    assert {"30", "36", "53"} <= set(rows)
-
-
-def test_a_figure_is_shown_where_there_is_one(tmp_path: Path) -> None:
-    assert expand("a\n<!-- figure 18 A curve -->\nb", ROOT, {}, lambda *words: "") == "a\n\nb"
-    shown = expand("<!-- figure 18 A curve -->", ROOT, {18: "18.svg"}, lambda *words: "")
-    assert 'src="18.svg" alt="A curve"' in shown
-    assert "<figcaption>A curve</figcaption>" in shown
-    folder = tmp_path / "figures"
-    folder.mkdir()
-    for name in ("36-words.svg", "row-30.svg", "notes.txt", "36-words.png"):
-        (folder / name).write_text("<svg/>")
-    Build(ROOT, tmp_path / "out", folder).write()
-    pages = tmp_path / "out/pages"
-    assert 'src="../figures/36-words.svg"' in (pages / "guide/embedding.md").read_text(encoding="utf-8")
-    assert 'src="../figures/row-30.svg"' in (pages / "guide/heads.md").read_text(encoding="utf-8")
-    assert sorted(file.name for file in (pages / "figures").iterdir()) == ["36-words.svg", "row-30.svg"]
 
 
 def luminance(colour: str) -> float:
@@ -211,23 +144,6 @@ def test_figures_are_readable_in_both_schemes(pages: Path, scheme: str) -> None:
         assert not re.search(r"(fill|stroke): *(#|black|white)", figure)
 
 
-def test_figures_of_a_page_share_no_id_and_have_their_captions(pages: Path) -> None:
-    site, count = Site(ROOT), 0
-    for page in site.pages:
-        figures = re.findall(
-            r'<figure class="claim".*?</figure>', (pages / page.path).read_text(encoding="utf-8"), re.DOTALL
-        )
-        ids = [name for figure in figures for name in re.findall(r'\bid="([^"]+)"', figure)]
-        assert len(ids) == len(set(ids)), page.path
-        for figure in figures:
-            assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', figure)) <= set(ids)
-        sources = "\n".join(site.text(page, source) for source in page.sources)
-        captions = re.findall(r"^!\[(.*)\]\(\.\./pictures", sources, re.MULTILINE)
-        assert [unescape(re.findall(r"<figcaption>(.*)</figcaption>", figure)[0]) for figure in figures] == captions
-        count += len(figures)
-    assert count > 30
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -246,16 +162,6 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, line: str, said: 
     (tmp_path / "docs/guide/text.md").write_text(f"# Text\n\n{line}\n")
     with pytest.raises(Problem, match=said):
         Build(tmp_path, tmp_path / "out").write()
-
-
-def test_definitions() -> None:
-    file = ROOT / "mlx_transformer/text/tokenizer.py"
-    assert definition(file, "Tokenizer.train").code.startswith("@classmethod\ndef train(")
-    assert definition(file, "PAD").code == "PAD, BOS, EOS, UNK = range(4)"
-    found = definition(file, "Tokenizer.encode")
-    assert file.read_text(encoding="utf-8").splitlines()[found.first - 1].strip().startswith("def encode(")
-    with pytest.raises(Problem, match=r"defines no Tokenizer\.nothing"):
-        definition(file, "Tokenizer.nothing")
 
 
 def test_slugs_are_githubs() -> None:

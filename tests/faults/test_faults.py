@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import commands
 import faults
 import pytest
-from commands import Case, Verdict, Writer, complaint
+from commands import Writer, complaint
 from forks import Ended
 from waiting import PATIENCE
 
@@ -93,14 +92,9 @@ ALL = "mkdir make write fsync make write remove rename"
     ("how", "at", "status", "said", "left"),
     [
         ("kill", 0, 0, [ALL], {"done/a": 8, "done/b": 4}),
-        ("kill", 1, -9, [], {"old": 3}),
         ("kill", 3, -9, [], {"old": 3, "new/a": 4}),
-        ("kill", 6, -9, [], {"old": 3, "new/a": 8, "new/b": 2}),
         ("kill", 8, -9, [], {"new/a": 8, "new/b": 4}),
-        ("power", 4, -9, [], {"old": 3, "new/a": 0}),
         ("power", 8, -9, [], {"new/a": 8, "new/b": 0}),
-        ("full", 2, 0, ["28", "mkdir make"], {"old": 3}),
-        ("full", 3, 0, ["28", "mkdir make write fsync"], {"old": 3, "new/a": 4}),
         ("full", 6, 0, ["28", "mkdir make write fsync make write"], {"old": 3, "new/a": 8, "new/b": 2}),
         ("refuse", 8, 0, ["5", ALL], {"new/a": 8, "new/b": 4}),
     ],
@@ -115,24 +109,6 @@ def test_a_fault_is_where_it_is_asked_for(tmp_path, how, at, status, said, left)
     assert (done.returncode, lines) == (status, said), done.stderr
     found = {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
     assert found == left
-
-
-def test_cases_are_spread_and_the_same_each_time():
-    cases = [Case(f"part {i // 10}", str(i), lambda _: Verdict("")) for i in range(100)]
-    some = faults.spread(cases, 10, seed=4)
-    assert Counter(case.of for case in some) == Counter(f"part {i}" for i in range(10))
-    assert some == faults.spread(cases, 10, seed=4)
-    assert some != faults.spread(cases, 10, seed=5)
-    assert faults.spread(cases, None, 1) == faults.spread(cases, 100, 1) == cases
-
-
-def test_the_table_counts_what_was_tried():
-    row = faults.Row()
-    row.add(Case("x", "first", lambda _: Verdict("")), Verdict("found", "", 7), 1.0)
-    row.add(Case("x", "second", lambda _: Verdict("")), Verdict("lost", "a file", 3), 2.0)
-    assert (row.cases, row.faults, row.seconds) == (10, ["second: a file"], 3.0)
-    assert row.ended == {"found": 7, "lost": 3}
-    assert faults.table({("kills", "x"): row}).row_count == 1
 
 
 def test_what_depends_on_the_time_is_left_out(tmp_path):

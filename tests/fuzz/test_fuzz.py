@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from classes import CLASSES
 from forks import SECONDS, Ended
-from fuzz import FAULTS, drawn, judged, table
+from fuzz import FAULTS, drawn, judged
 from injected import MARKUP, strange_parts
 from waiting import PATIENCE
 
@@ -132,8 +132,3 @@ def test_markup_that_is_escaped_is_text(text):
         f'<title>{escape(text)}</title><p title="{escape(text)}">{escape(text)}</p><script>const a = {data};</script>'
     )
     assert strange_parts(page) == []
-
-
-def test_the_table_adds_up():
-    rows = table({"a": Counter(clean=2, crash=1), "b": Counter(clean=3)}).splitlines()
-    assert [row.split() for row in rows[1:]] == [["a", "3", "2", "1"], ["b", "3", "3"], ["sum", "6", "5", "1"]]

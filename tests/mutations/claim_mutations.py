@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-NN, CORE, GENERATION, CLAIMS = (
+NN, CORE, DECODING, CLAIMS = (
     "mlx_transformer/nn/",
     "mlx_transformer/core/",
-    "mlx_transformer/generation/",
+    "mlx_transformer/decoding/",
     "docs/claims/",
 )
 
@@ -22,7 +22,7 @@ class Change:
 
 LAYERS, ATTENTION, TABLES = NN + "layers.py", NN + "attention.py", CORE + "positions.py"
 POSITIONS, FORWARD, NORMS, MASKS = NN + "positions.py", NN + "feedforward.py", NN + "norms.py", NN + "masks.py"
-MODEL, CACHE, GREEDY, PARAMETERS = NN + "model.py", NN + "cache.py", GENERATION + "greedy.py", CORE + "parameters.py"
+MODEL, CACHE, GREEDY, PARAMETERS = NN + "model.py", NN + "cache.py", DECODING + "greedy.py", CORE + "parameters.py"
 
 ATTENDS = "x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, tap)))"
 TRANSFORMS = "x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))"
@@ -35,7 +35,6 @@ SUM = "return x + table[position_ids.index].astype(x.dtype)"
 EMBEDS = 'x = self[name.removesuffix(".weight")](ids)'
 NORMED = 'return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon)'
 INNER = "inner = self.activation(self.up_proj(x))\n"
-TEST_KERNEL = "y = self.kernel(q, k, v, mask, past)"
 
 CHANGES: dict[str, Change] = {
     # Embeddings and positions.

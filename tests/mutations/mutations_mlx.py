@@ -76,11 +76,6 @@ def _pre_norm(model: Any) -> None:
     model.encoder.layers[1].pre_norm = True
 
 
-def _swapped_modules(model: Any) -> None:
-    layer = model.decoder.layers[1]
-    layer.self_attention, layer.cross_attention = layer.cross_attention, layer.self_attention
-
-
 def _rectified_state(model: Any) -> None:
     from mlx_transformer.nn.feedforward import relu
 

@@ -95,7 +95,6 @@ def test_a_name_of_the_package_names_its_extra(folders):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("compare('onnx', 'onnx', ['a'])", "compare needs sacrebleu"),
         ("export('model', 'other')", "export needs onnx"),
         ("validate('model', 'onnx')", "validate needs onnx"),
     ],

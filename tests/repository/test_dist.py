@@ -76,16 +76,3 @@ def test_all_files_are_there_and_no_other_differs(source):
 def test_every_file_of_a_package_is_expected_in_the_wheel(checkout):
     left = {name for name in dist.tracked(*dist.PACKAGES) if not name.endswith(".md")} - dist.packaged()
     assert left == set()
-
-
-def test_a_release_tells_its_address():
-    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
-    assert 'make dist ARGS="--address $GITHUB_SERVER_URL/$GITHUB_REPOSITORY"' in workflow
-
-
-@pytest.mark.parametrize("address", ["github.com/a/b", "https://github.com", 'https://a.org/"x', "https://a.org/b/"])
-def test_another_address_is_refused(address, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["dist.py", "--address", address])
-    with pytest.raises(SystemExit):
-        dist.main()
-    assert "--address: must be https://HOST/OWNER/NAME" in capsys.readouterr().err

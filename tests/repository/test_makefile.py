@@ -15,24 +15,11 @@ PHONY = set(re.search(r"^\.PHONY: (.*)$", TEXT, re.MULTILINE).group(1).split())
 RULES = dict(re.findall(r"^([a-z0-9-]+):(.*\n(?:\t.*\n)*)", TEXT, re.MULTILINE))
 
 
-def test_there_are_targets():
-    assert {"quickstart", "test", "lint", "test-slow", "multi30k", "mutations"} <= HELPED
-
-
 @pytest.mark.parametrize("name", sorted(HELPED | PHONY))
 def test_a_target_does_something(name):
     assert name in RULES, f"make {name}: no rule"
     prerequisites, _, recipe = RULES[name].partition("\n")
     assert recipe.strip() or prerequisites.strip()
-
-
-def test_every_helped_target_is_phony():
-    assert HELPED <= PHONY
-
-
-def test_no_line_is_printed_twice():
-    lines = re.findall(r"^\t@echo .*$", TEXT, re.MULTILINE)
-    assert sorted(set(lines)) == sorted(lines)
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")

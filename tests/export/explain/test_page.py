@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -89,9 +88,8 @@ def base_page(models: int) -> str:
     return page([walked(opened[0], sentence, ROOM - len(json.dumps(data)))], data)
 
 
-@pytest.mark.parametrize("models", [1, 2])
-def test_the_base_model_and_twenty_words_stay_under_three_megabytes(models):
-    assert 100_000 < len(base_page(models).encode()) < 3_000_000
+def test_two_base_models_and_twenty_words_stay_under_three_megabytes():
+    assert 100_000 < len(base_page(2).encode()) < 3_000_000
 
 
 def test_the_page_asks_no_other_host(place, tmp_path):
@@ -237,15 +235,6 @@ def test_figures(place, tmp_path):
     apart = "difference-encoder difference-decoder difference-cross"
     expected = {f"{name}.{kind}" for name in f"{names} {apart}".split() for kind in ("png", "svg")}
     assert {path.name for path in figures.iterdir()} == expected
-    svg = (figures / "alignment.svg").read_text(encoding="utf-8")
-    data = data_of(tmp_path / "page.html")
-    labels = [data["texts"][str(id)].replace(" ", "·") for id in data["sides"]["source"]["ids"]]
-    assert all(f">{escape(label)}<" in svg for label in labels)
-    decoder = (figures / "heads-decoder.svg").read_text(encoding="utf-8")
-    drawn = re.findall(r">([^<>]+)</text>", decoder)
-    sides = [[text.replace(" ", "·") for text in data["pieces"][name]] for name in ("target", "read")]
-    assert all(any(drawn[n : n + len(side)] == side for n in range(len(drawn))) for side in sides)
-    assert sides[0] != sides[1]
     assert all((figures / name).read_bytes().startswith((b"\x89PNG", b"<?xml")) for name in expected)
     with pytest.raises(UserError, match="--force"):
         explain(exported, ["one two"], **{**out, "out": tmp_path / "b.html"})

@@ -7,7 +7,6 @@ import re
 from html import unescape
 from urllib.parse import unquote
 
-import pytest
 from imports import ROOT
 from shipped_models import DECODER, ENCODER, RIVER, TIRED, TRANSLATOR, WIDE
 from walk import WORDS, plain, stations
@@ -62,20 +61,6 @@ def test_what_a_decoder_looks_at_is_never_what_the_mask_forbids():
         assert looked[1] in found["pieces"]["target"][: task["state"]["step"] + 1]
 
 
-def test_a_term_stands_on_the_page_of_the_guide_that_its_entry_names():
-    def text_of(page: str) -> str:
-        text = (ROOT / f"docs/guide/{page}.md").read_text(encoding="utf-8").lower()
-        return " ".join(re.sub(r"[*`]|sqrt\((.*?)\)", lambda match: f"√{match[1]}" if match[1] else "", text).split())
-
-    missing = [(term, page) for term, (_, _, page) in WORDS["glossary"].items() if term not in text_of(page)]
-    assert not missing
-
-
-@pytest.mark.parametrize(("station", "page"), [("cell", "attention"), ("break", "heads"), ("search", "decoding")])
-def test_a_station_names_the_page_that_answers_its_question(station: str, page: str):
-    assert WORDS["stations"][station]["guide"] == page
-
-
 def test_links_lead_to_files_and_rows():
     """Of a page in the clone; one elsewhere names them in words, for it may be sent to others."""
     folder = ROOT / "build" / "a folder"
@@ -89,20 +74,6 @@ def test_links_lead_to_files_and_rows():
         for said in kind.values() if isinstance(kind, dict) else ():
             assert not isinstance(said, dict) or "claim" not in said or f'id="row-{said["claim"]}"' in rows
     assert links_from(ROOT.parent) == {}
-
-
-def test_footers_and_entries_are_links_where_the_way_is_known():
-    links = {
-        "docs/guide/attention.md": "a.html",
-        "docs/claims/README.md": "c.html",
-        "mlx_transformer/nn/attention.py": "s.html",
-    }
-    task = {"model": TRANSLATOR, "text": "On the river bank", "station": "cell", "term": "softmax"}
-    linked, bare = stations({**task, "links": links}, task)
-    assert re.findall(r'href="(.*?)"', linked["footer"]) == ["a.html", "c.html#row-15", "s.html"]
-    assert re.findall(r'href="(.*?)"', linked["entry"]) == ["a.html"]
-    assert "<a " not in bare["footer"] + bare["entry"]
-    assert "docs/guide/attention.md" in bare["footer"]
 
 
 STARTS = {  # text: whose look is shown, what is looked at, and how much at least
@@ -138,32 +109,3 @@ def test_examples_begin_at_a_head_that_looks_at_something_that_tells():
             who, what, least = wanted or (looked[1], looked[2], 0)
             assert (looked[1], looked[2]) == (who, what)
             assert float(looked[3]) >= least
-
-
-def test_a_surer_output_is_not_called_a_better_one():
-    """Whatever is off: the remark stands where another output has a higher log p, and there alone."""
-    off = [{name: True} for name in ("positions", "mask", "scale", "residual", "norm")]
-    texts = [TIRED, RIVER, "The mat sat on the cat"]
-    tasks = [
-        {"model": TRANSLATOR, "text": text, "state": {"off": each}, "stations": ["breaking"]}
-        for text in texts for each in off
-    ]  # fmt: skip
-    seen = set()
-    for task, found in zip(tasks, stations(*tasks), strict=True):
-        now, whole = found["now"], found["whole"]
-        surer = now["output"] != whole["output"] and now["logP"] > whole["logP"]
-        assert (WORDS["surer"] in found["bodies"]["breaking"]) == surer, task
-        seen |= {next(iter(task["state"]["off"]))} if surer else set()
-    assert "norm" in seen
-
-
-def test_what_is_said_to_be_below_comes_later_on_the_page():
-    """A station's answer and what it asks for stand behind what it draws."""
-    frame = (ROOT / "export/explain/walk/walk.js").read_text(encoding="utf-8")
-    assert frame.index('<div class="body">') < frame.index('<div class="answer">') < frame.index('<p class="ask">')
-    later = r"[Ss]witch .* off below|cell of attention below|below [01]\b"
-    for kind in (each for name, each in WORDS.items() if name not in ("switches", "positions", "glossary")):
-        for said in kind.values() if isinstance(kind, dict) else ():
-            for text in (said.get("answer", ""), said.get("ask", "")) if isinstance(said, dict) else ():
-                for sentence in re.split(r"(?<=[.;:]) ", text):
-                    assert "below" not in sentence or re.search(later, sentence), sentence

@@ -30,7 +30,7 @@ def written(folder: Path, scheme: Scheme, target: str, precision="packed", **cha
 EACH = list(zip(SCHEMES[::4], cycle(["portable", "cpu"]), strict=False))
 
 
-@pytest.mark.parametrize(("scheme", "target"), thinned_rows(EACH, 3), ids=NAMES[::4])
+@pytest.mark.parametrize(("scheme", "target"), thinned_rows(EACH, 5), ids=NAMES[::4])
 def test_every_number_of_bits(scheme, target, tmp_path):
     """With a classifier of its own too; MLX, and whichever precisions the folder holds, without being asked for."""
     both = ["float32", "packed"]

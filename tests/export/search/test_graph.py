@@ -235,7 +235,8 @@ def wide(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("precision", "target"), combined(["int8", "int8-weights", "int4", "float16", "bfloat16"], ["portable", "cpu"])
+    ("precision", "target"),
+    combined(["int8", "int8-weights", "int4", "float16", "bfloat16"], ["portable", "cpu"], step=2),
 )
 def test_lower_precisions(wide, tmp_path, target, precision):
     """Smaller files that still search: scores near those of float32."""

@@ -72,7 +72,7 @@ def test_tokens_scores_and_weights(name, target, options, tmp_path):
         assert "a file with the search inside returns nothing else" in text
 
 
-@pytest.mark.parametrize(("name", "target"), combined(CHOICES, ["portable", "cpu"], step=5))
+@pytest.mark.parametrize(("name", "target"), combined(CHOICES, ["portable", "cpu"], step=9))
 def test_every_option(name, target, tmp_path):
     checkpoint = checkpoint_of(tmp_path, encoder_decoder(name), seed=2)
     path = export_search(checkpoint, tmp_path / "search.onnx", target=target)

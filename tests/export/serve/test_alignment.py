@@ -1,6 +1,7 @@
 """`"alignment": true`: the links of words, as `translate --alignment --json` has them, of a folder and of one file."""
 
 import pytest
+from combined import thinned
 from copying_model import write_copying_model
 from serving import STREAM, client, pairs
 
@@ -9,7 +10,7 @@ from export.serve.opening import OneFile
 
 LINES = ["one two  three.", "", "four", "seven eight nine ten"]
 LINKS = [[[0, 0], [1, 1], [2, 2]], [], [[0, 0]], [[0, 0], [1, 1], [2, 2], [3, 3]]]
-MODELS = ["portable", "cpu", "int4", "file"]
+MODELS = ["cpu", "portable", "int4", "file"]
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def copying(tmp_path_factory):
     return write_copying_model(tmp_path_factory.mktemp("copying"))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=thinned(MODELS, 3))
 def model(request, copying, tmp_path_factory):
     """As `translate` has it, and as the server has it."""
     out = tmp_path_factory.mktemp(request.param) / "model.onnx"

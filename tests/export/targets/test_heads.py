@@ -50,8 +50,11 @@ def test_every_head_is_equal_in_every_target(name: str, target: str, tmp_path: P
     assert report.equal, report.failures()
 
 
-@pytest.mark.parametrize("options", [dict(precision="float16"), dict(precision="int8")], ids=str)
-@pytest.mark.parametrize("name", ["pooled", "classes", "mean", "spans"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    combined(["pooled", "classes", "mean", "spans"], [dict(precision="float16"), dict(precision="int8")]),
+    ids=str,
+)
 def test_every_head_is_equal_in_fewer_bits(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, onnx = write_model(config_of(HEADS[name]), tmp_path, 5, accept_loss=True, **options)
     report = compare(model, onnx, ["onnxruntime"], 5, threads=1)

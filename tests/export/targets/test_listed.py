@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import in_pairs
 from listed_models import listed_inputs, write_listed
 from marian_models import KINDS
 from small_models import SIZES, encoder_decoder, random_weights
@@ -51,10 +52,12 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write_listed(MODELS[request.param], tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
-def model(request: pytest.FixtureRequest, checkpoint: Path) -> OnnxTransformer:
-    out = checkpoint.parent / request.param
-    export_onnx(checkpoint, out, target="cpu", precision=request.param, accept_loss=True)
+@pytest.fixture(scope="module", params=in_pairs(MODELS, ["float32", "int8"]))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OnnxTransformer:
+    name, precision = request.param
+    checkpoint = write_listed(MODELS[name], tmp_path_factory.mktemp("model"))
+    out = checkpoint.parent / precision
+    export_onnx(checkpoint, out, target="cpu", precision=precision, accept_loss=True)
     # One kernel for all products: rows that are taken have no exact one where the processor's isn't.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Int8Scales, "may_overflow", False)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu_path
 CONFIGS = configs()
 
 
-@pytest.mark.parametrize("name", thinned(CONFIGS, 6))
+@pytest.mark.parametrize("name", thinned(CONFIGS, 12))
 def test_every_kind_of_parameter_has_the_gradient_that_differences_give(name: str) -> None:
     config = CONFIGS[name]
     gradients = check_gradients(config, random_weights(config, 1), seed=2)

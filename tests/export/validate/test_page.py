@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from standalone_page import read
 from export.validate import compare, validate_command
 from export.validate.findings import TAPPED
 from mlx_transformer.system import progress as terminal
-from mlx_transformer.system.chart import COLOURS
 
 
 def page(report, folder: Path) -> str:
@@ -81,41 +79,6 @@ def test_the_page_of_a_mismatch_names_the_culprit_and_shows_tokens_side_by_side(
     assert shown.count("not all the same") == 1
 
 
-def section(text: str, title: str) -> str:
-    return text.partition(f"<h2>{title}</h2>")[2].partition("<h2>")[0]
-
-
-def test_the_worst_elements_are_sorted_by_their_budget(mismatch, tmp_path: Path) -> None:
-    table = section(page(mismatch, tmp_path), "Worst elements")
-    rows = re.findall(r'<tr><td class="n"><span class="(\w+)">([^<]+)</span></td><td>(\w+)</td>', table)
-    shares = [float(share) for _, share, _ in rows]
-    assert shares == sorted(shares, reverse=True)
-    assert [(mark, runtime) for mark, _, runtime in rows] == [("bad", "onnxruntime")] * 6 + [("good", "mlx")] * 6
-
-
-def test_each_line_of_a_plot_has_a_colour_and_a_word_of_its_own(mismatch, tmp_path: Path) -> None:
-    text = page(mismatch, tmp_path)
-    css, plots = text.partition("</style>")[0], section(text, "Error against budget")
-    for scheme in css.split("prefers-color-scheme"):
-        shades = re.findall(r"--s\d: ?(#\w+)[;}]", scheme)
-        assert len(shades) == len(set(shades)) == COLOURS
-    named: dict[str, set[str]] = {}
-    for chart, runtime in zip(plots.split("<svg")[:-1], mismatch.runtimes, strict=True):
-        legend = re.findall(r'<span><i style="background:(var\(--s\d\))"></i>([^<]+)</span>', chart)
-        paths = {point.path for point in mismatch.points if point.runtime == runtime.name}
-        assert {path for _, words in legend for path in words.split(" = ")} == paths
-        assert len({shade for shade, _ in legend}) == len(legend)
-        for shade, words in legend:
-            named.setdefault(shade, set()).add(words.split(" = ")[0])
-    assert all(len(first) == 1 for first in named.values()), "the same way has the same colour in every plot"
-
-
-def test_dots_of_one_point_stand_apart(mismatch, tmp_path: Path) -> None:
-    for chart in section(page(mismatch, tmp_path), "Error against budget").split("<svg")[1:]:
-        dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', chart)
-        assert len(dots) == len(set(dots)) > 10
-
-
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_no_figure_is_cut_on_the_terminal_and_mismatches_come_first(mismatch, width: int) -> None:
     shown = io.StringIO()
@@ -133,19 +96,7 @@ def test_no_figure_is_cut_on_the_terminal_and_mismatches_come_first(mismatch, wi
     assert marks == sorted(marks, reverse=True)
 
 
-def test_many_runtimes_have_tables_of_their_own(mismatch) -> None:
-    names = [f"onnxruntime:cpu:all:int8-{n}" for n in range(5)]
-    runtimes = tuple(replace(mismatch.runtimes[1], name=name) for name in names)
-    points = [point for point in mismatch.points if point.runtime == "onnxruntime"]
-    many = replace(mismatch, runtimes=runtimes, points=[replace(p, runtime=n) for n in names for p in points])
-    shown = io.StringIO()
-    many.print(Console(width=80, file=shown))
-    text, worst = shown.getvalue(), points[1].worst
-    assert "\u2026" not in text
-    assert text.count(f"{worst.rms_ratio:.2e} {worst.max_ratio:.2e}") == len(names)
-    assert text.count(" tap ") > 1
-
-
+@pytest.mark.slow  # test_all_configs.py has every option in each run
 def test_random_models_are_found_equal() -> None:
     for config, choices, report in runs(1, seed=5):
         assert report.equal, (config, choices, report.seed, report.failures())

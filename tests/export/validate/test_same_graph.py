@@ -116,10 +116,10 @@ def slow(make: Callable[[Path], tuple[Path, Path]], name: str) -> Any:
 
 MODELS = [
     pytest.param(folder_of(VECTOR, embedding=POOLED), id="vector of a text"),
-    pytest.param(folder_of(LABELS, target="cpu"), id="labels, cpu"),
-    pytest.param(folder_of(alone("modern", "decoder")), id="decoder"),
     pytest.param(folder_of(encoder_decoder("paper"), precision="int8", fixed=True), id="fixed scales"),
     pytest.param(file_of(STUDENT, target="cpu"), id="student, one file"),
+    slow(folder_of(LABELS, target="cpu"), "labels, cpu"),
+    slow(folder_of(alone("modern", "decoder")), "decoder"),
     slow(folder_of(VECTOR, embedding=POOLED, target="cpu", precision="int8"), "vector, cpu, int8"),
     slow(folder_of(T5), "T5"),
     slow(folder_of(T5, target="web", precision="int4"), "T5, web, int4"),

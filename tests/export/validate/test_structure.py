@@ -26,7 +26,7 @@ def counted(checkpoint: Path, exported: Path, *runtimes: str) -> list[Structure]
     return list(structures([open_engine(name, opened, exported, 1) for name in runtimes]))
 
 
-@pytest.mark.parametrize("name", thinned(CONFIGS, 6))
+@pytest.mark.parametrize("name", thinned(CONFIGS, 12))
 def test_both_sides_have_the_operations_of_the_architecture(name: str, tmp_path: Path) -> None:
     counts = counted(*write_model(CONFIGS[name], tmp_path, 1), "mlx", "onnxruntime")
     assert [s.runtime for s in counts] == ["mlx", "onnxruntime"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -64,10 +63,7 @@ MODULES = {f"mlx_transformer.commands.{home.partition(':')[0]}" for home, _ in A
 @pytest.mark.parametrize(
     ("arguments", "imported"),
     [
-        ("--help", set()),
-        ("--version", set()),
         ("trian", set()),
-        ("export --help", {"mlx_transformer.commands.exporting"}),
         ("average nowhere nowhere -o x", {"mlx_transformer.commands.training"}),
     ],
 )
@@ -144,12 +140,6 @@ def test_what_is_written_is_named_by_out_in_every_command():
         assert {"--out", "-o"} <= spelled, name
 
 
-def test_every_argument_and_option_has_its_help():
-    for name, command in COMMANDS.items():
-        assert not [each.name for each in command.params if not each.help], name
-        assert command.help.endswith(".")
-
-
 SPELLINGS = [
     (name, old, new)
     for name, command in COMMANDS.items()
@@ -178,16 +168,6 @@ def test_usual_spellings_are_the_option(name, old, new):
         assert parsed(old, joined=True) == parsed(new, joined=True)
 
 
-def test_both_programs_take_the_same_spellings():
-    theirs = command_of(EXPORT).commands["build"]
-    context = theirs.make_context("build", ["model", "--output", "out"], resilient_parsing=True)
-    assert context.params["out_option"] == pathlib.Path("out")
-
-
-def test_spellings_stay_what_they_are_after_two_dashes(call):
-    refused(call("translate", "nowhere", "--num-beams", 0, "--", "--num-beams"), "--beam 0 must be")
-
-
 def test_underscores_are_read_as_in_options(call):
     """As in `transformers`' and fairseq's scripts."""
     refused(call("translate", "nowhere", "--num_beams=0"), "--beam 0 must be")
@@ -206,13 +186,6 @@ def test_a_model_is_an_option_too(call):
     refused(call("translate", "--model=nowhere", "text"), "nowhere: no such folder")
     refused(call("translate", "text", "--model"), "--model")
     refused(call("info", ".", "--model", "nowhere"), "No such option", "--model")
-
-
-def test_a_message_of_the_other_program():
-    done = python("from export.__main__ import main\nraise SystemExit(main(['translate', '.', '--runtime', 'onnx']))")
-    assert done.returncode == 2
-    assert "python -m export" in done.stderr
-    assert "mlx-transformer export" not in done.stderr
 
 
 def test_without_click():

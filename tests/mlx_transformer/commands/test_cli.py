@@ -14,7 +14,6 @@ from waiting import PATIENCE
 
 import mlx_transformer
 from mlx_transformer.commands.app import ALL
-from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
@@ -146,42 +145,6 @@ def test_unequal_files_and_bad_text(call, made, tmp_path):
     refused(call(*train, tmp_path), "cannot be read")
     refused(call(*train[:-2], tmp_path / "none", "--target", tmp_path / "none"), "none hold no lines")
     assert not (tmp_path / "run").exists()
-
-
-def test_recipes_that_are_wrong(call, tmp_path):
-    path = tmp_path / "my.toml"
-    for text, part in {
-        "[training]\nstep = 3\n": "unknown key training.step (did you mean 'steps'?)",
-        "[training]\nsteps = true\n": "training.steps = True must be a whole number",
-        "[training": "not a TOML recipe",
-        "[model]\nd_modell = 3\n[data]\ncorpus='cldr:en-de'\n[training]\nsteps=1\n": "did you mean 'd_model'",
-    }.items():
-        path.write_text(text, encoding="utf-8")
-        refused(call("train", path, "--out", tmp_path / "run"), part)
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (PermissionError(13, "Permission denied", "some/file"), 2, "some/file: Permission denied"),
-        (OSError(28, "No space left on device"), 2, "standard output: No space left on device"),
-        (UserError("two\nlines"), 2, "two lines"),
-        (MemoryError("of 9 TB"), 2, "out of memory (of 9 TB); try smaller batches or a smaller model"),
-        (KeyboardInterrupt(), 130, "interrupted"),
-        (
-            ModuleNotFoundError("No module named 'mlx'", name="mlx.core"),
-            2,
-            "this needs mlx: pip install -e '",
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_errors_of_libraries(call, monkeypatch, error, status, said):
-    monkeypatch.setattr("mlx_transformer.commands.info.describe", lambda *_: (_ for _ in ()).throw(error))
-    found, out, err = call("info", ".")
-    assert (found, out) == (status, "")
-    assert err.startswith(f"mlx-transformer: {said}")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

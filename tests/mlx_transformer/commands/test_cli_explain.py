@@ -10,7 +10,6 @@ from command_line import both_models, caller, refused
 from explained_models import data_of
 
 from mlx_transformer.commands import looking
-from mlx_transformer.commands.app import PROGRAMS
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
@@ -74,7 +73,3 @@ def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch):
 
 def test_other_options_of_claims_are_theirs_alone(call, made):
     refused(call("explain", made / "onnx", "one", "--sentence", "two"), "No such option", "--sentence")
-
-
-def test_both_programs_have_it():
-    assert all("explain" in commands for commands, _ in PROGRAMS.values())

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from combined import thinned
 from command_line import caller, refused
 from head_folders import LABELS
 from head_models import head_model, reranker
@@ -28,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["model", "onnx"])
+@pytest.fixture(params=thinned(["onnx", "model"], 2))
 def form(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -14,13 +14,12 @@ from terminal import on_a_terminal
 from tiny_run import MODEL, metrics, write_pairs, write_recipe
 
 from mlx_transformer import cli
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.progress import Reporter, TimeLeft
 from mlx_transformer.training import progress as console
 from mlx_transformer.training import progress as run_progress
 from mlx_transformer.training import trainer
 from mlx_transformer.training.options import TrainingOptions
-from mlx_transformer.training.progress import State, closing_lines, plan_lines
+from mlx_transformer.training.progress import State, closing_lines
 
 
 def main(*arguments: object) -> int:
@@ -83,27 +82,6 @@ def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):
     (run / "run.json").write_text('{"data": 3, "device": 4}', encoding="utf-8")
     assert main("info", run) == 2
     assert "run.json: damaged" in capsys.readouterr().err
-
-
-def test_the_recipe_decides_and_flags_change_it(tmp_path, capsys):
-    recipe = write_recipe(tmp_path, steps=5)
-    assert main("train", recipe, "--steps", 2, "--out", tmp_path / "run") == 0
-    assert ", 2 steps, " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("schedule", "end"),
-    [
-        ("linear", ", linear down to 0"),
-        ("cosine", ", cosine down to 0"),
-        ("constant", ""),
-        ("warmup-stable-decay", ", down to 0 over the last 50%"),
-    ],
-)
-def test_how_the_rate_ends_is_said(schedule, end):
-    options = TrainingOptions(steps=8, warmup_steps=2, learning_rate=0.1, schedule=schedule)
-    lines = list(plan_lines(options, TransformerConfig.preset("tiny", 300), "pairs", 100, 4))
-    assert lines[1].endswith(f"; learning rate up to 0.1 over 2 steps{end}")
 
 
 def test_resume_alone_is_enough(tmp_path, capsys):
@@ -230,13 +208,6 @@ def test_how_a_run_ended_early_is_said():
     assert list(closing_lines(options, State(step=100, epoch=10.0))) == []
 
 
-def test_help_of_recipes(capsys):
-    assert main("train", "--help-recipe") == 0
-    out, said = capsys.readouterr()
-    assert "# warmup_steps = " in out
-    assert said == ""
-
-
 def test_a_log_gets_few_lines(capsys, at_pace):
     at_pace(4)
     with Reporter("training") as reporter:
@@ -263,7 +234,7 @@ def test_the_time_that_is_left_follows_the_machine():
     assert len(left._noted) < 250
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80])
 def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
     code = (
         "import time\n"
@@ -288,13 +259,6 @@ def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
 def test_a_terminal_that_can_do_nothing_gets_lines():
     code = "from mlx_transformer.system.progress import Reporter\nwith Reporter('work') as r: r.update(0.5, 'half')"
     assert on_a_terminal([sys.executable, "-c", code], 80, TERM="dumb").strip() == "work  50 %  half"
-
-
-def test_everything_is_on_standard_error(tmp_path: Path, capsys):
-    with Reporter("work") as reporter:
-        reporter.update(1.0, "done")
-        reporter.line("event")
-    assert capsys.readouterr() == ("", "work 100 %  done\nevent\n")
 
 
 def test_a_dry_run_forecasts_and_writes_nothing(tmp_path, capsys, monkeypatch):

@@ -14,15 +14,11 @@ from marian_models import STUDENT, write_model
 from tiny_run import write_pairs
 
 from export import OnnxTransformer, export_search
-from export.__main__ import main as export_main
 from export.package.quality import LIMITS, Limits
 from mlx_transformer.convert import import_marian, to_huggingface
-from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system import durable
 from mlx_transformer.system.durable import Output, replace_files, write_text
-from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
@@ -108,17 +104,6 @@ def test_other_files_are_never_replaced(call, wide, others, tmp_path, name):
             assert contents(out) == before
 
 
-def test_what_is_read_is_never_replaced(call, wide, tmp_path):
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-r", wide, copy], check=True)
-    before = contents(copy)
-    for source, command in (("model", "quantize"), ("model", "to-huggingface"), ("marian", "import")):
-        for force in ([], ["--force"]):
-            refused(call(command, copy / source, copy / source, *force), "is the folder that is read")
-            refused(call(command, copy / source, copy, *force), "holds the folder that is read")
-    assert contents(copy) == before
-
-
 def test_an_export_of_the_same_weights_is_made_again_by_force_alone(call, others, tmp_path):
     out = tmp_path / "out"
     for extra in ([], ["--precision", "int8", "--force"], ["--force"]):
@@ -127,17 +112,6 @@ def test_an_export_of_the_same_weights_is_made_again_by_force_alone(call, others
     assert OnnxTransformer(out).translate(LINES) == OnnxTransformer(others / "onnx").translate(LINES)
     for extra in ([], ["--precision", "float16", "--force"]):
         assert call("export", others / "model", tmp_path / "one.onnx", "--search", *extra)[0] == 0
-
-
-def test_python_m_export_as_well(wide, others, tmp_path, capsys):
-    out = tmp_path / "keep"
-    subprocess.run(["cp", "-r", others / "onnx", out], check=True)
-    build = ["build", str(wide / "model"), str(out)]
-    assert export_main(build) == 2
-    assert capsys.readouterr().err.endswith(
-        "holds another ONNX folder; choose another folder, or --force to replace it\n"
-    )
-    assert export_main([*build, "--force"]) == 0
 
 
 def test_a_folder_that_is_named_like_a_file(call, others, tmp_path):
@@ -261,28 +235,3 @@ def test_a_file_never_stands_beside_the_data_of_another(tmp_path, monkeypatch):
     write()
     assert (file.read_text(encoding="utf-8"), data.read_text(encoding="utf-8")) == ("new", "new data")
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_quantising_in_python_as_well(wide, others, tmp_path):
-    subprocess.run(["cp", "-r", others / "model", tmp_path / "keep"], check=True)
-    with pytest.raises(UserError, match="holds another checkpoint"):
-        quantize_checkpoint(wide / "model", tmp_path / "keep", Scheme(32, 8))
-
-
-def test_an_average_replaces_none_of_its_parts(call, others, tmp_path):
-    """By the name of the run that holds it as well; and another checkpoint by force alone."""
-    for name in ("one", "two"):
-        shutil.copytree(others / "model", tmp_path / name / "model")
-    (tmp_path / "one" / "model" / "notes.txt").write_text("years of work")
-    (tmp_path / "link").symlink_to(tmp_path / "two" / "model")
-    before = contents(tmp_path)
-    for parts in (["one", "two"], ["two/model", "one/model"], ["one", "link"]):
-        for out in ("one/model", "two/model", "link", "one"):
-            for force in ([], ["--force"]):
-                paths = [tmp_path / part for part in parts]
-                refused(call("average", *paths, "--out", tmp_path / out, *force), "the folder that is read")
-    assert contents(tmp_path) == before
-    average = ["average", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "three"]
-    shutil.copytree(others / "model", tmp_path / "three")
-    refused(call(*average), "holds another checkpoint; choose another folder, or --force to replace it")
-    assert call(*average, "--force")[0] == 0

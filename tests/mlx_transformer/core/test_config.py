@@ -142,7 +142,6 @@ def test_a_number_that_python_does_not_write():
         TransformerConfig(vocab_size=9, heads=[10**10_000])  # type: ignore[arg-type]
 
 
-@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.sampled_from([f.name for f in dataclasses.fields(TransformerConfig)]),

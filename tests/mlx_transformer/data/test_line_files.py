@@ -7,7 +7,7 @@ import gzip
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_transformer.data import line_files
@@ -28,7 +28,6 @@ def written(folder, data: bytes, ending: str = ""):
     return path
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.text(st.sampled_from("aß\r\n\0\u2028\u0085\x0c 𝄞\ufeff"), max_size=12), max_size=8), st.integers(1, 9)
 )

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
@@ -28,7 +28,6 @@ def pairs(count: int, seed: int = 0, longest: int = 20) -> Pairs:
     )
 
 
-@settings(max_examples=60)
 @given(CORPORA, st.integers(0, 3))
 def test_shares_are_exact_and_pairs_are_seen_equally_often(corpora, seed):
     sizes, weights = zip(*corpora, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_transformer.data.batches import SortedBatches
@@ -40,7 +40,6 @@ def rows_of(batch):
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
 
 
-@settings(max_examples=60)
 @given(LENGTHS, st.integers(80, 300), st.integers(1, 3), st.integers(0, 3))
 def test_every_pair_once_an_epoch_within_the_budget(lengths, budget, multiple, epoch):
     source, target = pairs(lengths)

@@ -177,7 +177,7 @@ def test_validate_finds_every_target_equal(
     else:
         folder = export_onnx(imported / name, tmp_path / "onnx", target=target)
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
-    report = compare(imported / name, folder, engines, 3, threads=1)
+    report = compare(imported / name, folder, engines, 3, threads=1, searches=target == "portable")
     assert report.equal, report.failures()
 
 

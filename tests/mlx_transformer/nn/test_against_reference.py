@@ -40,7 +40,7 @@ def compare(config: TransformerConfig, seed: int) -> None:
         np.testing.assert_allclose(np.array(taps[name])[real], value[real], rtol=0, atol=2e-5 * scale, err_msg=name)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(configs(), st.integers(0, 2**32 - 1))
 def test_any_config(config: TransformerConfig, seed: int) -> None:
     compare(config, seed)

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import combined
 from options import OPTIONS
 
 from mlx_transformer import Transformer
@@ -29,8 +30,7 @@ def random_ids(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(3, 31, shape)
 
 
-@pytest.mark.parametrize("positions", OPTIONS["positions"])
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize(("positions", "placement"), combined(OPTIONS["positions"], ["post", "pre"]))
 def test_steps_of_any_length_equal_the_full_pass(positions: str, placement: str) -> None:
     model = model_of(positions=positions, norm_placement=placement)
     source, target = random_ids(3, 6), random_ids(3, 12)

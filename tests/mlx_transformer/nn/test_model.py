@@ -3,8 +3,9 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import combined
 from drawn_configs import SMALL, configs
-from hypothesis import given, settings
+from hypothesis import given
 from mlx.utils import tree_flatten, tree_map
 from options import OPTIONS
 
@@ -28,7 +29,6 @@ def inputs(config: TransformerConfig) -> list[mx.array]:
     return [source, target] if config.architecture == "encoder-decoder" else [source]
 
 
-@settings(max_examples=60)
 @given(configs())
 def test_parameters_are_the_table_and_all_receive_gradient(config: TransformerConfig) -> None:
     mx.random.seed(1)
@@ -112,8 +112,7 @@ def test_attention_dropout_has_the_fused_forms_mean() -> None:
     np.testing.assert_allclose(np.array(mean), np.array(module.attend(x, k, v, mask)), atol=0.05)
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("positions", OPTIONS["positions"])
+@pytest.mark.parametrize(("dtype", "positions"), combined([mx.float16, mx.bfloat16], OPTIONS["positions"]))
 def test_half_precision_stays_half_precision(dtype: mx.Dtype, positions: str) -> None:
     for changes in ({}, dict(norm="rmsnorm", norm_placement="pre", gated=True, activation="gelu", output_bias=True)):
         model = small(positions=positions, attention_dropout=0.1, activation_dropout=0.1, **changes)
@@ -138,8 +137,7 @@ def test_half_precision_stays_half_precision(dtype: mx.Dtype, positions: str) ->
         assert types == {dtype}
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("positions", OPTIONS["positions"])
+@pytest.mark.parametrize(("dtype", "positions"), combined([mx.float16, mx.bfloat16], OPTIONS["positions"]))
 def test_half_precision_gradients_are_float32s(dtype: mx.Dtype, positions: str) -> None:
     """Of the same rounded weights, each parameter's within 16 epsilons of its norm (measured: 5). With activations that
     have no corner: where a rounded sum changes its sign, ReLU's gradient is another."""
@@ -236,8 +234,7 @@ def test_methods_a_shape_lacks_are_named() -> None:
     assert encoder.encode(ids, mask := [[True, True, False]]).shape == decoder.hidden(ids, mask).shape == (1, 3, 16)
 
 
-@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
-@pytest.mark.parametrize("positions", OPTIONS["positions"])
+@pytest.mark.parametrize(("architecture", "positions"), combined(["encoder", "decoder"], OPTIONS["positions"]))
 def test_padding_on_either_side_changes_nothing(architecture: str, positions: str) -> None:
     layers = {"encoder": dict(decoder_layers=0), "decoder": dict(encoder_layers=0, tie_embeddings="none")}
     model = small(architecture=architecture, positions=positions, **layers[architecture]).eval()

@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from imports import ROOT
 from standalone_page import read
 from tiny_run import metrics, recipe
 
@@ -89,16 +88,6 @@ def test_charts():
             heights = [float(y) for y in re.findall(r"[\d.]+,([\d.-]+)", re.search(r'points="([^"]*)"', drawn)[1])]
             assert all(0 <= height <= 220 for height in heights)
             assert drawn.count('class="grid"') <= 21
-
-
-def test_a_curve_of_one_point_is_seen():
-    """As of a run with one validation: a line has no length there, and one step needs one label."""
-    drawn = figure("x", [(0, "run", [(2540, 1.5)])])
-    assert drawn.count('class="alone"') == 1
-    assert 'class="dot"' not in drawn
-    assert drawn.count(">2,540<") == 1
-    styles = (ROOT / "mlx_transformer/report/curves.css").read_text(encoding="utf-8")
-    assert "svg .alone { opacity: 1; }" in styles
 
 
 def test_numbers_that_no_axis_has_room_for(runs, tmp_path):

@@ -1,32 +1,17 @@
 """What is seen of a run: its curve in blocks, the arithmetic of a step counted by hand, a terminal's second line."""
 
-import math
 import re
 import sys
 
-import mlx.core as mx
 import numpy as np
-import pytest
 from terminal import on_a_terminal
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
 from mlx_transformer.data.documents import PackedBatch
 from mlx_transformer.device import tuning
-from mlx_transformer.training.cost import Work, peak_speed
+from mlx_transformer.training.cost import Work
 from mlx_transformer.training.progress import MAX_LOSSES, Curve
-from mlx_transformer.training.step import Arithmetic
-
-
-def test_the_curve_is_one_line_of_means():
-    curve = Curve()
-    assert curve.drawn(20) == ""
-    for value in (8.0, 6.0, 4.0, 1.0):
-        curve.add(value)
-    assert curve.drawn(20) == "█▆▄▁"
-    assert curve.drawn(2) == "█▁"
-    curve.add(math.inf)
-    assert curve.drawn(20) == "█▆▄▁ "
 
 
 def test_a_long_run_takes_no_more_memory_and_keeps_its_beginning():
@@ -35,14 +20,6 @@ def test_a_long_run_takes_no_more_memory_and_keeps_its_beginning():
         curve.add(float(10 * MAX_LOSSES - step))
     assert len(curve._values) < MAX_LOSSES
     assert curve.drawn(8) == "█▇▆▅▄▃▂▁"
-
-
-@pytest.mark.parametrize("value", [3.0, 0.0])
-def test_a_flat_curve_is_the_lowest_block(value):
-    curve = Curve()
-    curve.add(value)
-    curve.add(value)
-    assert curve.drawn(8) == "▁▁"
 
 
 def test_the_arithmetic_of_a_translation_step():
@@ -71,11 +48,6 @@ def test_the_arithmetic_of_a_decoder_alone():
     ids = np.ones((2, 6), np.int32)
     weights = 12 * (4 * 8 * 8 + 2 * 8 * 32 + 8 * 50)
     assert Work(config)(PackedBatch(ids, ids, None, 12)) == 3 * 2 * (weights + 2 * 2 * 8 * 6 * 6)
-
-
-def test_the_device_multiplies():
-    assert 1e6 < peak_speed(Arithmetic()) < 1e16
-    mx.clear_cache()
 
 
 def test_a_terminal_shows_curve_rate_memory_and_share(tmp_path):

@@ -57,12 +57,14 @@ KINDS |= {"entities": "token-classes", "answer": "spans"}
 @pytest.mark.parametrize("form", KINDS)
 @pytest.mark.gpu_path
 @pytest.mark.usefixtures("device_choices")
-def test_every_form_is_learned(form, tmp_path):
+def test_every_form_is_learned_and_the_loss_is_that_of_the_formula(form, tmp_path):
     result = Trainer(recipe(tmp_path, form, valid_every=1), tmp_path / "run").run()
     found = metrics(tmp_path / "run", "valid")
     assert np.isfinite([entry["loss"] for entry in found]).all()
     assert 0 <= found[-1]["accuracy"] <= 1
     assert not metrics(tmp_path / "run", "skipped")
+    if form != "entities":
+        assert found[-1]["loss"] == pytest.approx(step_loss(result, form, tmp_path), rel=1e-5)
     head = open_checkpoint(result.model).config.head
     assert head.kind == KINDS[form]
     assert head.several == (form == "labels")
@@ -108,12 +110,6 @@ def step_loss(result, form, tmp_path):
                         count += 1
     trainer.files.close()
     return total / count
-
-
-@pytest.mark.parametrize("form", ["label", "labels", "score", "words", "answer"])
-def test_the_loss_is_that_of_the_formula(form, tmp_path):
-    result = Trainer(recipe(tmp_path, form), tmp_path / "run").run()
-    assert metrics(tmp_path / "run", "valid")[-1]["loss"] == pytest.approx(step_loss(result, form, tmp_path), rel=1e-5)
 
 
 def test_a_checkpoint_goes_on_with_another_head_and_with_its_own(tmp_path):

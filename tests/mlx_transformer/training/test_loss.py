@@ -4,6 +4,7 @@ that of the network's own logits, for every option."""
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import each_value
 from covering_configs import COVERING, config_of, name_of
 from mlx.utils import tree_flatten
 from random_models import random_weights
@@ -121,7 +122,7 @@ def test_low_types_add_up_in_float32(dtype, unit):
     np.testing.assert_allclose(np.array(computed.astype(mx.float32)), expected, rtol=2 * unit)
 
 
-@pytest.mark.parametrize("choice", COVERING, ids=name_of)
+@pytest.mark.parametrize("choice", each_value(COVERING), ids=name_of)
 def test_training_and_a_search_among_ids_take_the_logits_of_the_network(choice):
     """All options of logits are in all three: values and gradients are those of the logits that the model gives."""
     config, e = config_of(choice), 0.1

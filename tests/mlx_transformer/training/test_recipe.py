@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import tomllib
 
 import pytest
 
 from mlx_transformer.commands.training import recipe_help
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training.options import RECIPES, CorpusOptions, DataOptions, TrainingOptions
-from mlx_transformer.training.recipe import FROM_TOKENIZER, Recipe, load_recipe
+from mlx_transformer.training.options import RECIPES, DataOptions, TrainingOptions
+from mlx_transformer.training.recipe import Recipe, load_recipe
 
 FILES = {"data": {"source": "a", "target": "b"}}
 BUILT_IN = sorted(path.stem for path in RECIPES.glob("*.toml"))
@@ -79,10 +77,6 @@ def test_what_is_chosen_where_nothing_is_said():
         assert recorded.recorded(500) == recorded
     assert plain.recorded(500).model == {"norm_placement": "pre"}
     assert further.recorded(500).model == {}
-
-
-def test_there_are_recipes():
-    assert {"quickstart", "multi30k"} <= set(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -277,30 +271,6 @@ def test_a_runs_own_recipe(tmp_path, monkeypatch):
         (tmp_path / "run.json").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=r"run\.json: damaged"):
             load_recipe(None, {}, run=tmp_path)
-
-
-def test_help_lists_every_key_with_its_meaning_and_default():
-    """It is a recipe itself, with every key commented out; those with a default may stand as they are."""
-    table, keys = "", {}
-    for line in recipe_help().splitlines():
-        if heading := re.match(r"(?:# )?\[+([\w.]+)\]", line):
-            table = heading[1]
-        elif key := re.match(r"# (\w+) = ?(\S*) +# (\w.{3})", line):
-            keys[table, key[1]] = key[2]
-    classes = {"data": DataOptions, "training": TrainingOptions, "model": TransformerConfig}
-    expected = {(table, f.name) for table, options in classes.items() for f in dataclasses.fields(options)}
-    expected |= {("data.corpora", f.name) for f in dataclasses.fields(CorpusOptions)}
-    expected -= {("data", "corpora")} | {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
-    assert set(keys) == expected | {("model", "preset")}
-    stated = {table: "".join(f"{key} = {v}\n" for (t, key), v in keys.items() if t == table and v) for table in classes}
-    values = tomllib.loads("".join(f"[{table}]\n{lines}" for table, lines in stated.items()))
-    values["data"]["corpus"] = "cldr:en-de"
-    values["training"]["steps"] = 1
-    recipe = Recipe.from_dict(values)
-    assert (recipe.data, recipe.training, recipe.preset) == (made().data, made().training, "small")
-    assert recipe.config(300) == made().config(300)
-    assert "(post, pre)" in recipe_help()
-    assert max(map(len, recipe_help().splitlines())) <= 120
 
 
 def test_the_recipes_page_is_the_help():
