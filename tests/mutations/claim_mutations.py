@@ -34,7 +34,7 @@ SCALE = "scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale\n    sco
 SUM = "return x + table[position_ids.index].astype(x.dtype)"
 EMBEDS = 'x = self[name.removesuffix(".weight")](ids)'
 NORMED = 'return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon)'
-INNER = "inner = self.activation(self.up_proj(x))\n"
+INNER = "inner = self.activation(self.up_proj(x))  # (B, L, F)\n"
 
 CHANGES: dict[str, Change] = {
     # Embeddings and positions.
@@ -124,8 +124,8 @@ CHANGES: dict[str, Change] = {
     "scores that know their place": Change(
         19,
         ATTENTION,
-        "q = self.queries(x, rotation, rows)\n",
-        "q = self.queries(x, rotation, rows) * (1 + mx.arange(x.shape[1])[:, None])\n",
+        "q = self.queries(x, rotation, rows)  ",
+        "q = self.queries(x, rotation, rows) * (1 + mx.arange(x.shape[1])[:, None])  ",
     ),
     "heads that read each other's features": Change(
         20,
