@@ -1,8 +1,8 @@
 """Text in and out of a search graph with a SentencePiece vocabulary.
 
-SentencepieceTokenizer of onnxruntime-extensions, which holds SentencePiece itself, cuts text with a model made of
-tokenizer.json. Standard operators look up what that model doesn't know and the vocabulary does. The ids are those of
-`text/sentencepiece_tokenizer.py`; where that module says that it differs from SentencePiece, they are SentencePiece's.
+SentencepieceTokenizer of onnxruntime-extensions contains SentencePiece itself. It cuts text with a model rebuilt from
+tokenizer.json; standard operators look up tokens of the vocabulary missing in this model. The ids are those of
+`text/sentencepiece_tokenizer.py`; where that module differs from SentencePiece, as it says, they are SentencePiece's.
 
 Its other operators fail: HfJsonTokenizer takes one text at a time and gives no </s> for an empty text, and
 SentencepieceDecoder takes one row, and writes <unk> as U+2047.
@@ -100,7 +100,7 @@ class PieceOps(TextOps):
         inside, first = ([text.replace(SPACE, by) for text in texts] for by in (" ", ""))
         begins_with_space = target["pre_tokenizer"]["prepend_scheme"] != "never"
         self.spelling = [*inside, *(first if begins_with_space else inside), *CODE_TEXTS]
-        """Each id's text, its text as the first of a line, and the bytes."""
+        """Each id's text, then each id's text at the beginning of a line, then the bytes."""
         self.strips = roles_of(target).get("strips") is True
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -108,7 +108,7 @@ class PieceOps(TextOps):
         first, text = self._prefix(op, text) if has_prefixes else (None, text)
         none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
         no, yes = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in (False, True))
-        # -1 before each line if it may have a prefix, </s> after it; not reversed, not numbered as in fairseq
+        # flags: bos (of id -1, the prefix's place), eos, not reversed, not numbered as in fairseq
         text = self._spaced(op, text) if self.whole else text
         inputs = text, *none, yes if has_prefixes else no, yes, no, no
         tokens, rows = custom(op, "SentencepieceTokenizer", *inputs, model=self.model, kinds="iI")

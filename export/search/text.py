@@ -47,7 +47,7 @@ CODE_TEXTS = [*(bytes([byte]) for byte in range(256)), b"", "\ufffd".encode(), b
 PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
 """Cuts the matches of `words_pattern` to the lengths of SPLIT_PATTERN."""
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
-"""Only characters that str.strip() removes: such a line has an empty translation."""
+"""Only characters that str.strip() removes; such a line has an empty translation."""
 WHITE = r"\s\pZ\x{b}\x{85}"
 """White space, as members of a class of RE2."""
 FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
@@ -102,7 +102,7 @@ class BytePairOps(TextOps):
         self.size, self.positions = config.vocab_size, config.max_positions
         self.pad, self.after = known.pad_id, [known.eos_id]
         self.added = known.added
-        # A text that spells a special token is text: "</s>" is four characters.
+        # A text that spells a special token is just text: "</s>" is four characters.
         changed = {"pre_tokenizer": self._words(specification, known), "post_processor": None, "added_tokens": []}
         self.merges = json.dumps({**specification, **changed})
         letters = {letter: byte for byte, letter in enumerate(_byte_letters())}

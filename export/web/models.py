@@ -263,8 +263,8 @@ def _is_ours(values: Mapping[str, Any]) -> bool:
 
 
 def _has_known_pieces(values: dict[str, Any]) -> bool:
-    """Return whether it is SentencePiece's, without pieces that users defined in the model itself, which the page
-    doesn't look for in a text."""
+    """Whether it is SentencePiece's, without pieces that are user-defined in the model, which the page doesn't look
+    for."""
     roles = roles_of(values)
     defined = {each["id"] for each in values.get("added_tokens") or [] if not each["special"]}
     return is_sentencepiece(values) and (defined <= {*roles.get(WHOLE, ())} or bool(roles.get("prefixes")))

@@ -41,6 +41,7 @@ from .folder import GENERATION, read_folder, read_languages, read_tokenizer, wri
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
 from .languages import OF_LANGUAGES
+from .peft import read_peft
 from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import languages_of_text, places_of_languages, settings_of_text, with_ends
@@ -89,7 +90,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         config = with_ends(config, tokenizer)
     if tokenizer is not None:
         notes += summary(tokenizer, config, settings_of_text(folder))
-    where = folder / (GENERATION if source.generation else CONFIG)
+    where = network / (GENERATION if source.generation else CONFIG)
     notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:

@@ -229,7 +229,7 @@ def _of_json(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
         return adopted(path, settings, fills=True, start=config.bos_id)
     every = listed(path, settings)
     codes = [token.content for token in every.values() if LANGUAGE.fullmatch(token.content)]
-    languages = codes if read_object(path / CONFIG).get("model_type") in OF_LANGUAGES else []
+    languages = codes if optional_object(path / CONFIG).get("model_type") in OF_LANGUAGES else []
     tokens = makers_tokens(path, settings, (*NAMED, *languages), config.vocab_size)
     own = {*tokens}
     control = [token for token in every.values() if token not in own and token.id < config.vocab_size]
@@ -329,7 +329,7 @@ def settings_of_text(path: Path) -> Mapping[str, Any]:
     """Return what tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its
     class."""
     return {
-        "tokenizer_class": read_object(path / CONFIG).get("tokenizer_class"),
+        "tokenizer_class": optional_object(path / CONFIG).get("tokenizer_class"),
         **optional_object(path / SPECIAL),
         **optional_object(path / SETTINGS),
     }

@@ -3,13 +3,13 @@
 Its keys are fields of `Options`. The caller's options win, field by field. A model trained here has no such file.
 Further keys:
 
-languages: {code: id}, the tokens of a model of several languages. The target's is the first of every output, the
-    source's the first of every source, unless one of these is true:
-target_language_in_source: the target's is the first of every source, and nothing is forced, as in SMaLL-100.
-source_language_last: the source's stands behind the end of every source, as in mBART.
-target_language_starts: the decoder begins with the target's, in place of the start token, as in mBART.
-shortlist: the name of a file in the same folder, which names the candidates of each sentence.
-task_prefix: text before every source, as in T5.
+languages: {code: id}, the language tokens of a multilingual model. The target's token is forced as the first of every
+    output, and the source's token stands first in every source, unless one of these is true:
+target_language_in_source: the target's token stands first in every source, and nothing is forced, e.g. in SMaLL-100.
+source_language_last: the source's token stands behind the end token of every source, e.g. in mBART.
+target_language_starts: the decoder begins with the target's token in place of the start token, e.g. in mBART.
+shortlist: the name of a file in the same folder with the candidate tokens of each source token.
+task_prefix: text before every source, e.g. T5's "translate English to German: ".
 source_language, target_language: those of a text for which the caller names none (`with_languages`).
 """
 
@@ -32,12 +32,12 @@ LANGUAGES, SHORTLIST, TASK_PREFIX = "languages", "shortlist", "task_prefix"
 TARGET_IN_SOURCE, SOURCE_LAST = "target_language_in_source", "source_language_last"
 TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
-"""Where a model reads languages, if not before its source and its output."""
+"""Flags for models that read a language token elsewhere than first in the source and first in the output."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE)
-"""The keys of the file that are no fields of `Options`."""
+"""The keys of the file that are not fields of `Options`."""
 NO_SHORTLIST = "none"
-"""In place of a shortlist's name: all tokens are candidates."""
+"""Given in place of a shortlist file: all tokens are candidates."""
 
 Settings = dict[str, Any]
 

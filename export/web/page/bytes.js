@@ -14,7 +14,7 @@ function letters() {
 }
 
 export class ByteLevel {
-  /** specification: a parsed tokenizer.json. special: its ids that stand for no text. */
+  /** specification: a parsed tokenizer.json. special: ids without text. */
   constructor({ model, pre_tokenizer: before, added_tokens: added }, special) {
     const ids = new Map(Object.entries(model.vocab));
     this.special = special;

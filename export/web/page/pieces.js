@@ -35,7 +35,7 @@ export class Pieces {
     this.prefixes = roles.prefixes ? new Map(added.filter((each) => !each.special).map(({ content, id }) => [content, id])) : null;
     this.apart = new Set(roles.apart ? (roles.whole ?? []).filter((id) => !special.has(id)) : []);
     this.strips = roles.strips ?? false;
-    // No text spells a control piece.
+    // Control pieces never match in a text.
     const control = new Set(added.map(({ content }) => content));
     if (unigram) this.#readUnigram(model.vocab, control, roles.missing ?? []);
     else this.#readBpe(texts, control, model.merges);
@@ -84,7 +84,7 @@ export class Pieces {
     return [...first, ...words.flatMap((word) => this.#known(this.pieces(Array.from(word))))];
   }
 
-  /** The text of ids, special ones left out; in some families with a space on either side of an added token. */
+  /** The text of ids without special ones; in some families with a space on either side of an added token. */
   text(ids) {
     const spoken = ids.filter((id) => !this.special.has(id));
     if (!spoken.some((id) => this.apart.has(id))) return this.strips ? this.#joined(spoken).trim() : this.#joined(spoken);
