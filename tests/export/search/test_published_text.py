@@ -155,14 +155,6 @@ def test_long_lines_are_told_by_their_tokens(translator):
     assert file.translate([line], **few) == mlx.translate([line], **few)
 
 
-def test_a_file_of_an_earlier_version_takes_no_source_language(translator, monkeypatch):
-    _, file = translator
-    ports = file.ports.among([n for n in file.ports.input_names if n != "source_prefix"], [*file.ports.output_names])
-    monkeypatch.setattr(file, "ports", ports)
-    with pytest.raises(UserError, match="takes no source_language: an earlier version wrote it"):
-        file.translate(["x"], **CODES)
-
-
 def test_pieces_that_operators_cut_otherwise_are_refused(tmp_path):
     """A letter in a piece of the source's model that is no piece by itself: what is unknown can't be told from it."""
     model = checkpoint("marian", tmp_path)
